@@ -1,0 +1,87 @@
+"""What the path needs to know of a wire format: pure readers and writers, one file per format.
+
+A dialect never changes what it reads. Writers return bytes that are ready to send.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from gateway.errors import Failure
+from gateway.exchange import Json, Reply
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A conversation in canonical form, for lineage: what stays equal when a client re-serialises its history.
+
+    Volatile ids, nulls and vendor annotations are gone, tool arguments are parsed, text parts are folded
+    together. Order of meaning: tools, system, messages.
+    """
+
+    tools: tuple[bytes, ...]
+    """One canonical text per tool, in the client's order."""
+    system: bytes
+    messages: tuple[bytes, ...]
+    """One canonical text per message after the system text, role first."""
+    offers_tools: bool
+    tool_names: tuple[str, ...]
+
+
+class Dialect(Protocol):
+    """One wire format."""
+
+    name: str
+    """`chat`, `completions`, `responses`, `messages`, `embeddings` or `plain`."""
+    is_conversation: bool
+    """Whether its requests are turns of a session (chat, completions, responses, messages)."""
+
+    def check(self, body: Json) -> Failure | None:
+        """Only what the gateway itself relies on: types of `model`, `stream` and the conversation field."""
+        ...
+
+    def script(self, body: Json) -> Script:
+        """The conversation of a request."""
+        ...
+
+    def wants_usage(self, body: Json) -> bool:
+        """Whether the client asked for usage in its stream; True where the format always sends it."""
+        ...
+
+    def asking_for_usage(self, body: Json) -> Mapping[str, Any]:
+        """Top-level keys that make the engine report usage in a stream; empty when nothing is needed."""
+        ...
+
+    def max_tokens_key(self, body: Json) -> str | None:
+        """Name of the key that bounds the output in this body; None when it has none."""
+        ...
+
+    def stateful_id(self, body: Json) -> str | None:
+        """Id of an earlier answer that lives on one replica (`previous_response_id`)."""
+        ...
+
+    def read(self, event: Json, reply: Reply) -> None:
+        """Fold one stream event, or a whole answer, into the reply: text, tool calls, finish, model."""
+        ...
+
+    def is_asked_usage(self, event: Json) -> bool:
+        """Whether a stream event is exactly the extra one that `asking_for_usage` brings."""
+        ...
+
+    def is_error(self, event: Json) -> Failure | None:
+        """The failure that a stream event reports; None for an ordinary event."""
+        ...
+
+    def keep_alive(self, model: str, answer_id: str, created_at: int) -> bytes:
+        """A whole SSE *data* event that means nothing and resets every client's idle timer."""
+        ...
+
+    def error_body(self, failure: Failure) -> bytes:
+        """JSON body of a failed answer."""
+        ...
+
+    def error_event(self, failure: Failure) -> bytes:
+        """A whole SSE event that fails an open stream; no end marker follows it."""
+        ...

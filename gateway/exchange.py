@@ -1,0 +1,118 @@
+"""The vocabulary of the path: one Exchange per request, one Reply per model call, one Outcome at the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from policies.types import Dispatch, TurnKind, Usage
+
+if TYPE_CHECKING:
+    from gateway.dialects.base import Dialect
+    from gateway.transport import Request
+
+Json: TypeAlias = dict[str, Any]
+"""A parsed JSON object of unknown shape; read it through the accessors of `gateway.fields`."""
+
+
+class Outcome(StrEnum):
+    """Every way a request can end: metric label and log field. `errors.STATUS` maps the failures to HTTP."""
+
+    ANSWERED = "answered"
+    BAD_REQUEST = "bad_request"
+    UNAUTHORISED = "unauthorised"
+    NOT_FOUND = "not_found"
+    REJECTED_WAIT = "rejected_wait"
+    REJECTED_DEADLINE = "rejected_deadline"
+    REJECTED_NO_ENGINE = "rejected_no_engine"
+    REJECTED_QUEUE_FULL = "rejected_queue_full"
+    CLIENT_GONE = "client_gone"
+    ENGINE_REFUSED = "engine_refused"
+    ENGINE_FAILED = "engine_failed"
+    ENGINE_CUT = "engine_cut"
+    GATEWAY_ERROR = "gateway_error"
+
+
+@dataclass(frozen=True, slots=True)
+class Recognition:
+    """Who sent this request, how that was found, and how sure it is."""
+
+    session_id: str
+    family_id: str
+    parent_id: str | None
+    turn_index: int
+    """0 for the first agent turn of the session."""
+    kind: TurnKind
+    source: str
+    """Name of the rule that decided: a header name, `prompt_cache_key`, `chain`, or `new`."""
+    confidence: float
+    """1.0: header and chain agree; lower when only one of them speaks."""
+    is_retry: bool
+    blocks: tuple[int, ...]
+    """The residency chain of the prompt."""
+    chars: int
+
+
+@dataclass(slots=True)
+class ToolCall:
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(slots=True)
+class Reply:
+    """What one model call answered, as read from a copy of its bytes."""
+
+    status: int = 0
+    id: str = ""
+    """The engine's id of a stored answer (`/v1/responses`)."""
+    model: str = ""
+    text: str = ""
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    finish_reason: str | None = None
+    usage: Usage = Usage()
+    is_complete: bool = False
+    """Whether the engine ended the answer itself."""
+
+
+@dataclass(slots=True)
+class Timings:
+    """Monotonic seconds; None: not reached."""
+
+    received_at: float
+    recognised_at: float | None = None
+    leased_at: float | None = None
+    engine_asked_at: float | None = None
+    first_byte_at: float | None = None
+    finished_at: float | None = None
+
+
+@dataclass(slots=True)
+class Exchange:
+    """One client request from the first byte to the last; owned by its handler task alone."""
+
+    id: str
+    request: Request
+    dialect: Dialect
+    tenant: str
+    timings: Timings
+    raw: bytes = b""
+    body: Json = field(default_factory=dict)
+    asked_model: str = ""
+    """The name the client used; answers carry it."""
+    engine_model: str = ""
+    wants_stream: bool = False
+    wants_usage: bool = False
+    """Whether the client asked for streamed usage itself."""
+    may_prioritise: bool = False
+    """Whether the client's key lets it set its own priority and worker pin."""
+    recognition: Recognition | None = None
+    dispatch: Dispatch | None = None
+    engine_kind: str = ""
+    num_attempts: int = 0
+    notes: list[str] = field(default_factory=list)
+    """What the gateway changed or dropped, for the receipt; never content."""
+    reply: Reply = field(default_factory=Reply)
+    outcome: Outcome | None = None

@@ -1,0 +1,139 @@
+"""The asyncio driver of the Scheduler: turns wait here for a replica, and give it back however they end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeAlias
+
+from policies.scheduler import Scheduler
+from policies.types import (
+    Arrived,
+    Decision,
+    Dispatch,
+    Ending,
+    Fact,
+    FirstByte,
+    FleetView,
+    Left,
+    Refusal,
+    Reject,
+    Tick,
+    Turn,
+    TurnId,
+    Usage,
+)
+
+Clock: TypeAlias = Callable[[], float]
+"""Monotonic seconds."""
+Listener: TypeAlias = Callable[[float, Fact, list[Decision]], None]
+"""Sees every fact with its time and decisions: the log of facts."""
+
+
+class Rejected(Exception):
+    """The Scheduler refused the turn."""
+
+    def __init__(self, refusal: Refusal, retry_after_s: float) -> None:
+        super().__init__(refusal.value)
+        self.refusal = refusal
+        self.retry_after_s = retry_after_s
+
+
+class Place:
+    """One turn's place: in the queue until it is granted, at a replica after that."""
+
+    def __init__(self, gate: Gate, turn: Turn, granted: asyncio.Future[Dispatch]) -> None:
+        self._gate = gate
+        self._turn_id = turn.id
+        self._granted = granted
+        self._left = Left(turn.id, Ending.CANCELLED)
+
+    async def granted(self, timeout_s: float | None) -> Dispatch | None:
+        """Wait for a replica; None when it is still queued after `timeout_s`. Raises Rejected."""
+        await asyncio.wait([self._granted], timeout=timeout_s)
+        return self._granted.result() if self._granted.done() else None
+
+    def expected_wait_s(self) -> float:
+        """The Scheduler's estimate of the wait that is left."""
+        return self._gate.expected_wait_s(self._turn_id)
+
+    def first_byte(self) -> None:
+        """The engine has begun to answer."""
+        self._gate.tell(FirstByte(self._turn_id))
+
+    def left(self, ending: Ending, usage: Usage, tool_names: tuple[str, ...] = ()) -> None:
+        """Say how the call ended; told to the Scheduler when the place is given back."""
+        self._left = Left(self._turn_id, ending, usage, tool_names)
+
+    def give_up(self, keep_place_s: float) -> None:
+        """Say that the turn leaves the queue unserved, and for how long its session keeps its place."""
+        self._left = Left(self._turn_id, Ending.CANCELLED, keep_place_s=keep_place_s)
+
+    @property
+    def last_fact(self) -> Left:
+        return self._left
+
+
+class Gate:
+    """Owns the Scheduler, its one timer, and the futures of those who wait."""
+
+    def __init__(self, scheduler: Scheduler, clock: Clock, listener: Listener | None = None) -> None:
+        self._scheduler = scheduler
+        self._clock = clock
+        self._listener = listener
+        self._waiting: dict[TurnId, asyncio.Future[Dispatch]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    @contextmanager
+    def turn(self, turn: Turn) -> Iterator[Place]:
+        """Queue a turn for the body of a `with`. Leaving is synchronous and always gives back the place or the
+        slot, so neither an error nor a cancellation can leak one."""
+        future: asyncio.Future[Dispatch] = asyncio.get_running_loop().create_future()
+        self._waiting[turn.id] = future
+        place = Place(self, turn, future)
+        try:
+            self.tell(Arrived(turn))
+            yield place
+        finally:
+            self._waiting.pop(turn.id, None)
+            if future.done() and not future.cancelled():
+                future.exception()  # a refusal that nobody waited for is not an error of the loop
+            self.tell(place.last_fact)
+
+    def tell(self, fact: Fact) -> None:
+        """Pass a fact on and carry out what the Scheduler decides."""
+        now = self._clock()
+        decisions, wake_at = self._scheduler.tell(fact, now)
+        if self._listener is not None:
+            self._listener(now, fact, decisions)
+        for decision in decisions:
+            self._carry_out(decision)
+        self._set_timer(wake_at, now)
+
+    def expected_wait_s(self, turn_id: TurnId) -> float:
+        return self._scheduler.expected_wait_s(turn_id)
+
+    def view(self) -> FleetView:
+        return self._scheduler.view()
+
+    def stop(self) -> None:
+        """Cancel the timer; nothing is told any more by itself."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _carry_out(self, decision: Decision) -> None:
+        future = self._waiting.get(decision.turn_id)
+        if future is None or future.done():
+            return  # it is leaving: its own Left follows
+        match decision:
+            case Dispatch():
+                future.set_result(decision)
+            case Reject(_, refusal, retry_after_s):
+                future.set_exception(Rejected(refusal, retry_after_s))
+
+    def _set_timer(self, wake_at: float | None, now: float) -> None:
+        self.stop()
+        if wake_at is not None:
+            self._timer = asyncio.get_running_loop().call_later(max(0.0, wake_at - now), self.tell, Tick())

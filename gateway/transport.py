@@ -1,0 +1,132 @@
+"""The transport interface: what the path of a request needs from HTTP, and nothing more.
+
+Two edge files implement it (`transports/`); nothing above them imports an HTTP library. Header names are
+matched without case; header order and repeats are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+HeaderList: TypeAlias = Sequence[tuple[str, str]]
+
+
+class Request(Protocol):
+    """One incoming request."""
+
+    method: str
+    path: str
+    query: str
+    headers: Mapping[str, str]
+    """Case-insensitive; the first value of a repeated header."""
+    header_list: HeaderList
+    remote: str
+
+    async def read(self, limit_bytes: int) -> bytes:
+        """The whole body as it came. Raises BodyTooLarge above the limit."""
+        ...
+
+
+class BodyTooLarge(Exception):
+    """The body is longer than the limit that the reader gave."""
+
+
+class Responder(Protocol):
+    """The way back to one client. Exactly one of `reply` or `start ... end/reset` is used."""
+
+    @property
+    def has_started(self) -> bool:
+        """Whether status and headers have gone out."""
+        ...
+
+    async def reply(self, status: int, headers: HeaderList, body: bytes) -> None:
+        """Status, headers and body in one go."""
+        ...
+
+    async def start(self, status: int, headers: HeaderList) -> None:
+        """Status and headers of a streamed answer."""
+        ...
+
+    async def write(self, data: bytes) -> None:
+        """Send `data` now; waits while the client is slow. Raises ConnectionResetError when it has gone."""
+        ...
+
+    async def end(self) -> None:
+        """The clean end of a streamed answer."""
+        ...
+
+    def reset(self) -> None:
+        """Break the connection, so that a cut answer cannot be taken for a whole one."""
+        ...
+
+
+Handler: TypeAlias = Callable[[Request, Responder], Awaitable[None]]
+"""Cancelled by the server as soon as its client leaves."""
+
+
+class Server(Protocol):
+    """Listens and calls a handler per request."""
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen; returns the port (useful when 0 was asked for)."""
+        ...
+
+    async def stop(self, grace_s: float) -> None:
+        """Stop accepting, let running requests finish for `grace_s`, then cancel them."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Bounds of one upstream call, in seconds; None: no bound."""
+
+    connect_s: float | None = 5.0
+    first_byte_s: float | None = 600.0
+    """From the request sent to the status line."""
+    idle_s: float | None = 300.0
+    """Between two chunks of the body."""
+
+
+class UpstreamReply(Protocol):
+    """Status and headers have come; the body is still to be read."""
+
+    status: int
+    headers: Mapping[str, str]
+    header_list: HeaderList
+
+    def chunks(self) -> AsyncIterator[bytes]:
+        """Body bytes as they arrive, not decoded. Raises UpstreamCut when the connection breaks."""
+        ...
+
+    async def read(self, limit_bytes: int) -> bytes:
+        """The rest of the body. Raises UpstreamCut when it breaks or is longer."""
+        ...
+
+    def close(self, *, reuse: bool) -> None:
+        """Give the connection back. `reuse=False` closes it, which aborts the call at the engine."""
+        ...
+
+
+class UpstreamRefused(Exception):
+    """No connection, or none in time: nothing was asked of the engine."""
+
+
+class UpstreamCut(Exception):
+    """The connection broke or went silent after the request was sent."""
+
+
+class Upstream(Protocol):
+    """Calls engines over pooled connections."""
+
+    async def call(
+        self, method: str, url: str, headers: HeaderList, body: bytes | None, timeouts: Timeouts
+    ) -> UpstreamReply:
+        """Send and wait for status and headers. Cancelling it closes the connection.
+
+        Raises UpstreamRefused before the request was sent, UpstreamCut after.
+        """
+        ...
+
+    async def close(self) -> None: ...

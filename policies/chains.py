@@ -1,0 +1,71 @@
+"""Hash chains over canonical prompts: one link per message, one per 512-character block.
+
+A link is a 64-bit keyed hash of everything up to it, so two chains agree exactly as far as their prompts do,
+and chains under different keys (tenants, models) never agree. Characters are counted in UTF-8 bytes.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+from typing import TYPE_CHECKING, TypeAlias
+
+from policies.types import BLOCK_CHARS
+
+if TYPE_CHECKING:
+    Chain: TypeAlias = array[int]
+
+_LINK_BYTES = 8
+
+
+def digest(key: bytes, *parts: bytes) -> int:
+    """A 64-bit hash of the parts and of where each one ends. `key`: at most 64 bytes."""
+    hasher = blake2b(key=key, digest_size=_LINK_BYTES)
+    for part in parts:
+        hasher.update(len(part).to_bytes(8, "big"))
+        hasher.update(part)
+    return int.from_bytes(hasher.digest(), "big")
+
+
+def name(key: bytes, *parts: bytes) -> str:
+    """The same hash as 16 hexadecimal digits."""
+    return f"{digest(key, *parts):016x}"
+
+
+def message_chain(key: bytes, system: bytes, messages: Iterable[bytes]) -> Chain:
+    """One link for the system text, then one per message."""
+    hasher = blake2b(key=key, digest_size=_LINK_BYTES)
+    links = array("Q")
+    for part in (system, *messages):
+        hasher.update(len(part).to_bytes(8, "big"))
+        hasher.update(part)
+        links.append(int.from_bytes(hasher.copy().digest(), "big"))
+    return links
+
+
+def block_chain(key: bytes, parts: Iterable[bytes], known: Sequence[int] = ()) -> Chain:
+    """One link per whole block of the joined parts; the rest after the last whole block has none.
+
+    `known`: the first links, when the caller has verified that the text under them is the same.
+    """
+    text = b"".join(parts)
+    links = array("Q", known)
+    last = known[-1].to_bytes(_LINK_BYTES, "big") if known else b""
+    for start in range(len(known) * BLOCK_CHARS, len(text) - BLOCK_CHARS + 1, BLOCK_CHARS):
+        block = text[start : start + BLOCK_CHARS]
+        last = blake2b(last + block, key=key, digest_size=_LINK_BYTES).digest()
+        links.append(int.from_bytes(last, "big"))
+    return links
+
+
+def common(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many links two chains share; a binary search, because agreeing chains agree everywhere before."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[middle - 1] == other[middle - 1]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,0 +1,218 @@
+"""The fleet's state: sessions, families, replicas and what each replica caches. Only the Scheduler writes it."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from policies.learning import TokenRatio
+from policies.reserve import Growth, Reserve
+from policies.residency import Ledger
+from policies.types import (
+    BLOCK_CHARS,
+    Blocks,
+    Family,
+    FamilyId,
+    Replica,
+    ReplicaId,
+    ReplicaView,
+    Session,
+    SessionId,
+    SessionState,
+    Turn,
+    TurnId,
+)
+
+SESSION_BYTES = 1_200
+"""Measured size of a remembered session without its block chain (8 bytes a block)."""
+
+
+class Ready:
+    """Turns that may run on one replica as soon as a slot is free, in the order given at entry."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[tuple[float, ...], int, TurnId]] = []
+        self._turns: dict[TurnId, Turn] = {}
+        self._sequence = 0
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    def __contains__(self, turn_id: TurnId) -> bool:
+        return turn_id in self._turns
+
+    def put(self, turn: Turn, key: tuple[float, ...]) -> None:
+        self._sequence += 1
+        self._turns[turn.id] = turn
+        heapq.heappush(self._heap, (key, self._sequence, turn.id))
+
+    def pop(self) -> Turn:
+        """The best one; the caller knows that there is one."""
+        while True:
+            turn = self._turns.pop(heapq.heappop(self._heap)[2], None)
+            if turn is not None:
+                return turn
+
+    def take(self, turn_id: TurnId) -> Turn:
+        return self._turns.pop(turn_id)
+
+    def drain(self) -> list[Turn]:
+        """All of them, oldest first; nothing stays."""
+        turns = list(self._turns.values())
+        self._turns.clear()
+        self._heap.clear()
+        return turns
+
+
+@dataclass(slots=True, eq=False)
+class Pool:
+    """One replica with all that is known of its cache and its queue."""
+
+    replica: Replica
+    reserve: Reserve
+    ledger: Ledger = field(default_factory=Ledger)
+    ready: Ready = field(default_factory=Ready)
+    ratio: TokenRatio = field(default_factory=TokenRatio)
+    idle: dict[SessionId, Session] = field(default_factory=dict)
+    """Residents between two turns, longest idle first."""
+
+    def tokens(self, blocks: float, chars: float = 0) -> float:
+        return (blocks * BLOCK_CHARS + chars) * self.ratio.value
+
+    @property
+    def resident_tokens(self) -> float:
+        """What its residents hold now, each shared block once."""
+        return self.tokens(self.ledger.resident_blocks, self.reserve.tail_chars)
+
+    def prompt_tokens(self, turn: Turn) -> float:
+        return turn.chars * self.ratio.value
+
+    def new_tokens(self, turn: Turn) -> float:
+        """Tokens by which this turn's prompt would widen the union of the residents."""
+        tail_chars = turn.chars - len(turn.blocks) * BLOCK_CHARS
+        return self.tokens(self.ledger.new_blocks(turn.blocks), max(0, tail_chars))
+
+    def missing_tokens(self, turn: Turn) -> float:
+        """Prompt tokens that the engine will have to compute, as far as the ledger can tell."""
+        return max(0.0, self.prompt_tokens(turn) - self.tokens(self.ledger.expected_blocks(turn.blocks)))
+
+
+class Fleet:
+    """Lookups and bounded memory; no decisions."""
+
+    def __init__(self, growth: Growth, max_sessions: int) -> None:
+        self._growth = growth
+        self._max_sessions = max_sessions
+        self.sessions: OrderedDict[SessionId, Session] = OrderedDict()
+        self.families: OrderedDict[FamilyId, Family] = OrderedDict()
+        self.pools: dict[ReplicaId, Pool] = {}
+
+    def pool(self, replica_id: ReplicaId) -> Pool:
+        if replica_id not in self.pools:
+            self.pools[replica_id] = Pool(Replica(replica_id), Reserve(self._growth))
+        return self.pools[replica_id]
+
+    def home(self, session: Session) -> Pool | None:
+        """The pool that keeps a resident session; None when it is not resident."""
+        if not session.is_resident or session.replica_id is None:
+            return None
+        return self.pools[session.replica_id]
+
+    def eligible(self, turn: Turn) -> Iterator[Pool]:
+        """Healthy replicas that serve the turn's model and have not failed it."""
+        for pool in self.pools.values():
+            replica = pool.replica
+            if not replica.is_healthy or replica.id in turn.excluded:
+                continue
+            if turn.pinned_to is not None and replica.id != turn.pinned_to:
+                continue
+            if not replica.models or turn.model in replica.models:
+                yield pool
+
+    def family(self, turn: Turn) -> Family:
+        family = self.families.get(turn.family_id)
+        if family is None:
+            family = self.families[turn.family_id] = Family(turn.family_id)
+        self.families.move_to_end(turn.family_id)
+        return family
+
+    def session(self, turn: Turn) -> Session:
+        session = self.sessions.get(turn.session_id)
+        if session is None:
+            session = Session(turn.session_id, turn.family_id, turn.tenant, turn.parent_id)
+            self.sessions[turn.session_id] = session
+            self.family(turn).num_sessions += 1
+        self.sessions.move_to_end(turn.session_id)
+        return session
+
+    def hold(self, session: Session, turn: Turn, pool: Pool) -> None:
+        """Make the session resident on the pool, with this turn's prompt as what it caches."""
+        home = self.home(session)
+        if home is not None and home is not pool:
+            self.release(session)
+        tail_chars = max(0, turn.chars - len(turn.blocks) * BLOCK_CHARS)
+        pool.ledger.hold(session.id, turn.blocks)
+        pool.idle.pop(session.id, None)
+        session.replica_id, session.is_resident, session.blocks = pool.replica.id, True, turn.blocks
+        pool.reserve.put(session, self.families[session.family_id], tail_chars)
+
+    def release(self, session: Session) -> None:
+        """End its residency; its blocks stay cached until the engine needs the room."""
+        pool = self.home(session)
+        if pool is None:
+            return
+        pool.ledger.release(session.id)
+        pool.reserve.drop(session.id, self.families[session.family_id])
+        pool.idle.pop(session.id, None)
+        session.is_resident = False
+        if pool.replica.capacity_tokens is not None:
+            pool.ledger.evict(pool.replica.capacity_tokens / pool.tokens(1))
+
+    def forget_oldest(self) -> None:
+        """Drop idle sessions, and families without sessions, beyond the bound: least recently used first."""
+        while len(self.sessions) > self._max_sessions:
+            session = next(iter(self.sessions.values()))
+            if session.state is not SessionState.IDLE:
+                break
+            self.release(session)
+            for pool in self.pools.values():
+                pool.ledger.forget(session.id)
+            del self.sessions[session.id]
+            self.families[session.family_id].num_sessions -= 1
+        while len(self.families) > self._max_sessions:
+            family = next(iter(self.families.values()))
+            if family.num_sessions:
+                break
+            del self.families[family.id]
+
+    def clear_cache(self, pool: Pool) -> None:
+        """The replica lost its cache; nobody is resident there any more."""
+        for session in self.sessions.values():
+            if session.replica_id == pool.replica.id:
+                self.release(session)
+                session.replica_id = None
+        pool.ledger = Ledger()
+
+    def count_states(self) -> Counter[SessionState]:
+        return Counter(session.state for session in self.sessions.values())
+
+
+def view_of(pool: Pool, ceiling: float) -> ReplicaView:
+    replica = pool.replica
+    capacity = replica.capacity_tokens
+    return ReplicaView(
+        id=replica.id,
+        is_healthy=replica.is_healthy,
+        slots=replica.slots,
+        slots_used=len(replica.running),
+        residency_tokens=round(pool.resident_tokens),
+        capacity_tokens=capacity,
+        ceiling_tokens=None if capacity is None else round(ceiling * capacity),
+    )
+
+
+def chain_is_cached(pool: Pool, blocks: Blocks) -> bool:
+    """Whether most of a chain is still expected in the pool."""
+    return bool(blocks) and pool.ledger.expected_blocks(blocks) * 2 >= len(blocks)

@@ -1,0 +1,128 @@
+"""Turns that wait at the gate, in the policy's order: buckets of equals, a heap over their heads.
+
+Turns of one family at one stage rank alike, so only age orders them; a family's new statistics re-rank a few
+buckets, not every turn.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, TypeAlias
+
+from policies.types import FamilyId, Turn, TurnId
+
+
+class Bucket(NamedTuple):
+    urgency: int
+    family_id: FamilyId
+    num_begun: int
+    declared: int | None
+
+
+Rank: TypeAlias = Callable[[Bucket], float]
+_Place: TypeAlias = tuple[float, int]  # held since, sequence number
+
+
+class HeldTurns:
+    """Ordered by urgency, then the policy's rank, then age."""
+
+    def __init__(self, rank: Rank) -> None:
+        self._rank = rank
+        self._turns: dict[TurnId, tuple[Turn, Bucket, _Place]] = {}
+        self._buckets: dict[Bucket, list[tuple[_Place, TurnId]]] = {}
+        self._of_family: dict[FamilyId, set[Bucket]] = {}
+        self._entries: dict[Bucket, int] = {}
+        """The number of the bucket's one valid entry in the heap."""
+        self._heap: list[tuple[int, float, _Place, int, Bucket]] = []
+        self._ages: list[tuple[_Place, TurnId]] = []
+        self._sequence = 0
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    def __contains__(self, turn_id: TurnId) -> bool:
+        return turn_id in self._turns
+
+    def __getitem__(self, turn_id: TurnId) -> Turn:
+        return self._turns[turn_id][0]
+
+    def since(self, turn_id: TurnId) -> float:
+        """When its wait began; earlier than its arrival if its session kept a place."""
+        return self._turns[turn_id][2][0]
+
+    def put(self, turn: Turn, bucket: Bucket, since: float) -> None:
+        self._sequence += 1
+        place = (since, self._sequence)
+        self._turns[turn.id] = (turn, bucket, place)
+        members = self._buckets.setdefault(bucket, [])
+        insort(members, (place, turn.id))
+        heapq.heappush(self._ages, (place, turn.id))
+        self._of_family.setdefault(bucket.family_id, set()).add(bucket)
+        if members[0][1] == turn.id:
+            self._enter(bucket)
+
+    def take(self, turn_id: TurnId) -> Turn:
+        """Remove a turn, wherever it stands."""
+        turn, bucket, place = self._turns.pop(turn_id)
+        members = self._buckets[bucket]
+        index = bisect_left(members, (place, turn_id))
+        del members[index]
+        if not members:
+            del self._buckets[bucket], self._entries[bucket]
+            siblings = self._of_family[bucket.family_id]
+            siblings.discard(bucket)
+            if not siblings:
+                del self._of_family[bucket.family_id]
+        elif index == 0:
+            self._enter(bucket)
+        return turn
+
+    def rerank(self, family_id: FamilyId) -> None:
+        """The family's statistics changed."""
+        for bucket in self._of_family.get(family_id, ()):
+            self._enter(bucket)
+
+    def heads(self, most: int) -> list[Turn]:
+        """The first turn of each of the `most` best buckets, best first."""
+        popped = []
+        heads: list[Turn] = []
+        while self._heap and len(heads) < most:
+            entry = heapq.heappop(self._heap)
+            bucket, number = entry[4], entry[3]
+            if self._entries.get(bucket) == number:
+                popped.append(entry)
+                heads.append(self[self._buckets[bucket][0][1]])
+        for entry in popped:
+            heapq.heappush(self._heap, entry)
+        return heads
+
+    def oldest(self) -> Turn | None:
+        """The turn that has waited longest."""
+        while self._ages and self._is_stale(*self._ages[0]):
+            heapq.heappop(self._ages)
+        return self[self._ages[0][1]] if self._ages else None
+
+    def num_older(self, turn_id: TurnId) -> int:
+        """Turns of its bucket that wait longer, and all of other buckets: an upper bound of those ahead."""
+        _, bucket, place = self._turns[turn_id]
+        members = self._buckets[bucket]
+        return len(self._turns) - len(members) + bisect_left(members, (place, turn_id))
+
+    def turns(self) -> Iterator[Turn]:
+        """All of them, in no order."""
+        return (turn for turn, _, _ in self._turns.values())
+
+    def _is_stale(self, place: _Place, turn_id: TurnId) -> bool:
+        held = self._turns.get(turn_id)
+        return held is None or held[2] != place
+
+    def _enter(self, bucket: Bucket) -> None:
+        if len(self._heap) > 64 + 4 * len(self._entries):
+            self._heap = [entry for entry in self._heap if self._entries.get(entry[4]) == entry[3]]
+            heapq.heapify(self._heap)
+        self._sequence += 1
+        self._entries[bucket] = self._sequence
+        place = self._buckets[bucket][0][0]
+        heapq.heappush(self._heap, (-bucket.urgency, self._rank(bucket), place, self._sequence, bucket))

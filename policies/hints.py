@@ -1,0 +1,20 @@
+"""What an engine is told about a turn; engine files own polarity, range and field names."""
+
+from __future__ import annotations
+
+from policies.remaining import expected_turns
+from policies.types import Family, Hints, Session, Turn, TurnKind
+
+
+def hints(turn: Turn, session: Session, family: Family) -> Hints:
+    """Urgency 0-100, 100 first: an agent turn with nothing to follow is at 80, with one turn to follow at 40,
+    and so on; side requests are at 0; each class of the operator moves it by 10."""
+    remaining = expected_turns(family, session.num_begun, session.remaining_turns)
+    urgency = 0.0 if turn.kind is TurnKind.SIDE else 80.0 / (1.0 + remaining)
+    return Hints(
+        urgency=round(min(100.0, max(0.0, urgency + 10 * turn.urgency))),
+        remaining_turns=remaining,
+        expected_output_tokens=None if family.output_tokens is None else round(family.output_tokens),
+        session_id=session.id,
+        parent_id=session.parent_id,
+    )

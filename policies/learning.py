@@ -1,0 +1,69 @@
+"""What finished turns teach: the only writers of a Family's statistics, and the tokens that a character makes."""
+
+from __future__ import annotations
+
+from policies.remaining import count
+from policies.types import Family, Session
+
+WEIGHT = 0.1
+"""Weight of a new value in the running means: the last ten turns or so decide."""
+MAX_GAPS = 64
+
+
+def blend(old: float | None, new: float, weight: float = WEIGHT) -> float:
+    """Exponentially weighted mean that starts at the first value."""
+    return new if old is None else old + weight * (new - old)
+
+
+def saw_gap(family: Family, gap_s: float) -> None:
+    """A session came back after `gap_s` of idle time."""
+    family.gaps_s.append(gap_s)
+    if len(family.gaps_s) > MAX_GAPS:
+        del family.gaps_s[0]
+
+
+def saw_continuation(family: Family, session: Session) -> None:
+    """A session begins a further turn; takes back the end that its silence suggested."""
+    if session.is_presumed_ended:
+        session.is_presumed_ended = False
+        count(family.ended, session.num_begun, -1)
+    count(family.continued, session.num_begun, 1)
+    family.expected_remaining = []
+
+
+def saw_end(family: Family, session: Session) -> None:
+    """A session ended, or has been silent for so long that it is taken as ended."""
+    if not session.is_presumed_ended:
+        session.is_presumed_ended = True
+        count(family.ended, session.num_begun, 1)
+        family.expected_remaining = []
+
+
+def saw_append(family: Family, tokens: float) -> None:
+    """The prompt of a next turn was longer by `tokens`."""
+    family.append_tokens = blend(family.append_tokens, max(0.0, tokens))
+
+
+def saw_first_prompt(family: Family, private_tokens: float) -> None:
+    """A sibling's first prompt had this many tokens that no earlier sibling had sent."""
+    family.private_tokens = blend(family.private_tokens, private_tokens)
+
+
+def saw_output(family: Family, tokens: float) -> None:
+    family.output_tokens = blend(family.output_tokens, tokens)
+
+
+class TokenRatio:
+    """Tokens per character of one model, learned from `usage`; prompts only."""
+
+    PRIOR = 0.25
+
+    def __init__(self) -> None:
+        self.value = self.PRIOR
+        self._is_learned = False
+
+    def saw(self, chars: int, prompt_tokens: int) -> None:
+        if chars > 0 and prompt_tokens > 0:
+            ratio = min(2.0, max(0.05, prompt_tokens / chars))
+            self.value = blend(self.value if self._is_learned else None, ratio)
+            self._is_learned = True

@@ -1,0 +1,62 @@
+"""Where a turn runs: pure choices among the replicas that may take it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from policies.types import FamilyId, ReplicaId
+
+PREFILL_TOKENS_PER_S = 8_000.0
+DECODE_TOKENS_PER_TURN = 256.0
+"""Work that each running turn puts before a new one, in tokens of prefill: what a mixed batch costs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One replica, as a turn would find it."""
+
+    replica_id: ReplicaId
+    missing_tokens: float
+    """Prompt tokens that are not expected in its cache."""
+    queued_tokens: float
+    """Prefill that is already ahead."""
+    num_running: int
+    free_slots: int
+    is_home: bool
+    """Whether the session's prefix was last computed there and is still expected there."""
+
+
+Place: TypeAlias = Callable[[Sequence[Option], FamilyId, int], Option]
+"""(options, family, ordinal of the placement) -> the chosen one; `options` is never empty."""
+
+
+def weight(replica_id: ReplicaId, family_id: FamilyId) -> int:
+    """Rendezvous weight (Thaler and Ravishankar, 1998): several gateways lean the same way without talking."""
+    digest = hashlib.blake2b(f"{family_id}|{replica_id}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest)
+
+
+def by_prefix(options: Sequence[Option], family_id: FamilyId, _ordinal: int) -> Option:
+    """Least prefill before the first token: missing prefix, queued prefill and decode load; home wins ties."""
+
+    def cost(option: Option) -> tuple[bool, float, bool, int]:
+        work = option.missing_tokens + option.queued_tokens + DECODE_TOKENS_PER_TURN * option.num_running
+        return option.free_slots == 0, round(work / DECODE_TOKENS_PER_TURN), not option.is_home, 0
+
+    best = min(cost(option) for option in options)
+    tied = [option for option in options if cost(option) == best]
+    return tied[0] if len(tied) == 1 else max(tied, key=lambda option: weight(option.replica_id, family_id))
+
+
+def by_load(options: Sequence[Option], family_id: FamilyId, _ordinal: int) -> Option:
+    """Fewest running turns for the slots there are."""
+    return min(options, key=lambda option: (option.num_running, -weight(option.replica_id, family_id)))
+
+
+def round_robin(options: Sequence[Option], _family_id: FamilyId, ordinal: int) -> Option:
+    """Each replica in turn."""
+    ordered = sorted(options, key=lambda option: option.replica_id)
+    return ordered[ordinal % len(ordered)]

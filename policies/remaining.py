@@ -1,0 +1,58 @@
+"""How many turns a session still has: declared, or learned from its family's survival curve.
+
+The curve is Kaplan and Meier's product-limit estimate over turns (J. Am. Stat. Assoc. 53, 1958): the hazard
+after k turns is ended[k] / (ended[k] + continued[k]); a session that is still at k counts in neither, which is
+what right-censoring asks for. A prior keeps young families finite: `PRIOR_WEIGHT` imaginary sessions that end
+with the hazard of `PRIOR_TURNS` remaining turns.
+"""
+
+from __future__ import annotations
+
+from policies.types import Family, Session
+
+PRIOR_TURNS = 3.0
+"""Expected remaining turns of a session of which nothing is known."""
+PRIOR_WEIGHT = 1.0
+
+
+def hazard(family: Family, num_turns: int) -> float:
+    """Probability that a session of the family ends after `num_turns` turns, given that it got there."""
+    ended = family.ended[num_turns] if num_turns < len(family.ended) else 0
+    continued = family.continued[num_turns] if num_turns < len(family.continued) else 0
+    return (ended + PRIOR_WEIGHT / (PRIOR_TURNS + 1)) / (ended + continued + PRIOR_WEIGHT)
+
+
+def curve(family: Family) -> list[float]:
+    """Expected remaining turns after k turns, for each k that the family has shown; computed backwards from
+    E(k) = (1 - h(k)) (1 + E(k + 1)), with the prior beyond the last k."""
+    if not family.expected_remaining:
+        expected = PRIOR_TURNS
+        values = [expected]
+        for num_turns in reversed(range(max(len(family.ended), len(family.continued)))):
+            expected = (1 - hazard(family, num_turns)) * (1 + expected)
+            values.append(expected)
+        values.reverse()
+        family.expected_remaining = values
+    return family.expected_remaining
+
+
+def expected_turns(family: Family, num_begun: int, declared: int | None) -> float:
+    """Turns still to come after the `num_begun`-th one."""
+    if declared is not None:
+        return float(declared)
+    values = curve(family)
+    return values[min(num_begun, len(values) - 1)]
+
+
+def returns_likely(session: Session, family: Family, least: float = 0.2) -> bool:
+    """Whether the session is expected to send another turn."""
+    if session.remaining_turns is not None:
+        return session.remaining_turns > 0
+    return 1 - hazard(family, session.num_begun) >= least
+
+
+def count(values: list[int], index: int, change: int) -> None:
+    """Add to a histogram that grows as needed."""
+    while len(values) <= index:
+        values.append(0)
+    values[index] += change

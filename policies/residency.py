@@ -1,0 +1,137 @@
+"""The residency ledger of one replica: which blocks its sessions keep, counted once however many share them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from policies.types import Blocks, SessionId
+
+
+class BlockCounts:
+    """How many sessions hold each block. A block id covers its whole prefix, so what a chain shares with the
+    rest is always a prefix of it and is found by bisection."""
+
+    def __init__(self) -> None:
+        self._holders: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        """Blocks held by at least one session: the union."""
+        return len(self._holders)
+
+    def shared(self, blocks: Blocks) -> int:
+        """Number of leading blocks of `blocks` that somebody holds."""
+        low, high = 0, len(blocks)
+        while low < high:
+            middle = (low + high) // 2
+            if blocks[middle] in self._holders:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def private(self, blocks: Blocks) -> int:
+        """Number of blocks of a held chain that nobody else holds: always its tail."""
+        low, high = 0, len(blocks)
+        while low < high:
+            middle = (low + high) // 2
+            if self._holders.get(blocks[middle], 0) > 1:
+                low = middle + 1
+            else:
+                high = middle
+        return len(blocks) - low
+
+    def add(self, blocks: Blocks) -> None:
+        holders = self._holders
+        for block in blocks:
+            holders[block] = holders.get(block, 0) + 1
+
+    def remove(self, blocks: Blocks) -> None:
+        holders = self._holders
+        for block in blocks:
+            if holders[block] == 1:
+                del holders[block]
+            else:
+                holders[block] -= 1
+
+
+class Ledger:
+    """Residents (meant to stay) and the merely cached (released, evicted oldest first as the pool fills).
+
+    Sizes are blocks; the Scheduler owns the ratio of tokens to blocks.
+    """
+
+    def __init__(self) -> None:
+        self._resident = BlockCounts()
+        self._present = BlockCounts()
+        """Residents and released together: what the engine should still have."""
+        self._chains: dict[SessionId, Blocks] = {}
+        self._released: OrderedDict[SessionId, None] = OrderedDict()
+
+    @property
+    def resident_blocks(self) -> int:
+        """Size of the union of all residents."""
+        return len(self._resident)
+
+    @property
+    def num_residents(self) -> int:
+        return len(self._chains) - len(self._released)
+
+    def is_resident(self, session_id: SessionId) -> bool:
+        return session_id in self._chains and session_id not in self._released
+
+    def hold(self, session_id: SessionId, blocks: Blocks) -> None:
+        """Make a session resident with these blocks, or replace the blocks of a resident."""
+        old = self._chains.get(session_id, ())
+        common = shared_length(old, blocks)
+        self._present.add(blocks[common:])
+        self._present.remove(old[common:])
+        if self.is_resident(session_id):
+            self._resident.add(blocks[common:])
+            self._resident.remove(old[common:])
+        else:
+            self._resident.add(blocks)
+            self._released.pop(session_id, None)
+        self._chains[session_id] = blocks
+
+    def release(self, session_id: SessionId) -> None:
+        """End a residency; its blocks count as cached until `evict` or `forget` drops them."""
+        self._resident.remove(self._chains[session_id])
+        self._released[session_id] = None
+
+    def evict(self, capacity_blocks: float) -> None:
+        """Drop the longest released until everything present fits the pool, as an LRU cache would."""
+        while self._released and len(self._present) > capacity_blocks:
+            session_id, _ = self._released.popitem(last=False)
+            self._present.remove(self._chains.pop(session_id))
+
+    def forget(self, session_id: SessionId) -> None:
+        """The session is gone for good."""
+        if self.is_resident(session_id):
+            self.release(session_id)
+        if session_id in self._chains:
+            del self._released[session_id]
+            self._present.remove(self._chains.pop(session_id))
+
+    def expected_blocks(self, blocks: Blocks) -> int:
+        """Leading blocks that should be found in the engine's cache."""
+        return self._present.shared(blocks)
+
+    def new_blocks(self, blocks: Blocks) -> int:
+        """Blocks by which the union would grow if a session with this chain became resident."""
+        return len(blocks) - self._resident.shared(blocks)
+
+    def private_blocks(self, session_id: SessionId) -> int:
+        """Blocks that would leave the union if this resident was released."""
+        return self._resident.private(self._chains[session_id])
+
+
+def shared_length(one: Blocks, other: Blocks) -> int:
+    """Length of the common prefix of two chains, by bisection over covering ids."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high) // 2
+        if one[middle] == other[middle]:
+            low = middle + 1
+        else:
+            high = middle
+    return low

@@ -1,0 +1,322 @@
+"""The Scheduler: told facts with a time, returns decisions as data. The only writer of the fleet's state.
+
+Laws (tests/policies/contract):
+1. Every turn that arrived is dispatched or refused at most once, and ends with its own `Left`.
+2. A slot is held from Dispatch to Left, never in between two turns.
+3. A turn of a resident session waits for a slot only; others wait until the replica's cache has room.
+4. Nobody is admitted into a pool whose residents already fill the ceiling, but one larger than it, alone.
+5. What waits longest than the bound goes before the policy's order, and idle residents yield to it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+
+from policies import learning
+from policies.admission import Admission, Limits
+from policies.fleet import Fleet, Pool, chain_is_cached, view_of
+from policies.hints import hints
+from policies.place import Option
+from policies.policy import Policy
+from policies.types import (
+    Arrived,
+    Decision,
+    Dispatch,
+    Ending,
+    Fact,
+    Family,
+    FirstByte,
+    FleetView,
+    Hold,
+    Left,
+    Reason,
+    Refusal,
+    Reject,
+    ReplicaLost,
+    ReplicaReported,
+    Session,
+    SessionEnded,
+    SessionId,
+    Turn,
+    TurnId,
+    TurnKind,
+)
+
+
+class Scheduler:
+    """Owns the fleet. `tell` is the only way in."""
+
+    def __init__(self, policy: Policy, limits: Limits) -> None:
+        self._policy, self._limits = policy, limits
+        self._fleet = Fleet(policy.growth_tokens, limits.max_sessions)
+        self._admission = Admission(self._fleet, policy, limits)
+        self._ready: dict[TurnId, tuple[Pool, Reason, float]] = {}
+        """Turns that wait for a slot only: (where, why, tokens that the cache should miss)."""
+        self._running: dict[TurnId, tuple[Turn, Pool]] = {}
+        self._leases: list[tuple[float, SessionId]] = []
+        self._num_placed = 0
+
+    def tell(self, fact: Fact, now: float) -> tuple[list[Decision], float | None]:
+        """Take in what happened; return what to do, and when to send a Tick if nothing else happens."""
+        decisions: list[Decision] = []
+        match fact:
+            case Arrived(turn):
+                self._arrived(turn, now, decisions)
+            case FirstByte(turn_id):
+                if turn_id in self._running:
+                    self._running[turn_id][1].replica.running[turn_id] = 0
+            case Left():
+                self._left(fact, now)
+            case ReplicaReported():
+                self._reported(fact)
+            case ReplicaLost(replica_id):
+                self._lost(self._fleet.pool(replica_id), now, decisions)
+            case SessionEnded(session_id):
+                self._ended(session_id, now)
+        self._expire_leases(now)
+        self._admit(now)
+        self._dispatch(decisions)
+        return decisions, self._next_wake(now)
+
+    def view(self) -> FleetView:
+        """A copy for observers."""
+        return FleetView(
+            sessions=self._fleet.count_states(),
+            num_families=len(self._fleet.families),
+            waiting=Counter({Hold.RESIDENCY: len(self._admission.held), Hold.SLOT: len(self._ready)}),
+            replicas=[view_of(pool, self._limits.ceiling) for pool in self._fleet.pools.values()],
+        )
+
+    def expected_wait_s(self, turn_id: TurnId) -> float:
+        """Estimated further wait of a turn at the gate; 0 for one that only waits for a slot."""
+        return self._admission.expected_wait_of_s(turn_id)
+
+    # ---- facts
+
+    def _arrived(self, turn: Turn, now: float, decisions: list[Decision]) -> None:
+        session = self._begin(turn, now)
+        session.num_waiting += 1
+        if turn.deadline_at is not None and turn.deadline_at <= now:
+            self._refuse(turn, Refusal.DEADLINE, 0.0, now, decisions)
+        else:
+            self._route(turn, session, now, decisions)
+
+    def _begin(self, turn: Turn, now: float) -> Session:
+        """Fold an arriving turn into its session and family."""
+        session, family = self._fleet.session(turn), self._fleet.family(turn)
+        if turn.kind is TurnKind.SIDE:
+            return session
+        session.kind = turn.kind
+        session.remaining_turns = turn.remaining_turns
+        if turn.is_retry and session.num_begun:
+            return session
+        if session.num_begun:
+            if not session.num_running and not session.num_waiting:
+                learning.saw_gap(family, now - session.idle_since)
+            learning.saw_continuation(family, session)
+        session.num_begun += 1
+        self._relearn(family)
+        return session
+
+    def _route(self, turn: Turn, session: Session, now: float, decisions: list[Decision]) -> None:
+        """1. nobody can serve it; 2. it needs no residency; 3. its session has it; 4. it waits at the gate."""
+        pools = list(self._fleet.eligible(turn))
+        home = self._fleet.home(session)
+        if not pools:
+            self._refuse(turn, Refusal.NO_REPLICA, 0.0, now, decisions)
+        elif turn.kind is TurnKind.SIDE:
+            self._make_ready(turn, self._choose(turn, pools), Reason.SIDE)
+        elif not self._policy.gates_residency:
+            self._make_ready(turn, self._choose(turn, pools), Reason.FREE)
+        elif home is not None and home in pools:
+            self._make_ready(turn, home, Reason.RESIDENT)
+        else:
+            self._wait(turn, session, now, decisions)
+
+    def _wait(self, turn: Turn, session: Session, now: float, decisions: list[Decision]) -> None:
+        """Queue a turn at the gate, or refuse it now if its wait would be too long for its client."""
+        admission = self._admission
+        since = admission.since(session.id, now)
+        wait_s = admission.expected_wait_s(len(admission.held)) - (now - since)
+        if len(admission.held) >= self._limits.max_queue:
+            refusal = Refusal.QUEUE_FULL
+        elif wait_s > turn.max_wait_s:
+            refusal = Refusal.TOO_LONG
+        elif turn.deadline_at is not None and now + wait_s > turn.deadline_at:
+            refusal = Refusal.DEADLINE
+        else:
+            admission.put(turn, session, since)
+            return
+        admission.keep_place(session.id, since, now + 2 * wait_s)
+        self._refuse(turn, refusal, wait_s, now, decisions)
+
+    def _refuse(self, turn: Turn, refusal: Refusal, wait_s: float, now: float, decisions: list[Decision]) -> None:
+        retry_after_s = max(self._limits.min_retry_after_s, wait_s)
+        decisions.append(Reject(turn.id, refusal, retry_after_s))
+        session = self._fleet.sessions[turn.session_id]
+        session.num_waiting -= 1
+        self._rest(session, now)
+
+    def _left(self, fact: Left, now: float) -> None:
+        if fact.turn_id in self._running:
+            turn, pool = self._running.pop(fact.turn_id)
+            del pool.replica.running[turn.id]
+            session = self._fleet.sessions[turn.session_id]
+            session.num_running -= 1
+            if fact.ending is Ending.COMPLETE and turn.kind is not TurnKind.SIDE:
+                self._learn(turn, session, pool, fact)
+        elif fact.turn_id in self._admission.held:
+            since = self._admission.held.since(fact.turn_id)
+            turn = self._admission.held.take(fact.turn_id)
+            self._admission.keep_place(turn.session_id, since, now + fact.keep_place_s)
+            session = self._fleet.sessions[turn.session_id]
+            session.num_waiting -= 1
+        elif fact.turn_id in self._ready:
+            turn = self._ready.pop(fact.turn_id)[0].ready.take(fact.turn_id)
+            session = self._fleet.sessions[turn.session_id]
+            session.num_waiting -= 1
+        else:
+            return  # refused before: it holds nothing
+        self._rest(session, now)
+
+    def _learn(self, turn: Turn, session: Session, pool: Pool, fact: Left) -> None:
+        """What a finished call teaches about its session, its family and its model."""
+        usage, family = fact.usage, self._fleet.families[session.family_id]
+        prompt_tokens = usage.prompt_tokens or round(pool.prompt_tokens(turn))
+        if usage.prompt_tokens:
+            pool.ratio.saw(turn.chars, usage.prompt_tokens)
+        if session.prompt_tokens and prompt_tokens > session.prompt_tokens and not turn.is_retry:
+            learning.saw_append(family, prompt_tokens - session.prompt_tokens)
+        session.prompt_tokens = prompt_tokens
+        if usage.output_tokens is not None:
+            session.output_tokens = usage.output_tokens
+            learning.saw_output(family, usage.output_tokens)
+        self._relearn(family)
+
+    def _relearn(self, family: Family) -> None:
+        """A family's statistics changed: what is derived from them follows."""
+        self._admission.held.rerank(family.id)
+        for pool in self._fleet.pools.values():
+            pool.reserve.refresh(family)
+
+    def _rest(self, session: Session, now: float) -> None:
+        """A session without a turn in the gateway is idle: its lease begins."""
+        if session.num_running or session.num_waiting:
+            return
+        session.idle_since = now
+        session.lease_until = now + self._policy.lease_s(session, self._fleet.families[session.family_id])
+        heapq.heappush(self._leases, (session.lease_until, session.id))
+        home = self._fleet.home(session)
+        if home is not None:
+            home.idle[session.id] = session
+        self._fleet.forget_oldest()
+
+    def _ended(self, session_id: SessionId, now: float) -> None:
+        session = self._fleet.sessions.get(session_id)
+        if session is not None and not session.num_running and not session.num_waiting:
+            session.lease_until = now
+            heapq.heappush(self._leases, (now, session_id))
+
+    def _expire_leases(self, now: float) -> None:
+        """Sessions that outstayed their lease give up residency and count as ended until they come back."""
+        while self._leases and self._leases[0][0] <= now:
+            until, session_id = heapq.heappop(self._leases)
+            session = self._fleet.sessions.get(session_id)
+            if session is None or session.lease_until != until or session.num_running or session.num_waiting:
+                continue
+            self._fleet.release(session)
+            if session.num_begun > 1 or session.kind is TurnKind.AGENT:
+                family = self._fleet.families[session.family_id]
+                learning.saw_end(family, session)
+                self._relearn(family)
+
+    def _reported(self, fact: ReplicaReported) -> None:
+        replica = self._fleet.pool(fact.replica_id).replica
+        replica.is_healthy = True
+        if fact.models is not None:
+            replica.models = fact.models
+        if fact.capacity_tokens is not None:
+            replica.capacity_tokens = fact.capacity_tokens
+        if fact.slots is not None:
+            replica.slots = fact.slots
+        if fact.waiting is not None:
+            replica.waiting_in_engine = fact.waiting
+
+    def _lost(self, lost: Pool, now: float, decisions: list[Decision]) -> None:
+        """Turns that waited for it go elsewhere, or are refused when nobody else serves them."""
+        lost.replica.is_healthy = False
+        self._fleet.clear_cache(lost)
+        homeless = lost.ready.drain()
+        for turn in homeless:
+            del self._ready[turn.id]
+        for turn in list(self._admission.held.turns()):
+            if next(self._fleet.eligible(turn), None) is None:
+                homeless.append(self._admission.held.take(turn.id))
+        for turn in homeless:
+            self._route(turn, self._fleet.sessions[turn.session_id], now, decisions)
+
+    # ---- decisions
+
+    def _admit(self, now: float) -> None:
+        while (admitted := self._admission.next(now)) is not None:
+            self._make_ready(admitted.turn, self._choose(admitted.turn, admitted.pools), admitted.reason)
+
+    def _choose(self, turn: Turn, pools: list[Pool]) -> Pool:
+        """The policy's choice among pools that may take the turn."""
+        if len(pools) == 1:
+            return pools[0]
+        session = self._fleet.sessions[turn.session_id]
+        options = [
+            Option(
+                replica_id=pool.replica.id,
+                missing_tokens=pool.missing_tokens(turn),
+                queued_tokens=pool.replica.queued_prefill_tokens,
+                num_running=len(pool.replica.running) + len(pool.ready),
+                free_slots=pool.replica.free_slots,
+                is_home=session.replica_id == pool.replica.id and chain_is_cached(pool, turn.blocks),
+            )
+            for pool in pools
+        ]
+        self._num_placed += 1
+        chosen = self._policy.place(options, turn.family_id, self._num_placed)
+        return self._fleet.pools[chosen.replica_id]
+
+    def _make_ready(self, turn: Turn, pool: Pool, reason: Reason) -> None:
+        """From here on the turn waits for a slot of this pool only, and its session is resident there."""
+        session, family = self._fleet.sessions[turn.session_id], self._fleet.families[turn.family_id]
+        missing_tokens = pool.missing_tokens(turn)
+        is_side = turn.kind is TurnKind.SIDE
+        rank = 0.0 if is_side else self._policy.rank(family, session.num_begun, session.remaining_turns)
+        if not is_side:
+            if session.num_begun == 1 and pool.ledger.num_residents:
+                learning.saw_first_prompt(family, pool.new_tokens(turn))
+            self._fleet.hold(session, turn, pool)
+        pool.ready.put(turn, (-turn.urgency, float(is_side), rank, turn.arrived_at))
+        self._ready[turn.id] = (pool, reason, missing_tokens)
+
+    def _dispatch(self, decisions: list[Decision]) -> None:
+        """Give free slots to ready turns."""
+        for pool in self._fleet.pools.values():
+            while pool.ready and (pool.replica.free_slots or not self._policy.bounds_slots):
+                decisions.append(self._start(pool.ready.pop(), pool))
+
+    def _start(self, turn: Turn, pool: Pool) -> Dispatch:
+        session, family = self._fleet.sessions[turn.session_id], self._fleet.families[turn.family_id]
+        _, reason, missing_tokens = self._ready.pop(turn.id)
+        session.num_waiting -= 1
+        session.num_running += 1
+        pool.replica.running[turn.id] = round(missing_tokens)
+        self._running[turn.id] = (turn, pool)
+        expected_cached_tokens = round(pool.prompt_tokens(turn) - missing_tokens)
+        return Dispatch(turn.id, pool.replica.id, reason, expected_cached_tokens, hints(turn, session, family))
+
+    def _next_wake(self, now: float) -> float | None:
+        """The next time at which something changes by itself: a lease ends, or a wait passes the bound."""
+        times = [self._leases[0][0]] if self._leases else []
+        oldest = self._admission.held.oldest()
+        if oldest is not None:
+            overdue_at = self._admission.held.since(oldest.id) + self._limits.hold_bound_s
+            if overdue_at > now:
+                times.append(overdue_at)
+        return min(times, default=None)

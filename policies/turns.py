@@ -1,0 +1,35 @@
+"""The default policy: bounded residency, fewest expected remaining tokens first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from policies.growth import append_tokens, growth_tokens
+from policies.leases import lease_s
+from policies.place import Option, Place, by_prefix
+from policies.remaining import expected_turns
+from policies.types import Family, FamilyId, Session
+
+
+class Turns:
+    """Keeps as many sessions resident as the cache holds at their expected full size, and lets those that are
+    nearest to their end go first."""
+
+    name = "turns"
+    bounds_slots = True
+    gates_residency = True
+
+    def __init__(self, place: Place = by_prefix) -> None:
+        self._place = place
+
+    def rank(self, family: Family, num_begun: int, declared: int | None) -> float:
+        return (1 + expected_turns(family, num_begun, declared)) * append_tokens(family)
+
+    def growth_tokens(self, family: Family, num_begun: int, declared: int | None) -> float:
+        return growth_tokens(family, num_begun, declared)
+
+    def lease_s(self, session: Session, family: Family) -> float:
+        return lease_s(session, family)
+
+    def place(self, options: Sequence[Option], family_id: FamilyId, ordinal: int) -> Option:
+        return self._place(options, family_id, ordinal)

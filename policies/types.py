@@ -1,0 +1,312 @@
+"""The vocabulary of scheduling: turns, sessions, families, replicas; facts in, decisions out.
+
+Plain values only. The Scheduler is the only writer of Session, Family and Replica; a policy reads them.
+Times are seconds of the driver's monotonic clock, sizes are tokens unless a name says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TypeAlias
+
+SessionId: TypeAlias = str
+FamilyId: TypeAlias = str
+TurnId: TypeAlias = str
+ReplicaId: TypeAlias = str
+Blocks: TypeAlias = Sequence[int]
+"""A residency chain: one 64-bit id per 512-character block of the rendered prompt. An id covers its whole
+prefix, so two chains that agree at index i agree everywhere before it."""
+
+BLOCK_CHARS = 512
+
+
+class TurnKind(StrEnum):
+    """What a model call is to its session; only AGENT turns enter turn statistics."""
+
+    AGENT = "agent"
+    SIDE = "side"  # titles, compaction: a class of its own, low and cheap
+    SINGLE = "single"  # a tool-less chain that nothing has extended yet
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One model call that wants a slot."""
+
+    id: TurnId
+    session_id: SessionId
+    family_id: FamilyId
+    tenant: str
+    model: str
+    arrived_at: float
+    blocks: Blocks
+    """Residency chain of the prompt."""
+    chars: int
+    """Length of the rendered prompt in characters; tokens follow from the model's learned ratio."""
+    max_output_tokens: int | None = None
+    kind: TurnKind = TurnKind.AGENT
+    parent_id: SessionId | None = None
+    remaining_turns: int | None = None
+    """Declared by the client: model calls still to come after this one. None: not declared."""
+    is_retry: bool = False
+    urgency: int = 0
+    """The operator's or an entitled client's own class, higher first; 0 is everybody."""
+    deadline_at: float | None = None
+    max_wait_s: float = 300.0
+    """Longest wait that its client survives; a longer one is refused on arrival."""
+    pinned_to: ReplicaId | None = None
+    """The only replica that can serve it (a stateful response lives there). None: any."""
+    excluded: frozenset[ReplicaId] = frozenset()
+    """Replicas that already failed this call."""
+
+
+class SessionState(StrEnum):
+    """Where a session is; each live session is in exactly one state."""
+
+    WAITING = "waiting"  # a turn of it is held at the gate
+    RUNNING = "running"  # a turn of it holds a slot
+    IDLE = "idle"  # between turns: a tool runs, or it has ended and nobody said so
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One agent run, as far as its turns have shown it."""
+
+    id: SessionId
+    family_id: FamilyId
+    tenant: str
+    parent_id: SessionId | None = None
+    kind: TurnKind = TurnKind.AGENT
+    num_begun: int = 0
+    """Agent turns that have arrived; retries not counted."""
+    remaining_turns: int | None = None
+    """Last declared value. None: learn it from the family."""
+    num_waiting: int = 0
+    num_running: int = 0
+    replica_id: ReplicaId | None = None
+    """Where its prefix was last computed. None: nowhere yet."""
+    is_resident: bool = False
+    """Whether it is meant to stay cached on `replica_id`; its blocks are in that replica's ledger."""
+    blocks: Blocks = ()
+    prompt_tokens: int = 0
+    """Of its last turn, as reported, else estimated."""
+    output_tokens: int = 0
+    idle_since: float = 0.0
+    lease_until: float = 0.0
+    """While idle: until when its residency is kept."""
+    is_presumed_ended: bool = False
+    """Its lease ran out, or its client said so; counted as ended until it comes back."""
+
+    @property
+    def state(self) -> SessionState:
+        if self.num_running:
+            return SessionState.RUNNING
+        return SessionState.WAITING if self.num_waiting else SessionState.IDLE
+
+
+@dataclass(slots=True, eq=False)
+class Family:
+    """Sessions that share a prompt prefix, and what they taught. Written by the Scheduler through `learning`."""
+
+    id: FamilyId
+    num_sessions: int = 0
+    """Sessions that the Scheduler still remembers."""
+    ended: list[int] = field(default_factory=list)
+    """ended[k]: sessions that ended after k turns."""
+    continued: list[int] = field(default_factory=list)
+    """continued[k]: sessions that began a further turn after k turns."""
+    append_tokens: float | None = None
+    """Mean tokens by which the next prompt of a session is longer. None: not seen yet."""
+    private_tokens: float | None = None
+    """Mean tokens of a first prompt that no sibling shares. None: no sibling yet."""
+    output_tokens: float | None = None
+    """Mean length of an answer."""
+    gaps_s: list[float] = field(default_factory=list)
+    """Recent idle times between two turns of one session, newest last, bounded."""
+    expected_remaining: list[float] = field(default_factory=list)
+    """Cache of `remaining.curve`; emptied when `ended` or `continued` change."""
+
+
+@dataclass(slots=True, eq=False)
+class Replica:
+    """One KV pool: an engine process, or one worker behind a Dynamo frontend."""
+
+    id: ReplicaId
+    models: frozenset[str] = frozenset()
+    """Names that it serves; empty: any."""
+    is_healthy: bool = True
+    slots: int = 256
+    """Model calls that it may run at once (its `max_num_seqs`)."""
+    capacity_tokens: int | None = None
+    """Size of the KV pool. None: the engine does not say."""
+    running: dict[TurnId, int] = field(default_factory=dict)
+    """Turns that hold a slot, with the prompt tokens still to be prefilled; 0 after the first byte."""
+    waiting_in_engine: int = 0
+
+    @property
+    def free_slots(self) -> int:
+        return max(0, self.slots - len(self.running))
+
+    @property
+    def queued_prefill_tokens(self) -> int:
+        return sum(self.running.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What one call cost, as the engine reported it; None means that the engine did not say."""
+
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    output_tokens: int | None = None
+
+
+class Ending(StrEnum):
+    """How a turn gave its slot or its place back."""
+
+    COMPLETE = "complete"
+    CANCELLED = "cancelled"  # the client left
+    FAILED = "failed"  # the engine failed it
+    REFUSED = "refused"  # the engine said 429, 503 or 529: it is full, not broken
+
+
+# Facts: what happened. Past tense.
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    turn: Turn
+
+
+@dataclass(frozen=True, slots=True)
+class FirstByte:
+    """The engine sent its first byte of an answer: the prefill is over."""
+
+    turn_id: TurnId
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A turn gave back its slot, or left the queue. The last fact of its id."""
+
+    turn_id: TurnId
+    ending: Ending
+    usage: Usage = Usage()
+    tool_names: tuple[str, ...] = ()
+    """Tools that the answer called, in order; empty when it called none."""
+    keep_place_s: float = 60.0
+    """For a turn that leaves the queue unserved: for how long its session keeps its place in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaReported:
+    """A replica answered a poll. Fields that are None were not reported and keep their value."""
+
+    replica_id: ReplicaId
+    models: frozenset[str] | None = None
+    capacity_tokens: int | None = None
+    slots: int | None = None
+    waiting: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaLost:
+    """It stopped answering. Its cache is taken as gone; turns in flight there end by their own facts."""
+
+    replica_id: ReplicaId
+
+
+@dataclass(frozen=True, slots=True)
+class SessionEnded:
+    """The client said so; never relied on."""
+
+    session_id: SessionId
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Nothing happened, but a time that `tell` asked for has come."""
+
+
+Fact: TypeAlias = Arrived | FirstByte | Left | ReplicaReported | ReplicaLost | SessionEnded | Tick
+
+
+class Reason(StrEnum):
+    """Why a turn went when it did; metric label, receipt field and response header."""
+
+    FREE = "free"  # nothing was short
+    RESIDENT = "resident"
+    ADMITTED = "admitted"  # waited for residency, then fitted
+    ALONE = "alone"  # larger than the ceiling: runs with nobody beside it
+    YIELDED = "yielded"  # waited past the bound; an idle resident gave way
+    SIDE = "side"  # side requests are not gated
+
+
+class Refusal(StrEnum):
+    """Why a turn was refused."""
+
+    TOO_LONG = "wait_too_long"
+    DEADLINE = "deadline"
+    NO_REPLICA = "no_replica"
+    QUEUE_FULL = "queue_full"
+
+
+class Hold(StrEnum):
+    """What a waiting turn waits for."""
+
+    SLOT = "slot"
+    RESIDENCY = "residency"
+    REPLICA = "replica"
+
+
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """What the gateway knows and an engine may use; each engine file maps it to its own fields."""
+
+    urgency: int = 0
+    """0-100, 100 goes first. Engine files own polarity and range."""
+    remaining_turns: float | None = None
+    expected_output_tokens: int | None = None
+    session_id: SessionId = ""
+    parent_id: SessionId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    turn_id: TurnId
+    replica_id: ReplicaId
+    reason: Reason
+    expected_cached_tokens: int
+    hints: Hints = Hints()
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    turn_id: TurnId
+    refusal: Refusal
+    retry_after_s: float
+
+
+Decision: TypeAlias = Dispatch | Reject
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaView:
+    id: ReplicaId
+    is_healthy: bool
+    slots: int
+    slots_used: int
+    residency_tokens: int
+    capacity_tokens: int | None
+    ceiling_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class FleetView:
+    """What an observer may see of the fleet, copied at one moment."""
+
+    sessions: Mapping[SessionState, int] = field(default_factory=dict)
+    num_families: int = 0
+    waiting: Mapping[Hold, int] = field(default_factory=dict)
+    replicas: Sequence[ReplicaView] = ()
