@@ -16,8 +16,11 @@ from policies.types import Reason, Session, SessionId, Turn, TurnId
 class Limits:
     """Knobs that hold for every policy."""
 
-    ceiling: float = 1.0
-    """Share of a replica's cache that residents may fill at their expected full size."""
+    ceiling: float = 0.95
+    """Share of a replica's cache that residents may fill now; nobody is admitted beyond it."""
+    overcommit: float = 1.1
+    """Share of it that they may be expected to fill when each has grown to its full size. Above 1 because they
+    are not all at their largest at once."""
     hold_bound_s: float = 60.0
     """Wait after which idle residents yield, W in the design."""
     max_queue: int = 10_000
@@ -116,8 +119,12 @@ class Admission:
         session = self._fleet.sessions[turn.session_id]
         family = self._fleet.families[session.family_id]
         growth_tokens = self._policy.growth_tokens(family, session.num_begun, session.remaining_turns)
-        taken_tokens = pool.resident_tokens + pool.reserve.growth_tokens
-        return taken_tokens + pool.new_tokens(turn) + growth_tokens <= self._limits.ceiling * capacity_tokens
+        present_tokens = pool.resident_tokens + pool.new_tokens(turn)
+        full_tokens = present_tokens + pool.reserve.growth_tokens + growth_tokens
+        return (
+            present_tokens <= self._limits.ceiling * capacity_tokens
+            and full_tokens <= self._limits.overcommit * capacity_tokens
+        )
 
     def _yields(self, turn: Turn, pool: Pool) -> bool:
         """Make room now for a turn past the bound: idle residents give way, longest idle first."""

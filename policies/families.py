@@ -94,4 +94,3 @@ def _content_id(key: bytes, tools: Sequence[bytes], system: bytes, messages: Seq
         opening = b"".join(messages)[:BLOCK_CHARS]
         return name(key, b"opening", opening if len(opening) == BLOCK_CHARS else b"")
     return name(key, b"family", system[:BLOCK_CHARS], *tools)
-

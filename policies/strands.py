@@ -1,4 +1,4 @@
-"""The memory of lineage: one Strand per session, found by the prompts that it has sent, bounded in number and age."""
+"""The memory of lineage: one Strand per session, found by the prompts it has sent, bounded in number and age."""
 
 from __future__ import annotations
 
@@ -106,10 +106,13 @@ class Strands:
             self._take(strand.ends[1], strand)
             del strand.ends[1]
         # The system text alone (link 0) says nothing about a session.
-        strand.tips = tuple(chain[max(1, len(chain) - 1 - TAIL) :]) or tuple(chain)
+        strand.tips = tuple(chain[max(1, len(chain) - 1 - TAIL) :])
         for link in strand.tips:
             self._put(link, strand)
         strand.chain = chain
+        self.touch(strand, now)
+
+    def touch(self, strand: Strand, now: float) -> None:
         strand.seen_at = now
         self._by_age.move_to_end(strand.serial)
 
