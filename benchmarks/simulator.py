@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from benchmarks.workload import CHARS_PER_TOKEN, PlannedSession
+from gateway.demo.workload import CHARS_PER_TOKEN, PlannedSession
 from gateway.embedded.model import EngineModel, EngineSpec, ModelRequest
 from policies.scheduler import Scheduler
 from policies.types import (

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from policies.types import Dispatch, TurnKind, Usage
+from policies.types import Blocks, Dispatch, TurnKind, Usage
 
 if TYPE_CHECKING:
     from gateway.dialects.base import Dialect
@@ -49,9 +49,13 @@ class Recognition:
     confidence: float
     """1.0: header and chain agree; lower when only one of them speaks."""
     is_retry: bool
-    blocks: tuple[int, ...]
-    """The residency chain of the prompt."""
+    blocks: Blocks
+    """The residency chain of the prompt; shared, never changed."""
     chars: int
+    remaining_turns: int | None = None
+    """Declared: model calls still to come after this one. None: not declared."""
+    is_final: bool = False
+    """The client says that its session ends with this answer."""
 
 
 @dataclass(slots=True)

@@ -27,8 +27,8 @@ from policies.types import (
 
 Clock: TypeAlias = Callable[[], float]
 """Monotonic seconds."""
-Listener: TypeAlias = Callable[[float, Fact, list[Decision]], None]
-"""Sees every fact with its time and decisions: the log of facts."""
+Listener: TypeAlias = Callable[[Fact, list[Decision], float, float], None]
+"""Sees every fact with its decisions, its time, and the seconds that deciding took: metrics, the log of facts."""
 
 
 class Rejected(Exception):
@@ -106,7 +106,7 @@ class Gate:
         now = self._clock()
         decisions, wake_at = self._scheduler.tell(fact, now)
         if self._listener is not None:
-            self._listener(now, fact, decisions)
+            self._listener(fact, decisions, now, self._clock() - now)
         for decision in decisions:
             self._carry_out(decision)
         self._set_timer(wake_at, now)

@@ -12,6 +12,22 @@ from typing import Protocol, TypeAlias
 
 HeaderList: TypeAlias = Sequence[tuple[str, str]]
 
+HOP_BY_HOP = frozenset(
+    {
+        "connection",
+        "expect",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+"""Headers that belong to one connection (RFC 9110, 7.6.1). Both edges drop them from what they are given."""
+
 
 class Request(Protocol):
     """One incoming request."""
@@ -84,7 +100,7 @@ class Timeouts:
 
     connect_s: float | None = 5.0
     first_byte_s: float | None = 600.0
-    """From the request sent to the status line."""
+    """From the call to the status line."""
     idle_s: float | None = 300.0
     """Between two chunks of the body."""
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from policies.types import BLOCK_CHARS
 
-if TYPE_CHECKING:
-    Chain: TypeAlias = array[int]
+Chain: TypeAlias = "array[int]"
 
 _LINK_BYTES = 8
 

@@ -26,6 +26,10 @@ from policies.types import SessionId, TurnKind
 SEARCHED = 64
 """Sessions examined at one point of a chain for a changed tail; beyond that we split."""
 
+_SPEAKERS = (b"assistant", b"function_call")
+_SPEAKER_BYTES = 16
+"""A canonical message begins with who speaks."""
+
 
 class Rule(StrEnum):
     """Why a prompt was given to its session."""
@@ -77,7 +81,8 @@ class Asked:
         return any(mark in message for message in self.call.messages[start - 1 :] for mark in strand.marks)
 
     def has_history(self) -> bool:
-        return any(b"assistant" in message[:32] for message in self.call.messages)
+        """Whether the model has spoken in it: then it is no first request."""
+        return any(speaker in message[:_SPEAKER_BYTES] for message in self.call.messages for speaker in _SPEAKERS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,7 @@ class Abilities:
     system_before_tools: bool | None = None
     """Order in which the served model's template renders. None: not found out."""
     num_pools: int = 1
-    """KV pools behind the address, as last reported."""
+    """KV pools behind the address, as last reported, addressable or not."""
     lower_goes_first: bool = False
     """Polarity of `priority`."""
 
@@ -84,6 +84,16 @@ class Abilities:
         """Never send `refused` again. Tell it only when the same call without them was accepted, so that a
         client's own mistake costs no hint. A refused pin is not remembered: its worker has gone."""
         self.refused_fields |= refused - {sent.pin}
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """What a client's request says about its own rank and place."""
+
+    keys: frozenset[str] = frozenset()
+    """Top-level body keys."""
+    headers: frozenset[str] = frozenset()
+    """Lower-case names."""
 
 
 @dataclass(frozen=True, slots=True)

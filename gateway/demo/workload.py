@@ -45,7 +45,7 @@ class PlannedSession:
 
 def draw(shape: Shape, seed: int) -> list[PlannedSession]:
     """The sessions of one fleet in order of arrival; equal seeds give equal fleets."""
-    rng = random.Random(seed)
+    rng = random.Random(seed)  # noqa: S311 - repeatable, not secret
     lengths = [shape.lengths[i % len(shape.lengths)] for i in range(shape.num_sessions)]
     rng.shuffle(lengths)
     at = 0.0

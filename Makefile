@@ -1,0 +1,44 @@
+# Needs git, make and one of python3.11 to python3.13. Everything is installed into .venv.
+
+# The newest that runs and can make a virtual environment (a name on PATH may be an empty shim).
+PYTHON ?= $(shell for v in 3.13 3.12 3.11; do \
+	python$$v -c 'import ensurepip, venv' 2>/dev/null && echo python$$v && break; done)
+BIN := .venv/bin
+SOURCES := gateway policies benchmarks tests
+
+.PHONY: demo test check lint format test-real bench clean
+
+demo: .venv/installed-demo  ## the embedded engine under 32 agents, straight and through the gateway
+	$(BIN)/turngate demo
+
+test: .venv/installed-dev  ## all tests that need nothing but Python
+	$(BIN)/pytest
+
+lint: .venv/installed-dev
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/mypy
+
+check: lint test  ## what has to be green before a commit
+
+format: .venv/installed-dev
+	$(BIN)/ruff format $(SOURCES)
+	$(BIN)/ruff check --fix $(SOURCES)
+
+test-real: .venv/installed-dev  ## real engines and clients; downloads and caches them, several GB
+	$(BIN)/python -m tests.real.install all
+	$(BIN)/pytest tests/real
+
+bench: .venv/installed-dev  ## tables and figures under benchmarks/results
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf .venv
+
+.venv/bin/python:
+	@test -n "$(PYTHON)" || { echo "python3.11, 3.12 or 3.13 (with venv) is needed on PATH, or PYTHON=..."; exit 1; }
+	$(PYTHON) -m venv .venv
+
+.venv/installed-%: pyproject.toml | .venv/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	@touch $@

@@ -1,0 +1,146 @@
+"""The loop of one turn: take a place, ask its replica, relay the answer; if it fails before that, another one."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+from gateway.engine_errors import EngineFailed
+from gateway.errors import STATUS, Failure, Refused
+from gateway.exchange import Exchange, Outcome
+from gateway.forward import Forward
+from gateway.gate import Gate, Place, Rejected
+from gateway.incoming import Answer
+from gateway.observe import Observer
+from gateway.settings import Settings
+from gateway.transport import Responder
+from gateway.waiting import Waiting
+from policies.types import Dispatch, Ending, Refusal, Turn
+
+PLAIN_DEADLINE_S = 590.0
+"""An answer that is not streamed comes before this: SDKs give up at 600 s (facts, clients 5)."""
+KEPT_PLACE = 2.0
+"""A refused session keeps its place for this many times the wait that it was told."""
+
+_OUTCOME = {
+    Refusal.TOO_LONG: Outcome.REJECTED_WAIT,
+    Refusal.DEADLINE: Outcome.REJECTED_DEADLINE,
+    Refusal.NO_REPLICA: Outcome.REJECTED_NO_ENGINE,
+    Refusal.QUEUE_FULL: Outcome.REJECTED_QUEUE_FULL,
+}
+_WHY = {
+    Refusal.TOO_LONG: "The engines' cache is full of other sessions, and the wait would be too long.",
+    Refusal.DEADLINE: "It cannot be answered before its deadline.",
+    Refusal.NO_REPLICA: "No healthy engine serves this model now.",
+    Refusal.QUEUE_FULL: "The queue is full.",
+}
+
+
+class Answering:
+    """Answers turns. Keeps nothing between two of them."""
+
+    def __init__(
+        self, gate: Gate, forward: Forward, observer: Observer, settings: Settings, clock: Callable[[], float]
+    ) -> None:
+        self._gate = gate
+        self._forward = forward
+        self._observer = observer
+        self._settings = settings
+        self._clock = clock
+
+    async def answer(self, turn: Turn, exchange: Exchange, responder: Responder) -> None:
+        """Answer a turn, however long that takes.
+
+        Raises Refused when no answer has begun; `responder.has_started` then says whether the client already
+        has status 200 and keep-alives.
+        """
+        if exchange.wants_stream:
+            await self._answer(turn, exchange, responder)
+            return
+        try:
+            async with asyncio.timeout(PLAIN_DEADLINE_S - (self._clock() - exchange.timings.received_at)):
+                await self._answer(turn, exchange, responder)
+        except TimeoutError:
+            if exchange.timings.leased_at is None:
+                raise _refused(Refusal.TOO_LONG, self._settings.policy.max_wait_plain_s) from None
+            text = f"No answer within {PLAIN_DEADLINE_S:.0f} s; ask for a stream, which is kept alive."
+            raise Refused(Outcome.ENGINE_FAILED, Failure(504, "server_error", text)) from None
+
+    async def _answer(self, turn: Turn, exchange: Exchange, responder: Responder) -> None:
+        waiting = Waiting(exchange, responder, self._settings.stream, self._clock, self._observer.receipt_headers)
+        failed: EngineFailed | None = None
+        for attempt in range(1, self._settings.limits.attempts + 1):
+            exchange.num_attempts = attempt
+            try:
+                answer = await self._attempt(turn, exchange, responder, waiting)
+            except Rejected as rejected:
+                raise failed or _refused(rejected.refusal, rejected.retry_after_s) from None
+            except EngineFailed as error:
+                if not error.try_another:
+                    raise
+                failed = error
+                turn = self._elsewhere(turn, exchange, error)
+            else:
+                await answer.finish(responder, self._observer.receipt_headers(exchange))
+                return
+        assert failed is not None
+        raise failed
+
+    async def _attempt(self, turn: Turn, exchange: Exchange, responder: Responder, waiting: Waiting) -> Answer:
+        """One place and one replica. The slot is given back when the engine is done, which may be before the
+        client is. Raises Rejected, EngineFailed."""
+        with self._gate.turn(turn) as place:
+            exchange.dispatch = await self._granted(turn, place, exchange, waiting)
+            exchange.timings.leased_at = self._clock()
+            with self._forward.call(exchange, exchange.dispatch) as call:
+                try:
+                    answer = await (waiting.until(call.begin()) if exchange.wants_stream else call.begin())
+                except EngineFailed as error:
+                    place.left(error.ending, exchange.reply.usage)
+                    raise
+                place.first_byte()
+                exchange.timings.first_byte_at = self._clock()
+                await answer.relay(responder, self._observer.receipt_headers(exchange))
+            ending = Ending.COMPLETE if exchange.outcome is Outcome.ANSWERED else Ending.FAILED
+            place.left(ending, exchange.reply.usage, tuple(tool.name for tool in exchange.reply.tool_calls))
+            return answer
+
+    async def _granted(self, turn: Turn, place: Place, exchange: Exchange, waiting: Waiting) -> Dispatch:
+        dispatch = await place.granted(waiting.patience_s)
+        if dispatch is None and waiting.is_silent:
+            self._refuse_if_hopeless(turn, place, exchange)
+        while dispatch is None:
+            if exchange.wants_stream:
+                await waiting.speak()
+            dispatch = await place.granted(waiting.patience_s if exchange.wants_stream else None)
+        return dispatch
+
+    def _refuse_if_hopeless(self, turn: Turn, place: Place, exchange: Exchange) -> None:
+        """The second and last time that the wait is estimated: from here on a refusal is no HTTP status."""
+        more_s = place.expected_wait_s()
+        if self._clock() - exchange.timings.received_at + more_s > turn.max_wait_s:
+            place.give_up(KEPT_PLACE * more_s)
+            raise _refused(Refusal.TOO_LONG, more_s)
+
+    def _elsewhere(self, turn: Turn, exchange: Exchange, error: EngineFailed) -> Turn:
+        """The same turn for another replica, in the place in the order that its arrival gives it."""
+        assert exchange.dispatch is not None
+        failed_id = exchange.dispatch.replica_id
+        self._observer.retried(error.outcome.value)
+        exchange.notes.append(f"{failed_id} failed before its first byte: {error.failure.status}")
+        return replace(
+            turn,
+            id=f"{exchange.id}.{exchange.num_attempts}",
+            is_retry=True,
+            excluded=turn.excluded | {failed_id},
+        )
+
+
+def _refused(refusal: Refusal, retry_after_s: float) -> Refused:
+    outcome = _OUTCOME[refusal]
+    status = STATUS[outcome]
+    kind = "rate_limit_error" if status == 429 else "server_error"
+    text = f"{_WHY[refusal]} Try again in {math.ceil(retry_after_s)} s." if retry_after_s > 0 else _WHY[refusal]
+    return Refused(outcome, Failure(status, kind, text, code=refusal.value, retry_after_s=retry_after_s))

@@ -1,0 +1,184 @@
+"""Wires the gateway together, starts its parts in order and stops them in reverse."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path as FilePath
+from typing import cast
+
+from gateway import config, settings
+from gateway.admin import Admin
+from gateway.answer import Answering
+from gateway.engines.base import EngineAddress
+from gateway.factlog import FactLog
+from gateway.forward import Forward
+from gateway.gate import Gate
+from gateway.handler import Path
+from gateway.homes import Homes
+from gateway.hosted import HostedEngine
+from gateway.identity import Identity
+from gateway.keys import Keys
+from gateway.monitor import Monitor, RunningEngine
+from gateway.observe import Observer
+from gateway.plain import PlainCalls
+from gateway.receipts import Receipts
+from gateway.settings import Settings
+from gateway.transport import Timeouts
+from gateway.transports.aiohttp_server import AiohttpServer
+from gateway.transports.aiohttp_upstream import AiohttpUpstream
+from policies.admission import Limits
+from policies.fifo import Fifo
+from policies.lineage import Lineage
+from policies.passthrough import Passthrough
+from policies.place import Place, by_load, by_prefix, round_robin
+from policies.policy import Policy
+from policies.scheduler import Scheduler
+from policies.turns import Turns
+from policies.types import Fact, ReplicaReported
+
+PLACES: dict[str, Place] = {"prefix": by_prefix, "least_loaded": by_load, "round_robin": round_robin}
+POLICIES: dict[str, Callable[[Place], Policy]] = {"turns": Turns, "fifo": Fifo, "passthrough": Passthrough}
+
+
+class App:
+    """One gateway process. `start` once, then `stop` once."""
+
+    def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
+        """Raises ConfigError."""
+        self._settings = settings
+        self._clock = clock
+        self._addresses = config.addresses(settings)
+        self._keys = Keys(config.callers(settings))
+        self._policy = policy_of(settings.policy)
+        self._running = AsyncExitStack()
+        self._is_draining = False
+        self.port = 0
+        """Of the listener, once started."""
+
+    async def start(self) -> None:
+        """Engines first, then the listener. Raises OSError when it cannot listen; `stop` cleans up then too."""
+        addresses = [await self._hosted(address) for address in self._addresses]
+        upstream = AiohttpUpstream()
+        self._running.push_async_callback(upstream.close)
+        self._wire(addresses, upstream)
+        self._running.callback(self.observer.close)
+        self._running.callback(self.gate.stop)
+        self._running.push_async_callback(self.monitor.stop)
+        await self.monitor.start()
+        server = AiohttpServer(self.path.handle)
+        self._running.push_async_callback(server.stop, self._settings.timeouts.shutdown_grace_s)
+        listen = self._settings.listen
+        self.port = await server.start(listen.host, listen.port)
+
+    async def stop(self) -> None:
+        """Stop accepting, let running requests finish for the grace period, then end everything."""
+        self._is_draining = True
+        await self._running.aclose()
+
+    def banner(self) -> str:
+        """What was found at the engines, and which base URL to set."""
+        host = self._settings.listen.host
+        shown = "127.0.0.1" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host  # noqa: S104
+        lines = [line for engine in self.monitor.engines for line in _about(engine)]
+        base = f"http://{shown}:{self.port}/v1"
+        return "\n".join([*lines, f"Ready. Point your agents at it: OPENAI_BASE_URL={base}"])
+
+    def _wire(self, addresses: list[EngineAddress], upstream: AiohttpUpstream) -> None:
+        settings, clock = self._settings, self._clock
+        limits, probing, times = settings.limits, settings.probing, settings.timeouts
+        facts = FactLog(FilePath(settings.logging.facts)) if settings.logging.facts else None
+        receipts = Receipts(settings.receipts.keep_s, settings.receipts.max_kept)
+        self.gate = gate = Gate(
+            Scheduler(
+                self._policy,
+                Limits(
+                    ceiling=settings.policy.ceiling,
+                    overcommit=settings.policy.overcommit,
+                    hold_bound_s=settings.policy.hold_bound_s,
+                    max_queue=limits.queue_turns,
+                    max_sessions=settings.identity.max_sessions,
+                ),
+            ),
+            clock,
+            lambda *told: self.observer.told(*told),
+        )
+        self.monitor = monitor = Monitor(
+            addresses,
+            upstream,
+            self._tell,
+            clock,
+            interval_s=probing.interval_s,
+            timeout_s=probing.timeout_s,
+            probes_hints=probing.hints,
+        )
+        self.observer = observer = Observer(clock, gate.view, lambda: monitor.engines, receipts, facts)
+        self.identity = Identity(Lineage(settings.identity.max_sessions, settings.identity.session_ttl_s))
+        timeouts = Timeouts(times.connect_s, times.first_byte_s, times.idle_s)
+        forward = Forward(upstream, monitor, observer, timeouts, clock)
+        homes = Homes()
+        self.path = Path(
+            settings,
+            self._keys,
+            monitor,
+            self.identity,
+            gate,
+            Answering(gate, forward, observer, settings, clock),
+            PlainCalls(forward, monitor, homes, observer, limits.attempts),
+            homes,
+            observer,
+            Admin(self._keys, settings.models, monitor, observer, lambda: self._is_draining),
+            clock,
+        )
+
+    def _tell(self, fact: Fact) -> None:
+        """Facts of the monitor, with what the configuration knows better, and what identity learns from them."""
+        if isinstance(fact, ReplicaReported):
+            policy = self._settings.policy
+            if policy.slots_per_replica is not None:
+                fact = replace(fact, slots=policy.slots_per_replica)
+            if policy.capacity_tokens is not None:
+                fact = replace(fact, capacity_tokens=policy.capacity_tokens)
+            if self.monitor.target(fact.replica_id).engine.abilities.system_before_tools is False:
+                self.identity.tools_first.update(fact.models or ())
+        self.gate.tell(fact)
+
+    async def _hosted(self, address: EngineAddress) -> EngineAddress:
+        """The address of an engine; an embedded one is started for it, on a loopback port."""
+        if address.base_url:
+            return address
+        engine = HostedEngine(self._settings.embedded)
+        self._running.push_async_callback(engine.stop)
+        port = await engine.start()
+        return replace(address, base_url=f"http://127.0.0.1:{port}")
+
+
+def policy_of(section: settings.Policy) -> Policy:
+    """The policy of a short name, or of an import path `package.module:Name`. Raises ConfigError."""
+    if section.name in POLICIES:
+        return POLICIES[section.name](PLACES[section.placement])
+    module, _, name = section.name.partition(":")
+    try:
+        return cast(Policy, getattr(import_module(module), name)(**section.options))
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        known = ", ".join(POLICIES)
+        raise config.ConfigError(
+            f"policy.name {section.name!r}: {error}; known: {known}, or module:Name"
+        ) from None
+
+
+def _about(engine: RunningEngine) -> Iterator[str]:
+    if not engine.is_up:
+        yield f"{engine.name}: {engine.problem}; it is used as soon as it answers"
+        return
+    report, version = engine.report, engine.abilities.version
+    sizes = [pool.capacity_tokens for pool in report.pools]
+    size = f"{sum(filter(None, sizes)):,} tokens" if all(sizes) else "unknown size"
+    pools = "1 KV pool" if len(sizes) == 1 else f"{len(sizes)} KV pools"
+    kind = f"{engine.address.kind} {version}".rstrip()
+    yield f"{engine.name}: {kind} serving {', '.join(report.models)}; {pools}, {size}"
+    for advice in engine.engine.advice(report, engine.abilities):
+        yield f"  {advice.problem}: {advice.remedy}"

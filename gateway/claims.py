@@ -1,0 +1,108 @@
+"""What a request says about itself: session, parent, last turn, turns to come. Hints, read in one fixed order.
+
+Exactly one schema speaks: the first whose session header is present, even if its value is unusable. Mixing
+them joins what belongs apart (Codex sends the root's `session-id` from every sub-agent, OpenCode sends one
+too, and a proxy may add its own).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+_MAX_ID_CHARS = 255
+"""A longer explicit id means no id (Bifrost's rule)."""
+
+Headers: TypeAlias = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What the headers say; nothing of it is believed before the prompt agrees."""
+
+    source: str = ""
+    """The header that gave the session id. Empty: none did."""
+    session: str | None = None
+    parent: str | None = None
+    is_final: bool = False
+    """The client says that this is its session's last turn."""
+    expects_tools: bool = False
+    """This client's agents offer tools with every turn, so a request without is a side request."""
+
+
+def read_claim(headers: Headers) -> Claim:
+    """The first schema that is present. Header names are looked up in lower case."""
+    for schema in _LADDER:
+        claim = schema(headers)
+        if claim.source:
+            return claim
+    return Claim()
+
+
+def says_retry(headers: Headers) -> bool:
+    """Official SDKs count their own re-sends of one request."""
+    return (whole_number(headers, "x-stainless-retry-count") or 0) > 0
+
+
+def whole_number(headers: Headers, name: str) -> int | None:
+    """A header of at most nine digits; anything else reads as absent."""
+    value = headers.get(name, "").strip()
+    return int(value) if value.isascii() and value.isdigit() and len(value) < 10 else None
+
+
+def _own(headers: Headers) -> Claim:
+    return _claim(headers, ("x-turngate-session",), "x-turngate-parent", final="x-turngate-final")
+
+
+def _dynamo(headers: Headers) -> Claim:
+    return _claim(headers, ("x-dynamo-session-id",), "x-dynamo-parent-session-id", final="x-dynamo-session-final")
+
+
+def _opencode(headers: Headers) -> Claim:
+    """`x-session-id` alone is anybody's; with one of the other two it is OpenCode, whose agents have tools."""
+    is_opencode = "x-session-affinity" in headers or "x-opencode-session" in headers
+    names = ("x-session-id", "x-session-affinity", "x-opencode-session")
+    return _claim(headers, names, "x-parent-session-id", expects_tools=is_opencode)
+
+
+def _codex(headers: Headers) -> Claim:
+    """In a sub-agent `session-id` is the root's; only `thread-id` is its own."""
+    is_codex = "thread-id" in headers
+    names = ("thread-id", "session-id", "session_id")
+    return _claim(headers, names, "x-codex-parent-thread-id", expects_tools=is_codex)
+
+
+def _claude_code(headers: Headers) -> Claim:
+    """Sub-agents share the session id and have an agent id; the main agent has none."""
+    session = _id(headers, "x-claude-code-session-id")
+    agent = _id(headers, "x-claude-code-agent-id")
+    claim = _claim(headers, ("x-claude-code-session-id",), "", expects_tools=True)
+    if session is None or agent is None:
+        return claim
+    parent_agent = _id(headers, "x-claude-code-parent-agent-id")
+    parent = f"{session}/{parent_agent}" if parent_agent else session
+    return Claim(claim.source, f"{session}/{agent}", parent, expects_tools=True)
+
+
+_LADDER: tuple[Callable[[Headers], Claim], ...] = (_own, _dynamo, _opencode, _codex, _claude_code)
+
+
+def _claim(
+    headers: Headers, names: tuple[str, ...], parent: str, *, final: str = "", expects_tools: bool = False
+) -> Claim:
+    source = next((name for name in names if headers.get(name, "").strip()), "")
+    if not source:
+        return Claim()
+    return Claim(
+        source=source,
+        session=_id(headers, source),
+        parent=_id(headers, parent),
+        is_final=headers.get(final, "").strip().lower() in ("1", "true", "yes"),
+        expects_tools=expects_tools,
+    )
+
+
+def _id(headers: Headers, name: str) -> str | None:
+    value = headers.get(name, "").strip()
+    return value if 0 < len(value) <= _MAX_ID_CHARS else None

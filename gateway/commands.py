@@ -1,0 +1,149 @@
+"""What each command does. What a command alone needs is imported in it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import Coroutine, Mapping
+from contextlib import AsyncExitStack
+from importlib import import_module
+from typing import Any
+
+from gateway import config, logs
+from gateway.settings import Settings
+
+
+def run(arguments: argparse.Namespace, flags: Mapping[str, Any]) -> int:
+    """Run one parsed command; its exit status. Raises ConfigError."""
+    if arguments.command == "demo":
+        return demo(arguments)
+    settings = config.load(flags, arguments.config)
+    if arguments.dump_config:
+        print(config.dump(settings), end="")
+        return 0
+    logs.setup(settings.logging)
+    match arguments.command:
+        case "serve":
+            return _run_loop(serve(settings))
+        case "engine":
+            return _run_loop(engine(settings, arguments.engine_host, arguments.engine_port))
+        case "doctor":
+            return _run_loop(doctor(settings))
+        case _:
+            return check(settings)
+
+
+def demo(arguments: argparse.Namespace) -> int:
+    from gateway.demo import run as run_demo
+
+    return run_demo(arguments.png)
+
+
+async def serve(settings: Settings) -> int:
+    """Runs until SIGINT or SIGTERM; then running requests may finish. A second signal does not wait."""
+    from gateway.app import App
+
+    app, stop = App(settings), _stop_signal()
+    try:
+        await app.start()
+        print(app.banner(), flush=True)
+        await stop.wait()
+    except OSError as error:
+        return _cannot_listen(settings.listen.host, settings.listen.port, error)
+    finally:
+        await app.stop()
+    return 0
+
+
+async def engine(settings: Settings, host: str, port: int) -> int:
+    """Runs the embedded engine until SIGINT or SIGTERM."""
+    from gateway.hosted import HostedEngine
+
+    hosted, stop = HostedEngine(settings.embedded), _stop_signal()
+    try:
+        port = await hosted.start(host, port)
+        size = f"{settings.embedded.capacity_tokens} KV tokens, {settings.embedded.slots} slots"
+        print(f"Embedded engine, a model of one, serves {settings.embedded.model!r} ({size}).")
+        print(f"In front of it: turngate serve --engine vllm://{host}:{port}", flush=True)
+        await stop.wait()
+    except OSError as error:
+        return _cannot_listen(host, port, error)
+    finally:
+        await hosted.stop()
+    return 0
+
+
+async def doctor(settings: Settings) -> int:
+    """Asks every engine once, and says what it found; 1 when one is not up."""
+    from gateway.doctor import as_text
+    from gateway.hosted import hosted
+    from gateway.monitor import Monitor
+    from gateway.transports.aiohttp_upstream import AiohttpUpstream
+
+    async with AsyncExitStack() as running:
+        addresses = [await hosted(address, settings.embedded, running) for address in config.addresses(settings)]
+        upstream = AiohttpUpstream()
+        running.push_async_callback(upstream.close)
+        monitor = Monitor(
+            addresses, upstream, lambda fact: None, time.monotonic, timeout_s=settings.probing.timeout_s
+        )
+        running.push_async_callback(monitor.stop)
+        await monitor.start()
+        print(as_text(monitor.engines))
+        return 0 if all(engine.is_up for engine in monitor.engines) else 1
+
+
+def check(settings: Settings) -> int:
+    """Says in plain words what the configuration means."""
+    from gateway.app import policy_of
+
+    policy_of(settings.policy)
+    callers, addresses, policy = config.callers(settings), config.addresses(settings), settings.policy
+    tenants = ", ".join(sorted({caller.tenant for caller in callers.values()}))
+    base_url = f"http://{settings.listen.host}:{settings.listen.port}"
+    print("The configuration is valid.")
+    print(f"Listens on {base_url}; agents use OPENAI_BASE_URL={base_url}/v1")
+    print(f"Clients: {len(callers)} keys of {tenants}" if callers else "Clients: anybody, no key is asked for")
+    for address in addresses:
+        print(f"Engine {address.name}: {address.kind} {address.base_url}".rstrip())
+    print(f"Policy {policy.name}: resident sessions fill at most {policy.ceiling:.0%} of a KV pool")
+    print(f"Placement {policy.placement}")
+    print(
+        f"Waiting: at most {policy.max_wait_s:g} s for a stream, {policy.max_wait_plain_s:g} s for a plain answer"
+    )
+    for pattern, model in settings.models.aliases.items():
+        print(f"Model {pattern} is {model}")
+    for name in config.unknown_variables():
+        print(f"warning: nothing reads the variable {name}", file=sys.stderr)
+    return 0
+
+
+def _stop_signal() -> asyncio.Event:
+    """Set by the first SIGINT or SIGTERM; the next one has its default effect and ends the process."""
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        stop.set()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal)
+    return stop
+
+
+def _run_loop(main: Coroutine[Any, Any, int]) -> int:
+    try:
+        new_loop = import_module("uvloop").new_event_loop  # of the extra `fast`
+    except ImportError:
+        new_loop = None
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        return runner.run(main)
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> int:
+    print(f"turngate: cannot listen on {host}:{port}: {error.strerror or error}", file=sys.stderr)
+    return 1

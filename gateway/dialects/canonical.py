@@ -1,0 +1,109 @@
+"""Canonical texts: what stays equal when a client parses its history and writes it again.
+
+One text is compact JSON with sorted keys. Two conversations that render to the same prompt may differ here; two
+that differ here in more than what `VOLATILE` names render to different prompts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import orjson
+
+from gateway.exchange import Json
+
+VOLATILE = frozenset({"id", "status", "annotations", "logprobs", "cache_control", "provider_specific_fields"})
+"""Keys that clients add, drop or renew from turn to turn; engines do not render them."""
+
+_TOO_DEEP = b'"nested too deep to be told apart"'
+
+
+def dump(value: Any) -> bytes:
+    """Compact JSON with sorted keys."""
+    try:
+        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    except orjson.JSONEncodeError:  # orjson reads deeper values than it writes
+        return _TOO_DEEP
+
+
+def message(role: str, members: Mapping[str, Any]) -> bytes:
+    """One message: its role, then its members without empty ones."""
+    return dump([role, {key: value for key, value in members.items() if value not in (None, "", [])}])
+
+
+def clean(value: Mapping[str, Any]) -> Json:
+    """`value` without nulls and volatile keys; only its top level."""
+    return {key: item for key, item in value.items() if item is not None and key not in VOLATILE}
+
+
+def objects(values: Any) -> list[Json]:
+    """The objects of a list; nothing of anything else."""
+    return [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []
+
+
+def content(value: Any) -> Any:
+    """Message content: neighbouring text parts joined; a string when there is nothing but text."""
+    if not isinstance(value, list):
+        return value
+    folded: list[Any] = []
+    for part in value:
+        text = text_of(part)
+        if text is None:
+            folded.append(clean(part) if isinstance(part, dict) else part)
+        elif folded and isinstance(folded[-1], str):
+            folded[-1] += text
+        else:
+            folded.append(text)
+    if not folded:
+        return ""
+    return folded[0] if len(folded) == 1 and isinstance(folded[0], str) else folded
+
+
+def text_of(part: Any) -> str | None:
+    """The text of a text part, or of a plain string; None for anything else."""
+    if isinstance(part, dict):
+        part = part.get("text")
+    return part if isinstance(part, str) else None
+
+
+def arguments(value: Any) -> Any:
+    """Tool-call arguments, parsed: OpenCode, Qwen and pydantic-ai write the JSON anew. As they are, if no JSON."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return orjson.loads(value)
+    except orjson.JSONDecodeError:
+        return value
+
+
+def system(texts: Iterable[Any]) -> bytes:
+    """The system text of contents that come before the first message."""
+    return b"\n".join(
+        text.encode() if isinstance(text, str) else dump(text) for text in map(content, texts) if text
+    )
+
+
+def tool(definition: Json) -> bytes:
+    """One tool definition, with or without the `function` wrapper of chat."""
+    cleaned = clean(definition)
+    function = cleaned.get("function")
+    if isinstance(function, dict):
+        cleaned["function"] = clean(function)
+    return dump(cleaned)
+
+
+def tool_names(definitions: Iterable[Json]) -> tuple[str, ...]:
+    """Names that calls will carry: of functions, of the tools of a namespace, else the type (`web_search`)."""
+    names: list[str] = []
+    for definition in definitions:
+        nested = objects(definition.get("tools"))
+        if nested:
+            names += tool_names(nested)
+            continue
+        function = definition.get("function")
+        named = function if isinstance(function, dict) else definition
+        name = named.get("name") or definition.get("type")
+        if isinstance(name, str):
+            names.append(name)
+    return tuple(names)

@@ -1,0 +1,69 @@
+"""`/v1/completions`: raw prompts."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import orjson
+
+from gateway import fields, sse
+from gateway.dialects import canonical, checks
+from gateway.dialects.base import Script
+from gateway.dialects.openai_format import OpenAiFormat
+from gateway.errors import Failure
+from gateway.exchange import Json, Reply
+
+_SHAPES = checks.COMMON | {"prompt": checks.TEXT_OR_LIST}
+
+_TURN_START = re.compile(r"(?=<\|(?:im_start|start_header_id|start|system|user|assistant)\|>|\[INST\])")
+"""Where the templates of Qwen, Llama 3, gpt-oss, GLM and Mistral begin a message."""
+_SYSTEM_START = re.compile(r"<\|(?:im_start\|>|start_header_id\|>|start\|>)?system\b")
+
+
+class Completions(OpenAiFormat):
+    name = "completions"
+    is_conversation = True
+
+    def check(self, body: Json) -> Failure | None:
+        return checks.wrong_field(body, _SHAPES, required="prompt")
+
+    def script(self, body: Json) -> Script:
+        """A prompt that a client rendered itself is cut where its template begins a message; a token prompt is one
+        message; of several prompts each is one, since they are answered apart."""
+        prompt = body.get("prompt")
+        if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
+            prompt = prompt[0]
+        system = b""
+        pieces: list[Any] = [prompt]
+        if isinstance(prompt, str):
+            pieces = [piece for piece in _TURN_START.split(prompt) if piece]
+            if len(pieces) > 1 and _SYSTEM_START.match(pieces[0]):
+                system = pieces.pop(0).encode()
+        elif isinstance(prompt, list) and not any(isinstance(item, int) for item in prompt):
+            pieces = prompt
+        messages = tuple(canonical.message("prompt", {"content": piece}) for piece in pieces)
+        return Script(tools=(), system=system, messages=messages, offers_tools=False, tool_names=())
+
+    def read(self, event: Json, reply: Reply) -> None:
+        """Of several choices (`n`, several prompts) only the first is read."""
+        reply.model = fields.text(event, "model") or reply.model
+        for choice in canonical.objects(event.get("choices")):
+            if choice.get("index", 0) != 0:
+                continue
+            reply.text += fields.text(choice, "text") or ""
+            finish = fields.text(choice, "finish_reason")
+            if finish is not None:
+                reply.finish_reason = finish
+                reply.is_complete = True
+
+    def keep_alive(self, model: str, answer_id: str, created_at: int) -> bytes:
+        choice = {"index": 0, "text": "", "logprobs": None, "finish_reason": None}
+        chunk = {
+            "id": answer_id,
+            "object": "text_completion",
+            "created": created_at,
+            "model": model,
+            "choices": [choice],
+        }
+        return sse.event(orjson.dumps(chunk))

@@ -1,0 +1,46 @@
+"""What chat, completions and the plain paths share: errors, and usage as an event that must be asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from gateway import fields, sse
+from gateway.dialects.failures import openai_error, read_error
+from gateway.errors import Failure
+from gateway.exchange import Json
+
+
+class OpenAiFormat:
+    """The methods of `Dialect` that do not depend on the conversation."""
+
+    def wants_usage(self, body: Json) -> bool:
+        return fields.flag(fields.obj(body, "stream_options"), "include_usage")
+
+    def asking_for_usage(self, body: Json) -> Mapping[str, Any]:
+        if not fields.flag(body, "stream") or self.wants_usage(body):
+            return {}
+        return {"stream_options": fields.obj(body, "stream_options") | {"include_usage": True}}
+
+    def is_asked_usage(self, event: Json) -> bool:
+        return event.get("choices") == [] and isinstance(event.get("usage"), dict)
+
+    def max_tokens_key(self, body: Json) -> str | None:
+        return "max_tokens" if body.get("max_tokens") is not None else None
+
+    def stateful_id(self, body: Json) -> str | None:
+        return None
+
+    def is_error(self, event: Json) -> Failure | None:
+        error = event.get("error")
+        if error:
+            return read_error(error)
+        return read_error(event) if event.get("object") == "error" else None
+
+    def error_body(self, failure: Failure) -> bytes:
+        return orjson.dumps({"error": openai_error(failure)})
+
+    def error_event(self, failure: Failure) -> bytes:
+        return sse.event(self.error_body(failure))

@@ -1,0 +1,32 @@
+"""Paths without a conversation: embeddings, tokenize, detokenize."""
+
+from __future__ import annotations
+
+from gateway import fields
+from gateway.dialects import checks
+from gateway.dialects.base import Script
+from gateway.dialects.openai_format import OpenAiFormat
+from gateway.errors import Failure
+from gateway.exchange import Json, Reply
+
+_NOTHING = Script(tools=(), system=b"", messages=(), offers_tools=False, tool_names=())
+
+
+class Plain(OpenAiFormat):
+    is_conversation = False
+
+    def __init__(self, name: str = "plain") -> None:
+        self.name = name
+
+    def check(self, body: Json) -> Failure | None:
+        return checks.wrong_field(body, checks.COMMON)
+
+    def script(self, body: Json) -> Script:
+        return _NOTHING
+
+    def read(self, event: Json, reply: Reply) -> None:
+        reply.model = fields.text(event, "model") or reply.model
+        reply.is_complete = True
+
+    def keep_alive(self, model: str, answer_id: str, created_at: int) -> bytes:
+        return b": waiting\n\n"  # never needed: these paths do not stream

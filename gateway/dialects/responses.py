@@ -1,0 +1,177 @@
+"""`/v1/responses`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from gateway import fields, sse
+from gateway.dialects import canonical, checks
+from gateway.dialects.base import Script
+from gateway.dialects.failures import openai_error, read_error
+from gateway.errors import Failure
+from gateway.exchange import Json, Reply, ToolCall
+
+_SHAPES = checks.COMMON | {
+    "input": checks.TEXT_OR_LIST,
+    "instructions": checks.TEXT,
+    "tools": checks.LIST,
+    "previous_response_id": checks.TEXT,
+}
+_CALLS = ("function_call", "custom_tool_call")
+_ENDED = ("completed", "incomplete")
+
+
+class Responses:
+    name = "responses"
+    is_conversation = True
+
+    def check(self, body: Json) -> Failure | None:
+        return checks.wrong_field(body, _SHAPES, objects_in=("input", "tools"))
+
+    def script(self, body: Json) -> Script:
+        tools = canonical.objects(body.get("tools"))
+        value = body.get("input")
+        items = [{"role": "user", "content": value}] if isinstance(value, str) else canonical.objects(value)
+        system = [body.get("instructions")]
+        while items and items[0].get("role") in ("system", "developer"):
+            system.append(items[0].get("content"))
+            items = items[1:]
+        messages = [message for message in map(_item, items) if message is not None]
+        return Script(
+            tools=tuple(map(canonical.tool, tools)),
+            system=canonical.system(system),
+            messages=tuple(messages),
+            offers_tools=bool(tools),
+            tool_names=canonical.tool_names(tools),
+        )
+
+    def wants_usage(self, body: Json) -> bool:
+        return True
+
+    def asking_for_usage(self, body: Json) -> Mapping[str, Any]:
+        return {}
+
+    def is_asked_usage(self, event: Json) -> bool:
+        return False
+
+    def max_tokens_key(self, body: Json) -> str | None:
+        return "max_output_tokens" if body.get("max_output_tokens") is not None else None
+
+    def stateful_id(self, body: Json) -> str | None:
+        return fields.text(body, "previous_response_id")
+
+    def read(self, event: Json, reply: Reply) -> None:
+        kind = event.get("type")
+        if kind == "response.output_text.delta":
+            reply.text += fields.text(event, "delta") or ""
+        elif kind == "response.output_item.done":
+            _read_call(fields.obj(event, "item"), reply)
+        elif event.get("object") == "response":
+            _read_response(event, reply)
+        elif "response" in event:
+            _read_response(fields.obj(event, "response"), reply)
+
+    def is_error(self, event: Json) -> Failure | None:
+        kind = event.get("type")
+        if kind == "response.failed":
+            return read_error(fields.obj(fields.obj(event, "response"), "error"))
+        if event.get("error"):
+            # The body of an answer has `error: null`, unless it failed.
+            return read_error(event["error"])
+        return read_error({**event, "type": None}) if kind == "error" else None
+
+    def keep_alive(self, model: str, answer_id: str, created_at: int) -> bytes:
+        """Codex and all who read events one by one skip it. openai-python's `responses.stream()` helper takes no
+        event at all before the engine's `response.created`."""
+        return _event("response.in_progress", _response(model, answer_id, created_at, "in_progress", None))
+
+    def error_body(self, failure: Failure) -> bytes:
+        return orjson.dumps({"error": openai_error(failure)})
+
+    def error_event(self, failure: Failure) -> bytes:
+        """`response.failed` is what Codex retries; it takes the delay of a `rate_limit_exceeded` from the text."""
+        message = failure.message
+        if failure.status == 429:
+            code = "rate_limit_exceeded"
+            if failure.retry_after_s is not None:
+                message = f"{message} Please try again in {math.ceil(failure.retry_after_s)}s."
+        else:
+            code = failure.code or ("server_error" if failure.status >= 500 else "invalid_prompt")
+        error = {"code": code, "message": message}
+        return _event("response.failed", _response("", "resp_failed", 0, "failed", error))
+
+
+def _item(item: Json) -> bytes | None:
+    """One input item, named by its role or type; None for one that says nothing (a bare reasoning item)."""
+    kind = fields.text(item, "type") or "message"
+    if kind == "message":
+        return canonical.message(
+            fields.text(item, "role") or "", {"content": canonical.content(item.get("content"))}
+        )
+    members = canonical.clean(item)
+    members.pop("type", None)
+    if kind == "item_reference":
+        members["id"] = item.get("id")
+    for key in ("content", "output", "summary"):
+        if key in members:
+            members[key] = canonical.content(members[key])
+    if "arguments" in members:
+        members["arguments"] = canonical.arguments(members["arguments"])
+    if not any(members.values()):
+        return None
+    return canonical.message(kind, members)
+
+
+def _read_call(item: Json, reply: Reply) -> None:
+    if item.get("type") in _CALLS:
+        arguments = fields.text(item, "arguments") or fields.text(item, "input") or ""
+        reply.tool_calls.append(
+            ToolCall(fields.text(item, "call_id") or "", fields.text(item, "name") or "", arguments)
+        )
+
+
+def _read_response(response: Json, reply: Reply) -> None:
+    """A whole answer, or what a stream says of it. Its output is read unless the stream has shown it already."""
+    reply.model = fields.text(response, "model") or reply.model
+    status = fields.text(response, "status")
+    if status not in _ENDED:
+        return
+    reply.finish_reason = fields.text(fields.obj(response, "incomplete_details"), "reason") or status
+    reply.is_complete = True
+    if reply.text or reply.tool_calls:
+        return
+    for item in canonical.objects(response.get("output")):
+        _read_call(item, reply)
+        if item.get("type") == "message":
+            for part in canonical.objects(item.get("content")):
+                reply.text += canonical.text_of(part) or ""
+
+
+def _response(model: str, answer_id: str, created_at: int, status: str, error: Json | None) -> Json:
+    """Every field that the SDKs' type declares without a default."""
+    return {
+        "id": answer_id,
+        "object": "response",
+        "created_at": created_at,
+        "status": status,
+        "error": error,
+        "incomplete_details": None,
+        "instructions": None,
+        "metadata": {},
+        "model": model,
+        "output": [],
+        "parallel_tool_calls": True,
+        "temperature": None,
+        "tool_choice": "auto",
+        "tools": [],
+        "top_p": None,
+    }
+
+
+def _event(kind: str, response: Json) -> bytes:
+    data = {"type": kind, "sequence_number": 0, "response": response}
+    return sse.event(orjson.dumps(data), kind)

@@ -1,0 +1,100 @@
+"""What every engine is, what it honours and what to change there: the same report as JSON and as text. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from gateway.engines.base import CONVERSATIONS, Advice
+from gateway.monitor import RunningEngine
+
+_SAID = {True: "yes", False: "no", None: "not known"}
+_ORDER = {
+    True: "system before tools",
+    False: "tools before system",
+    None: "not known, taken as system before tools",
+}
+_LABEL_CHARS = 16
+_NEWER = "a release that reads X-Data-Parallel-Rank, or one engine per rank"
+
+
+def as_json(engines: Iterable[RunningEngine]) -> list[dict[str, Any]]:
+    """One object per engine; null where it could not be found out. Part of `/health`."""
+    return [_engine(engine) for engine in engines]
+
+
+def as_text(engines: Iterable[RunningEngine]) -> str:
+    """A block per engine for people, advice last."""
+    return "\n\n".join(_block(row) for row in as_json(engines))
+
+
+def _engine(engine: RunningEngine) -> dict[str, Any]:
+    report, abilities = engine.report, engine.abilities
+    advice = engine.engine.advice(report, abilities) if engine.is_up else ()
+    if abilities.num_pools > len(report.pools) > 0:
+        advice += (Advice(f"its {abilities.num_pools} KV pools cannot be addressed and count as one", _NEWER),)
+    return {
+        "name": engine.name,
+        "kind": engine.engine.kind,
+        "url": engine.address.base_url,
+        "is_up": engine.is_up,
+        "problem": engine.problem,
+        "version": abilities.version,
+        "models": {model: report.max_model_len.get(model) for model in report.models},
+        "replicas": [
+            {
+                "id": engine.replica_id(pool.name),
+                "capacity_tokens": pool.capacity_tokens,
+                "block_tokens": pool.block_tokens,
+                "slots": pool.slots,
+                "running": pool.running,
+                "waiting": pool.waiting,
+            }
+            for pool in report.pools
+        ],
+        "serves": None if abilities.paths is None else sorted(CONVERSATIONS & abilities.paths),
+        "honours": {
+            "priority": abilities.honours_priority,
+            "placement": abilities.can_address_pools if abilities.num_pools > 1 else None,
+            "cached_tokens": abilities.reports_cached_tokens,
+            "prefix_cache": report.caches_prefixes,
+        },
+        "system_before_tools": abilities.system_before_tools,
+        "refused_fields": sorted(abilities.refused_fields),
+        "advice": [{"problem": found.problem, "remedy": found.remedy} for found in advice],
+    }
+
+
+def _block(row: dict[str, Any]) -> str:
+    state = "up" if row["is_up"] else f"DOWN: {row['problem']}"
+    lines = [f"{row['name']}  {row['kind']} {row['version']}".rstrip() + f"  {state}"]
+    if row["is_up"]:
+        lines += [f"  {label:<{_LABEL_CHARS}}{text}" for label, text in _facts(row)]
+        lines += [f"  ! {found['problem']}\n    try: {found['remedy']}" for found in row["advice"]]
+    return "\n".join(lines)
+
+
+def _facts(row: dict[str, Any]) -> list[tuple[str, str]]:
+    honours = row["honours"]
+    facts = [
+        ("models", ", ".join(_model(name, length) for name, length in row["models"].items())),
+        *(("KV pool", _pool(replica)) for replica in row["replicas"]),
+        ("serves", "not known" if row["serves"] is None else " ".join(row["serves"])),
+        ("priority", _SAID[honours["priority"]]),
+        ("cached tokens", {True: "reported", False: "not reported", None: "not known"}[honours["cached_tokens"]]),
+        ("prompt order", _ORDER[row["system_before_tools"]]),
+    ]
+    if row["refused_fields"]:
+        facts.append(("not sent", " ".join(row["refused_fields"])))
+    return facts
+
+
+def _model(name: str, max_model_len: int | None) -> str:
+    return name if max_model_len is None else f"{name} (context {max_model_len:,} tokens)"
+
+
+def _pool(replica: dict[str, Any]) -> str:
+    capacity, block, slots = replica["capacity_tokens"], replica["block_tokens"], replica["slots"]
+    size = "size not known: admission learns from evictions" if capacity is None else f"{capacity:,} tokens"
+    parts = [size, f"blocks of {block}" if block else "", f"{slots} slots" if slots else ""]
+    return f"{replica['id']}: {', '.join(part for part in parts if part)}"

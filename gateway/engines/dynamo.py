@@ -1,0 +1,268 @@
+"""NVIDIA Dynamo: priorities by header, `nvext.agent_hints`, and the workers behind one frontend as pools.
+
+Dynamo refuses unknown fields with 400 at every level, so nothing goes into a body that was not seen to be taken
+by 1.3 to 1.6. Worker ids are 64-bit: text here and everywhere.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import orjson
+
+from gateway import fields
+from gateway.engines.base import (
+    CONVERSATIONS,
+    MESSAGES,
+    NO_HEADERS,
+    Abilities,
+    Advice,
+    Claims,
+    Json,
+    Outgoing,
+    Pool,
+    Report,
+)
+from gateway.engines.exposition import Sample, samples, total
+from gateway.engines.openai import OpenAI, json_page, read_models
+from policies.types import Hints
+
+PRIORITY_HEADER = "x-dynamo-request-priority"
+TIER_HEADER = "x-dynamo-request-strict-priority"
+WORKER_HEADER = "x-dynamo-worker-instance-id"
+SESSION_HEADER = "x-dynamo-session-id"
+PARENT_HEADER = "x-dynamo-parent-session-id"
+_RANK_HEADERS = frozenset((PRIORITY_HEADER, TIER_HEADER))
+_RANK_KEYS = frozenset(("priority", "strict_priority", "latency_sensitivity"))
+_PLACE_HEADERS = frozenset(
+    (
+        WORKER_HEADER,
+        "x-dynamo-prefill-instance-id",
+        "x-dynamo-dp-rank",
+        "x-dynamo-prefill-dp-rank",
+        "x-worker-instance-id",
+        "x-prefill-instance-id",
+        "x-dp-rank",
+    )
+)
+_PLACE_KEYS = frozenset(("backend_instance_id", "decode_worker_id", "prefill_worker_id", "dp_rank"))
+# Schemas that Dynamo reads itself; a client that sends one of them is not given a second identity.
+_SESSION_SCHEMAS = (SESSION_HEADER, "x-session-id", "x-claude-code-session-id")
+
+MAX_CREDIT_S = 60
+"""Queue credit of a session's last turn. Bounded, so that what has waited longer than this goes first."""
+_URGENCY_PER_TIER = 20
+
+_BLOCKS = "dynamo_frontend_model_total_kv_blocks"
+_BLOCK_TOKENS = "dynamo_frontend_model_kv_cache_block_size"
+_SLOTS = "dynamo_frontend_model_max_num_seqs"
+_ROUTER_QUEUE = "dynamo_frontend_router_queue_pending_requests"
+_PROMPT = "dynamo_frontend_input_sequence_tokens_sum"
+_CACHED = "dynamo_frontend_cached_tokens_sum"
+_METRICS = frozenset((_BLOCKS, _BLOCK_TOKENS, _SLOTS, _ROUTER_QUEUE, _PROMPT, _CACHED))
+_WORKER = "dynamo_component_uptime_seconds"
+_RUNNING = ("vllm:num_requests_running", "sglang:num_running_reqs", "trtllm:num_requests_running")
+_WAITING = ("vllm:num_requests_waiting", "sglang:num_queue_reqs", "trtllm:num_requests_waiting")
+_WORKER_METRICS = frozenset((_WORKER, *_RUNNING, *_WAITING))
+
+_READ_BACK = b',"nvext":{"worker_id":{'
+_READ_BACK_VALUE = re.compile(rb"[^{}]*\}\}")
+
+
+class Dynamo(OpenAI):
+    kind = "dynamo"
+    metrics_paths: tuple[str, ...] = ("/health", "/metrics", "/v1/models")
+    probe_paths: tuple[str, ...] = ("/openapi.json",)
+    claim_headers: frozenset[str] = _RANK_HEADERS | _PLACE_HEADERS
+
+    def abilities(self) -> Abilities:
+        return Abilities(can_address_pools=True)
+
+    def learn(self, pages: Mapping[str, str], abilities: Abilities) -> None:
+        super().learn(pages, abilities)
+        about = fields.obj(json_page(pages, "/openapi.json"), "info")
+        abilities.version = fields.text(about, "version") or ""
+        if metrics := pages.get("/metrics"):
+            # Only --router-mode kv has a queue to order.
+            abilities.honours_priority = bool(samples(metrics, (_ROUTER_QUEUE,)))
+
+    def rendering(self, model: str, messages: list[Json], tools: list[Json]) -> tuple[str, Json] | None:
+        body: Json = {"model": model, "messages": messages, "tools": tools, "max_tokens": 1, "stream": True}
+        return "/v1/chat/completions", body | {"nvext": {"annotations": ["formatted_prompt"]}}
+
+    def rendered(self, answer: str) -> str:
+        """The annotation is an event whose payload is a comment line with a JSON string."""
+        _, _, rest = answer.partition("event: formatted_prompt\n: ")
+        try:
+            return str(orjson.loads(rest.partition("\n")[0]))
+        except orjson.JSONDecodeError:
+            return ""
+
+    def outgoing(
+        self,
+        path: str,
+        body: Json,
+        hints: Hints,
+        pool: str,
+        abilities: Abilities,
+        may_prioritise: bool,
+        client_headers: Mapping[str, str] = NO_HEADERS,
+    ) -> Outgoing:
+        if path not in CONVERSATIONS:
+            return Outgoing()
+        claims = self.claims(body, client_headers)
+        honoured, dropped = (claims, Claims()) if may_prioritise else (Claims(), claims)
+        theirs = fields.obj(body, "nvext")
+        headers = _session_headers(hints, client_headers)
+        names = ["session"] if headers else []
+        if not _ranks_itself(honoured, theirs, may_prioritise):
+            headers += _priority_headers(hints)
+            names.append("priority")
+        pin = WORKER_HEADER if pool and not _places_itself(honoured, theirs, may_prioritise) else ""
+        if pin:
+            headers.append((pin, pool))
+        asks_worker = abilities.num_pools > 1 and not pin and path != MESSAGES and "extra_fields" not in theirs
+        nvext = _nvext(hints, asks_worker, abilities.refused_fields)
+        if "agent_hints" in nvext:
+            names.append("osl")
+        return Outgoing(
+            tuple(headers),
+            {"nvext": nvext} if nvext else {},
+            hint_names=tuple(names),
+            drop_headers=dropped.headers,
+            pin=pin,
+            reads_back="extra_fields" in nvext,
+        )
+
+    def refused_fields(self, status: int, message: str, sent: Outgoing) -> frozenset[str]:
+        """A worker that is gone is answered `Invalid request`, and nothing else."""
+        if status == 400 and sent.pin and message.strip() == "Invalid request":
+            return frozenset((sent.pin,))
+        return super().refused_fields(status, message, sent)
+
+    def parse_report(self, pages: Mapping[str, str]) -> Report:
+        models, lengths = read_models(pages)
+        found = samples(pages.get("/metrics", ""), _METRICS)
+        return Report(models, lengths, _pools(pages, found, models), total(found, _PROMPT), total(found, _CACHED))
+
+    def served_by(self, event: Json) -> str | None:
+        worker = fields.integer(fields.obj(fields.obj(event, "nvext"), "worker_id"), "decode_worker_id")
+        return None if worker is None else str(worker)
+
+    def without_read_back(self, event: bytes) -> bytes:
+        """Dynamo writes `nvext` without spaces and never first. An unescaped quote cannot stand inside a JSON
+        string, so what is found is a key; the last one is the answer's own."""
+        start = event.rfind(_READ_BACK)
+        end = _READ_BACK_VALUE.match(event, start + len(_READ_BACK)) if start >= 0 else None
+        return event[:start] + event[end.end() :] if end else event
+
+    def advice(self, report: Report, abilities: Abilities) -> tuple[Advice, ...]:
+        found = []
+        if abilities.honours_priority is False:
+            found.append(
+                Advice(
+                    "its router has no queue, so our order ends at the gateway", "--router-mode kv on the frontend"
+                )
+            )
+        else:
+            found.append(
+                Advice(
+                    "priorities act only while the router's queue is not empty (its threshold cannot be seen)",
+                    "--router-queue-threshold 0.5 on the frontend, or ignore this: the gateway queues anyway",
+                )
+            )
+        if abilities.paths is not None and MESSAGES not in abilities.paths:
+            found.append(Advice("/v1/messages is not served", "DYN_ENABLE_ANTHROPIC_API=1 on the frontend"))
+        if len(report.models) > 1:
+            found.append(
+                Advice(
+                    "with several models its workers cannot be told apart", "one frontend per model, or accept it"
+                )
+            )
+        if not any(pool.capacity_tokens for pool in report.pools):
+            found.append(Advice("KV capacity is not known", "leave /metrics on and reachable"))
+        return tuple(found)
+
+
+def _session_headers(hints: Hints, client_headers: Mapping[str, str]) -> list[tuple[str, str]]:
+    if not hints.session_id or any(name in client_headers for name in _SESSION_SCHEMAS):
+        return []
+    parent = [(PARENT_HEADER, hints.parent_id)] if hints.parent_id else []
+    return [(SESSION_HEADER, hints.session_id), *parent]
+
+
+def _priority_headers(hints: Hints) -> list[tuple[str, str]]:
+    """The tier decides, seconds of queue credit order inside it. Sent at 0 too: they override the body's."""
+    credit_s = 0 if hints.remaining_turns is None else round(MAX_CREDIT_S / (1 + max(0.0, hints.remaining_turns)))
+    return [(TIER_HEADER, str(max(0, hints.urgency) // _URGENCY_PER_TIER)), (PRIORITY_HEADER, str(credit_s))]
+
+
+def _ranks_itself(honoured: Claims, nvext: Json, may_prioritise: bool) -> bool:
+    """Whether an entitled client set a priority of its own, in a header or in the body."""
+    keys = fields.obj(nvext, "agent_hints").keys() & _RANK_KEYS if may_prioritise else ()
+    return bool(keys or honoured.headers & _RANK_HEADERS)
+
+
+def _places_itself(honoured: Claims, nvext: Json, may_prioritise: bool) -> bool:
+    """Whether an entitled client chose a worker itself. Of others our header overrides the body's choice."""
+    keys = nvext.keys() & _PLACE_KEYS if may_prioritise else ()
+    return bool(keys or honoured.headers & _PLACE_HEADERS)
+
+
+def _nvext(hints: Hints, asks_worker: bool, refused: set[str]) -> Json:
+    nvext: Json = {}
+    if hints.expected_output_tokens and not refused & {"nvext", "nvext.agent_hints", "nvext.agent_hints.osl"}:
+        nvext["agent_hints"] = {"osl": hints.expected_output_tokens}
+    if asks_worker and not refused & {"nvext", "nvext.extra_fields"}:
+        nvext["extra_fields"] = ["worker_id"]
+    return nvext
+
+
+def _pools(pages: Mapping[str, str], found: list[Sample], models: tuple[str, ...]) -> tuple[Pool, ...]:
+    """One per worker; the model's gauges hold for each of them (seen on 1.6.1 with four workers).
+
+    Workers of several models, or of split prefill and decode, cannot be told apart: then one pool without a size.
+    """
+    if not models:
+        return ()
+    workers = _workers(pages)
+    if len(models) > 1 or not workers:
+        return (Pool(""),)
+    block_tokens, blocks, slots = (total(found, name) for name in (_BLOCK_TOKENS, _BLOCKS, _SLOTS))
+    loads = dict(_load(page) for path, page in pages.items() if "://" in path)
+    pools = []
+    for worker in workers:
+        running, waiting = loads.get(f"{int(worker):x}", (None, None))
+        pools.append(
+            Pool(
+                worker if len(workers) > 1 else "",
+                capacity_tokens=int(block_tokens * blocks) if block_tokens and blocks else None,
+                block_tokens=int(block_tokens) if block_tokens else None,
+                slots=int(slots) if slots else None,
+                running=running,
+                waiting=waiting,
+            )
+        )
+    return tuple(pools)
+
+
+def _workers(pages: Mapping[str, str]) -> list[str]:
+    """Ids of the instances that generate; empty when they are of more than one component."""
+    components: dict[str, set[str]] = {}
+    for row in fields.items(json_page(pages, "/health"), "instances"):
+        if isinstance(row, dict) and row.get("endpoint") == "generate":
+            name = f"{row.get('namespace')}/{row.get('component')}"
+            components.setdefault(name, set()).add(str(row.get("instance_id")))
+    return sorted(next(iter(components.values()))) if len(components) == 1 else []
+
+
+def _load(page: str) -> tuple[str, tuple[int | None, int | None]]:
+    """Worker id in hexadecimal, requests running and waiting, from a worker's own page."""
+    found = samples(page, _WORKER_METRICS)
+    worker = next((sample.labels.get("worker_id", "") for sample in found if sample.name == _WORKER), "")
+    return worker, (_first(found, _RUNNING), _first(found, _WAITING))
+
+
+def _first(found: list[Sample], names: tuple[str, ...]) -> int | None:
+    return next((int(sample.value) for sample in found if sample.name in names), None)

@@ -1,0 +1,140 @@
+"""SGLang: priority (higher goes first unless flipped), soft session references, load and capacity as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gateway import fields
+from gateway.engines.base import (
+    CHAT,
+    COMPLETIONS,
+    CONVERSATIONS,
+    MESSAGES,
+    NO_HEADERS,
+    Abilities,
+    Advice,
+    Claims,
+    Json,
+    Outgoing,
+    Pool,
+    Report,
+)
+from gateway.engines.exposition import samples, total
+from gateway.engines.openai import OpenAI, is_at_least, json_page, read_models
+from policies.types import Hints
+
+RANK_HEADER = "X-Data-Parallel-Rank"
+# Measured on 0.5.19 in SGLang's pull request 38729: these paths pin, /v1/responses does not.
+_RANK_SINCE = (0, 5, 19)
+_RANK_PATHS = frozenset((CHAT, COMPLETIONS, MESSAGES))
+_PROMPT = "sglang:prompt_tokens_total"
+_CACHED = "sglang:cached_tokens_total"
+
+
+class SGLang(OpenAI):
+    kind = "sglang"
+    metrics_paths: tuple[str, ...] = ("/v1/loads", "/metrics", "/v1/models")
+    probe_paths: tuple[str, ...] = ("/openapi.json", "/server_info", "/get_server_info")
+    claim_keys: frozenset[str] = frozenset(("priority",))
+    claim_headers: frozenset[str] = frozenset((RANK_HEADER.lower(),))
+
+    def abilities(self) -> Abilities:
+        # `session_id` needs --enable-session-radix-cache; until that is seen it is not sent.
+        return Abilities(refused_fields={"session_id"})
+
+    def learn(self, pages: Mapping[str, str], abilities: Abilities) -> None:
+        super().learn(pages, abilities)
+        info = _server_info(pages)
+        if not info:
+            return
+        abilities.version = fields.text(info, "version") or ""
+        abilities.honours_priority = fields.flag(info, "enable_priority_scheduling")
+        abilities.lower_goes_first = fields.flag(info, "schedule_low_priority_values_first")
+        abilities.reports_cached_tokens = fields.flag(info, "enable_cache_report")
+        abilities.can_address_pools = is_at_least(abilities.version, _RANK_SINCE)
+        if fields.flag(info, "enable_session_radix_cache"):
+            abilities.refused_fields.discard("session_id")
+
+    def outgoing(
+        self,
+        path: str,
+        body: Json,
+        hints: Hints,
+        pool: str,
+        abilities: Abilities,
+        may_prioritise: bool,
+        client_headers: Mapping[str, str] = NO_HEADERS,
+    ) -> Outgoing:
+        if path not in CONVERSATIONS:
+            return Outgoing()
+        claims = self.claims(body, client_headers)
+        honoured, dropped = (claims, Claims()) if may_prioritise else (Claims(), claims)
+        ours: Json = {}
+        # /v1/messages is translated inside SGLang, which reads neither field there.
+        if path != MESSAGES:
+            if abilities.honours_priority and hints.urgency and not honoured.keys:
+                ours["priority"] = -hints.urgency if abilities.lower_goes_first else hints.urgency
+            if hints.session_id and "session_id" not in body:
+                ours["session_id"] = hints.session_id
+        ours = {key: value for key, value in ours.items() if key not in abilities.refused_fields}
+        pin = RANK_HEADER if pool and path in _RANK_PATHS and not honoured.headers else ""
+        return Outgoing(
+            ((pin, pool),) if pin else (),
+            ours,
+            dropped.keys - ours.keys(),
+            tuple(key.removesuffix("_id") for key in ours),
+            dropped.headers,
+            pin=pin,
+        )
+
+    def parse_report(self, pages: Mapping[str, str]) -> Report:
+        models, lengths = read_models(pages)
+        info = _server_info(pages)
+        loads = [row for row in fields.items(json_page(pages, "/v1/loads"), "loads") if isinstance(row, dict)]
+        pools = tuple(_pool(row, info, is_one_of_many=len(loads) > 1) for row in loads)
+        counters = samples(pages.get("/metrics", ""), (_PROMPT, _CACHED))
+        return Report(
+            models,
+            lengths,
+            pools or ((_pool({}, info, is_one_of_many=False),) if models else ()),
+            total(counters, _PROMPT),
+            total(counters, _CACHED),
+            caches_prefixes=not fields.flag(info, "disable_radix_cache") if info else None,
+        )
+
+    def advice(self, report: Report, abilities: Abilities) -> tuple[Advice, ...]:
+        found = []
+        if report.caches_prefixes is False:
+            found.append(Advice("the radix cache is off: every turn is computed anew", "no --disable-radix-cache"))
+        if abilities.reports_cached_tokens is False:
+            found.append(Advice("evictions cannot be seen: replies lack cached_tokens", "--enable-cache-report"))
+        if not abilities.honours_priority:
+            found.append(Advice("its own queue ignores our order", "--enable-priority-scheduling"))
+        if "session_id" in abilities.refused_fields:
+            found.append(Advice("live sessions are evicted like dead ones", "--enable-session-radix-cache"))
+        if report.prefix_hits_tokens is None:
+            found.append(Advice("prefix hits are not counted", "--enable-metrics"))
+        if not any(pool.capacity_tokens for pool in report.pools):
+            found.append(Advice("KV capacity is not known", "a release with /v1/loads or /server_info"))
+        return tuple(found)
+
+
+def _server_info(pages: Mapping[str, str]) -> Json:
+    """The newer name first; both say the same."""
+    return json_page(pages, "/server_info") or json_page(pages, "/get_server_info")
+
+
+def _pool(load: Json, info: Json, is_one_of_many: bool) -> Pool:
+    """One data-parallel rank; what the load page does not say is in the server's own arguments."""
+    return Pool(
+        str(fields.integer(load, "dp_rank") or 0) if is_one_of_many else "",
+        capacity_tokens=_either(load, info, "max_total_num_tokens"),
+        block_tokens=fields.integer(info, "page_size"),
+        slots=_either(load, info, "max_running_requests"),
+        running=fields.integer(load, "num_running_reqs"),
+        waiting=fields.integer(load, "num_waiting_reqs"),
+    )
+
+
+def _either(first: Json, second: Json, key: str) -> int | None:
+    return fields.integer(first, key) or fields.integer(second, key)

@@ -1,0 +1,181 @@
+"""vLLM: priority (lower goes first), session header, data-parallel ranks, capacity from `cache_config_info`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gateway import fields
+from gateway.engines.base import (
+    CHAT,
+    COMPLETIONS,
+    CONVERSATIONS,
+    MESSAGES,
+    NO_HEADERS,
+    Abilities,
+    Advice,
+    Claims,
+    Json,
+    Outgoing,
+    Pool,
+    Report,
+)
+from gateway.engines.exposition import Sample, samples, total
+from gateway.engines.openai import OpenAI, is_at_least, json_object, json_page, read_models
+from policies.types import Hints
+
+PRIORITY_HEADER = "X-Vllm-Priority"
+RANK_HEADER = "X-data-parallel-rank"
+SESSION_HEADER = "X-Session-ID"
+
+# The header is read since vLLM pull request 51089; 0.32 is the oldest release that was seen to. It also reaches
+# /v1/messages, whose body has no `priority`.
+_PRIORITY_HEADER_SINCE = (0, 32, 0)
+# Older releases ignore the rank and balance by themselves (said in vLLM's tracker for 0.18).
+_RANK_SINCE = (0, 18, 0)
+_RANK_PATHS = frozenset((CHAT, COMPLETIONS, MESSAGES))
+
+_CONFIG = "vllm:cache_config_info"
+_RUNNING = "vllm:num_requests_running"
+_WAITING = "vllm:num_requests_waiting"
+_QUERIES = "vllm:prefix_cache_queries_total"
+_HITS = "vllm:prefix_cache_hits_total"
+_METRICS = frozenset((_CONFIG, _RUNNING, _WAITING, _QUERIES, _HITS))
+
+
+class Vllm(OpenAI):
+    kind = "vllm"
+    metrics_paths: tuple[str, ...] = ("/metrics", "/v1/models")
+    probe_paths: tuple[str, ...] = ("/version", "/openapi.json")
+    claim_keys: frozenset[str] = frozenset(("priority",))
+    claim_headers: frozenset[str] = frozenset((PRIORITY_HEADER.lower(), RANK_HEADER.lower()))
+
+    def abilities(self) -> Abilities:
+        return Abilities(lower_goes_first=True)
+
+    def learn(self, pages: Mapping[str, str], abilities: Abilities) -> None:
+        super().learn(pages, abilities)
+        abilities.version = fields.text(json_page(pages, "/version"), "version") or ""
+        abilities.can_address_pools = is_at_least(abilities.version, _RANK_SINCE)
+
+    def rendering(self, model: str, messages: list[Json], tools: list[Json]) -> tuple[str, Json] | None:
+        body: Json = {"model": model, "messages": messages, "tools": tools, "return_token_strs": True}
+        return "/tokenize", body
+
+    def rendered(self, answer: str) -> str:
+        return "".join(str(part) for part in fields.items(json_object(answer), "token_strs"))
+
+    def outgoing(
+        self,
+        path: str,
+        body: Json,
+        hints: Hints,
+        pool: str,
+        abilities: Abilities,
+        may_prioritise: bool,
+        client_headers: Mapping[str, str] = NO_HEADERS,
+    ) -> Outgoing:
+        if path not in CONVERSATIONS:
+            return Outgoing()
+        claims = self.claims(body, client_headers)
+        honoured, dropped = (claims, Claims()) if may_prioritise else (Claims(), claims)
+        headers: list[tuple[str, str]] = []
+        put: Json = {}
+        names = []
+        if hints.session_id and not (SESSION_HEADER in client_headers or "session_id" in body):
+            headers.append((SESSION_HEADER, hints.session_id))
+            names.append("session")
+        has_own = honoured.keys or PRIORITY_HEADER.lower() in honoured.headers
+        if hints.urgency and not has_own and _takes_priority(abilities):
+            if is_at_least(abilities.version, _PRIORITY_HEADER_SINCE):
+                headers.append((PRIORITY_HEADER, str(-hints.urgency)))
+                names.append("priority")
+            elif path != MESSAGES:
+                put["priority"] = -hints.urgency
+                names.append("priority")
+        pin = RANK_HEADER if pool and path in _RANK_PATHS and RANK_HEADER.lower() not in honoured.headers else ""
+        if pin:
+            headers.append((pin, pool))
+        return Outgoing(tuple(headers), put, dropped.keys - put.keys(), tuple(names), dropped.headers, pin=pin)
+
+    def refused_fields(self, status: int, message: str, sent: Outgoing) -> frozenset[str]:
+        found = super().refused_fields(status, message, sent)
+        if status == 400 and sent.pin and "data_parallel_rank" in message:
+            found |= {sent.pin}
+        return found
+
+    def parse_report(self, pages: Mapping[str, str]) -> Report:
+        models, lengths = read_models(pages)
+        found = samples(pages.get("/metrics", ""), _METRICS)
+        caching = [s.labels.get("enable_prefix_caching") for s in found if s.name == _CONFIG]
+        return Report(
+            models,
+            lengths,
+            _pools(found) or ((Pool(""),) if models else ()),
+            total(found, _QUERIES),
+            total(found, _HITS),
+            caches_prefixes=None if not caching or None in caching else "False" not in caching,
+        )
+
+    def advice(self, report: Report, abilities: Abilities) -> tuple[Advice, ...]:
+        found = []
+        if report.caches_prefixes is False:
+            found.append(Advice("prefix caching is off: every turn is computed anew", "--enable-prefix-caching"))
+        if abilities.reports_cached_tokens is False and report.caches_prefixes is not False:
+            found.append(
+                Advice("evictions cannot be seen: replies lack cached_tokens", "--enable-prompt-tokens-details")
+            )
+        if abilities.honours_priority is not True:
+            found.append(
+                Advice(
+                    "its own queue may ignore our order: vLLM accepts `priority` without using it",
+                    "--scheduling-policy priority (if it is set already, all is well: vLLM does not tell)",
+                )
+            )
+        sizes = [pool.block_tokens for pool in report.pools if pool.block_tokens]
+        if sizes and max(sizes) > 64:
+            found.append(
+                Advice(f"blocks of {max(sizes)} tokens: up to that many are lost per turn", "--block-size 32")
+            )
+        if not any(pool.capacity_tokens for pool in report.pools):
+            found.append(Advice("KV capacity is not known", "leave /metrics on and reachable"))
+        return tuple(found)
+
+
+def _takes_priority(abilities: Abilities) -> bool:
+    return abilities.honours_priority is not False and "priority" not in abilities.refused_fields
+
+
+def _pools(found: list[Sample]) -> tuple[Pool, ...]:
+    """One per data-parallel rank, by the `engine` label."""
+    ranks = sorted({s.labels.get("engine", "") for s in found if s.name in (_CONFIG, _RUNNING)}, key=_number)
+    pools = []
+    for rank in ranks:
+        mine = [s for s in found if s.labels.get("engine", "") == rank]
+        config = next((s.labels for s in mine if s.name == _CONFIG), {})
+        running, waiting = total(mine, _RUNNING), total(mine, _WAITING)
+        pools.append(
+            Pool(
+                rank if len(ranks) > 1 else "",
+                capacity_tokens=_capacity(config),
+                block_tokens=_count(config.get("block_size")),
+                running=None if running is None else int(running),
+                waiting=None if waiting is None else int(waiting),
+            )
+        )
+    return tuple(pools)
+
+
+def _capacity(config: Mapping[str, str]) -> int | None:
+    """`kv_cache_size_tokens` where it is given: blocks times size is wrong for hybrid models."""
+    if size := _count(config.get("kv_cache_size_tokens")):
+        return size
+    blocks, tokens = _count(config.get("num_gpu_blocks")), _count(config.get("block_size"))
+    return blocks * tokens if blocks and tokens else None
+
+
+def _count(label: str | None) -> int | None:
+    return int(label) if label is not None and label.isdecimal() else None
+
+
+def _number(rank: str) -> tuple[int, str]:
+    return (int(rank) if rank.isdecimal() else -1, rank)

@@ -1,0 +1,76 @@
+"""The log of facts: what the Scheduler was told and what it decided, one JSON line each, to be replayed.
+
+Off unless configured. It holds sizes, times and hashes, no content.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from io import BufferedWriter, FileIO
+from pathlib import Path
+from typing import Any, get_args
+
+import orjson
+from pydantic import TypeAdapter
+
+from policies.types import Decision, Fact
+
+LOG = logging.getLogger(__name__)
+BUFFER_BYTES = 256 * 1024
+FLUSH_EVERY_S = 1.0
+
+
+class FactLog:
+    """Appends to a file. A disk that fails ends the log, never the gateway. Owned by the event loop."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError when the file cannot be opened."""
+        self._path = path
+        self._file = BufferedWriter(FileIO(path, "ab"), BUFFER_BYTES)
+        self._flushed_at = 0.0
+
+    def record(self, now: float, fact: Fact, decisions: Sequence[Decision]) -> None:
+        """Call it after each `tell`. Lines reach the disk within about a second of the next one."""
+        if self._file.closed:
+            return
+        line = {"now": now, "fact": _named(fact), "decisions": [_named(decision) for decision in decisions]}
+        try:
+            self._file.write(orjson.dumps(line, default=_listed, option=orjson.OPT_APPEND_NEWLINE))
+            if now - self._flushed_at >= FLUSH_EVERY_S:
+                self._flushed_at = now
+                self._file.flush()
+        except OSError as error:
+            LOG.error("the log of facts %s ends here: %s", self._path, error)
+            self._file.raw.close()  # what is still buffered would fail again
+
+    def close(self) -> None:
+        try:
+            self._file.close()
+        except OSError as error:
+            LOG.error("the end of the log of facts %s is lost: %s", self._path, error)
+
+
+def read(path: Path) -> Iterator[tuple[float, Fact, list[Decision]]]:
+    """The log as values again: tell a fresh Scheduler each fact at its time and compare the decisions.
+
+    Raises ValueError on a line that is not of this format.
+    """
+    adapters = {kind.__name__: TypeAdapter[Any](kind) for kind in (*get_args(Fact), *get_args(Decision))}
+
+    def value(named: list[Any]) -> Any:
+        name, fields = named
+        return adapters[name].validate_python(fields)
+
+    with path.open("rb") as file:
+        for line in map(orjson.loads, file):
+            yield line["now"], value(line["fact"]), [value(decision) for decision in line["decisions"]]
+
+
+def _named(value: Fact | Decision) -> list[Any]:
+    return [type(value).__name__, value]
+
+
+def _listed(value: Any) -> list[Any]:
+    """Sets, and sequences that are not lists, as JSON arrays."""
+    return sorted(value) if isinstance(value, frozenset) else list(value)

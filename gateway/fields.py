@@ -1,0 +1,34 @@
+"""Typed accessors for JSON of unknown shape; a value of the wrong type reads as absent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def text(body: Mapping[str, Any], key: str) -> str | None:
+    value = body.get(key)
+    return value if isinstance(value, str) else None
+
+
+def integer(body: Mapping[str, Any], key: str) -> int | None:
+    """A whole number; `true` and `1.0` are none."""
+    value = body.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def flag(body: Mapping[str, Any], key: str) -> bool:
+    """Only a literal `true` is True."""
+    return body.get(key) is True
+
+
+def items(body: Mapping[str, Any], key: str) -> list[Any]:
+    """The list itself, or a new empty one."""
+    value = body.get(key)
+    return value if isinstance(value, list) else []
+
+
+def obj(body: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """The object itself, or a new empty one."""
+    value = body.get(key)
+    return value if isinstance(value, dict) else {}

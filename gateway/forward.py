@@ -1,0 +1,179 @@
+"""One model call at one replica: asks, repairs what the engine refuses of ours, and returns the answer begun."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from gateway import engine_errors, fields, fitting
+from gateway.engine_errors import EngineFailed
+from gateway.exchange import Exchange, Reply
+from gateway.fitting import Bound
+from gateway.incoming import Answer
+from gateway.monitor import Monitor, RunningEngine
+from gateway.observe import Observer
+from gateway.outgoing import Call, turn_call
+from gateway.sse import EventTooLong
+from gateway.transport import Timeouts, Upstream, UpstreamCut, UpstreamRefused, UpstreamReply
+from policies.types import Dispatch
+
+MAX_ERROR_BYTES = 2**20
+MAX_REPAIRS = 2
+"""Times that a replica is asked again with what it does not refuse."""
+_REPAIRABLE = frozenset((400, 422))
+
+
+class Forward:
+    """Asks engines. What it learns about one is kept in that engine's abilities."""
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        monitor: Monitor,
+        observer: Observer,
+        timeouts: Timeouts,
+        clock: Callable[[], float],
+    ) -> None:
+        self.monitor = monitor
+        self.observer = observer
+        self.clock = clock
+        self._upstream = upstream
+        self._timeouts = timeouts
+
+    @contextmanager
+    def call(self, exchange: Exchange, dispatch: Dispatch) -> Iterator[ModelCall]:
+        """One model call for the body of a `with`; leaving it early aborts the call at the engine."""
+        call = ModelCall(self, exchange, dispatch)
+        try:
+            yield call
+        finally:
+            call.close()
+
+    async def send(self, engine: RunningEngine, call: Call) -> UpstreamReply:
+        """Status and headers of an answer. Raises EngineFailed."""
+        try:
+            return await self._upstream.call(call.method, call.url, call.headers, call.body, self._timeouts)
+        except UpstreamRefused:
+            self.monitor.failed(engine)
+            raise engine_errors.unreachable(engine.name) from None
+        except UpstreamCut as error:
+            raise engine_errors.cut(engine.name, str(error)) from None
+
+
+class ModelCall:
+    """A turn at one replica. Owns the connection to it."""
+
+    def __init__(self, forward: Forward, exchange: Exchange, dispatch: Dispatch) -> None:
+        self._forward = forward
+        self._exchange = exchange
+        self._hints = dispatch.hints
+        self._target = forward.monitor.target(dispatch.replica_id)
+        self._answer: Answer | None = None
+        exchange.engine_kind = self._target.engine.engine.kind
+
+    def close(self) -> None:
+        if self._answer is not None:
+            self._answer.close()
+
+    async def begin(self) -> Answer:
+        """The answer, begun. A 400 about something of ours, or that we may lower, is repaired and asked again.
+
+        Raises EngineFailed.
+        """
+        abilities = self._target.engine.abilities
+        bound, refused, pool = self._bound_before(), frozenset[str](), self._target.pool
+        for _ in range(MAX_REPAIRS + 1):
+            call = self._call(bound, refused, pool)
+            try:
+                answer = await self._ask(call)
+            except EngineFailed as failed:
+                if failed.failure.status not in _REPAIRABLE:
+                    raise
+                last = failed
+            else:
+                abilities.remember(refused, call.added)
+                return answer
+            if more := self._refused_fields(call, last) - refused:
+                refused |= more - {call.added.pin}
+                pool = "" if call.added.pin in more else pool
+            elif bound is not None or (bound := self._bound_after(last)) is None:
+                break
+        raise last
+
+    async def _ask(self, call: Call) -> Answer:
+        exchange, engine = self._exchange, self._target.engine
+        if exchange.timings.engine_asked_at is None:
+            exchange.timings.engine_asked_at = self._forward.clock()
+        exchange.reply = Reply()
+        reply = await self._forward.send(engine, call)
+        self.close()
+        self._answer = answer = Answer(exchange, engine.engine, call, reply)
+        try:
+            if reply.status >= 400:
+                body = await reply.read(MAX_ERROR_BYTES)
+                raise engine_errors.answered(exchange, engine.name, reply, body)
+            await answer.begin()
+        except (UpstreamCut, EventTooLong) as error:
+            raise engine_errors.cut(engine.name, str(error)) from None
+        return answer
+
+    def _call(self, bound: Bound | None, refused: frozenset[str], pool: str) -> Call:
+        exchange, engine, observer = self._exchange, self._target.engine, self._forward.observer
+        abilities = engine.abilities
+        if refused:
+            abilities = replace(abilities, refused_fields=abilities.refused_fields | refused)
+        request = exchange.request
+        added = engine.engine.outgoing(
+            request.path, exchange.body, self._hints, pool, abilities, exchange.may_prioritise, request.headers
+        )
+        observer.hinted(engine.name, added.hint_names, "sent")
+        if gone := added.drop | added.drop_headers:
+            observer.hinted(engine.name, gone, "dropped")
+        return turn_call(exchange, engine, added, bound)
+
+    def _refused_fields(self, call: Call, failed: EngineFailed) -> frozenset[str]:
+        """What the engine complains about of that which we added."""
+        engine = self._target.engine
+        refused = engine.engine.refused_fields(failed.failure.status, failed.failure.message, call.added)
+        self._forward.observer.hinted(engine.name, refused, "refused")
+        return refused
+
+    def _bound_before(self) -> Bound | None:
+        exchange = self._exchange
+        max_model_len = self._target.engine.report.max_model_len.get(exchange.engine_model)
+        asked_tokens = _asked_tokens(exchange)
+        if max_model_len is None or asked_tokens is None:
+            return None
+        bound = fitting.before_asking(asked_tokens, _chars(exchange), max_model_len, _may_omit(exchange))
+        return _noted(exchange, bound)
+
+    def _bound_after(self, failed: EngineFailed) -> Bound | None:
+        exchange = self._exchange
+        asked_tokens = _asked_tokens(exchange)
+        if asked_tokens is None:
+            return None
+        message = failed.failure.message
+        return _noted(
+            exchange, fitting.after_refusal(message, asked_tokens, _chars(exchange), _may_omit(exchange))
+        )
+
+
+def _asked_tokens(exchange: Exchange) -> int | None:
+    key = exchange.dialect.max_tokens_key(exchange.body)
+    return fields.integer(exchange.body, key) if key else None
+
+
+def _chars(exchange: Exchange) -> int:
+    return exchange.recognition.chars if exchange.recognition is not None else len(exchange.raw)
+
+
+def _may_omit(exchange: Exchange) -> bool:
+    return exchange.dialect.name in ("chat", "responses")
+
+
+def _noted(exchange: Exchange, bound: Bound | None) -> Bound | None:
+    if bound is not None:
+        what = "left out" if bound.tokens is None else f"lowered to {bound.tokens}"
+        exchange.notes.append(f"max_tokens {_asked_tokens(exchange)} does not fit: {what}")
+    return bound

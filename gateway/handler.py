@@ -1,0 +1,225 @@
+"""The HTTP edge of the path: route, key, body, model; then identity and answer; failures in the dialect."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import uuid
+from collections.abc import Callable
+
+import orjson
+
+from gateway import engine_errors, fields, models
+from gateway.admin import Admin
+from gateway.answer import Answering
+from gateway.dialects import BY_PATH
+from gateway.dialects.base import Dialect
+from gateway.engine_errors import EngineFailed
+from gateway.errors import Failure, Refused
+from gateway.exchange import Exchange, Outcome, Recognition, Timings
+from gateway.gate import Gate
+from gateway.homes import Homes
+from gateway.identity import Identity
+from gateway.keys import Keys
+from gateway.monitor import Monitor
+from gateway.observe import Observer
+from gateway.plain import PlainCalls, serves_path
+from gateway.settings import Settings
+from gateway.transport import BodyTooLarge, HeaderList, Request, Responder
+from policies.types import ReplicaId, SessionEnded, Turn, TurnKind
+
+RESPONSES = "/v1/responses"
+JSON_TYPE = ("Content-Type", "application/json")
+LEAST_RETRY_AFTER_S = 1.0
+_RETRYABLE = frozenset((429, 503, 529))
+
+
+class Path:
+    """Takes every request of the server, and ends each with one answer and one outcome."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        keys: Keys,
+        monitor: Monitor,
+        identity: Identity,
+        gate: Gate,
+        answering: Answering,
+        plain: PlainCalls,
+        homes: Homes,
+        observer: Observer,
+        admin: Admin,
+        clock: Callable[[], float],
+    ) -> None:
+        self._settings = settings
+        self._keys = keys
+        self._monitor = monitor
+        self._identity = identity
+        self._gate = gate
+        self._answering = answering
+        self._plain = plain
+        self._homes = homes
+        self._observer = observer
+        self._admin = admin
+        self._clock = clock
+
+    async def handle(self, request: Request, responder: Responder) -> None:
+        """A `transport.Handler`."""
+        path = request.path
+        dialect = BY_PATH.get(path)
+        if dialect is not None and request.method == "POST":
+            await self._exchange(dialect, request, responder)
+        elif path == RESPONSES and request.headers.get("Upgrade", "").lower() == "websocket":
+            failure = Failure(426, "invalid_request_error", "There are no websockets here: POST to this path.")
+            await responder.reply(
+                *_told(BY_PATH[path], failure, [("Upgrade", "HTTP/1.1"), ("Connection", "Upgrade")])
+            )
+        elif path.startswith(RESPONSES + "/"):
+            await self._exchange(BY_PATH[RESPONSES], request, responder)
+        elif dialect is not None:
+            failure = Failure(405, "invalid_request_error", f"{path} takes POST, not {request.method}.")
+            await responder.reply(*_told(dialect, failure, [("Allow", "POST")]))
+        else:
+            await self._admin.handle(request, responder)
+
+    async def _exchange(self, dialect: Dialect, request: Request, responder: Responder) -> None:
+        """Law: however this ends, `finished` is told once, with one outcome."""
+        exchange = Exchange(uuid.uuid4().hex, request, dialect, "", Timings(self._clock()))
+        try:
+            try:
+                await self._serve(exchange, responder)
+            except Refused as refused:
+                exchange.outcome = refused.outcome
+                await self._refuse(exchange, responder, refused)
+        except (asyncio.CancelledError, ConnectionError):
+            exchange.outcome = Outcome.CLIENT_GONE
+            raise
+        except Exception:
+            exchange.outcome = Outcome.GATEWAY_ERROR
+            raise
+        finally:
+            exchange.timings.finished_at = self._clock()
+            self._observer.finished(exchange)
+
+    async def _serve(self, exchange: Exchange, responder: Responder) -> None:
+        caller = self._keys.caller(exchange.request.headers)
+        if caller is None:
+            text = "The API key is missing or not known here. Send it as `Authorization: Bearer <key>`."
+            failure = Failure(401, "authentication_error", text, code="invalid_api_key")
+            raise Refused(Outcome.UNAUTHORISED, failure)
+        exchange.tenant, exchange.may_prioritise = caller.tenant, caller.may_prioritise
+        if exchange.request.path not in BY_PATH:
+            exchange.raw = await self._read(exchange.request)
+            await self._plain.answer_stored(exchange, responder)
+            return
+        await self._parse(exchange)
+        exchange.engine_model = self._engine_model(exchange.asked_model)
+        if exchange.dialect.is_conversation:
+            await self._serve_turn(exchange, responder)
+        else:
+            await self._plain.answer(exchange, responder)
+
+    async def _serve_turn(self, exchange: Exchange, responder: Responder) -> None:
+        script = exchange.dialect.script(exchange.body)
+        who = exchange.recognition = self._identity.recognise(exchange, script, self._clock())
+        exchange.timings.recognised_at = self._clock()
+        side_model = self._settings.models.side_model
+        if who.kind is TurnKind.SIDE and side_model is not None:
+            exchange.engine_model = self._engine_model(side_model)
+        is_complete = False
+        try:
+            await self._answering.answer(self._turn(exchange, who), exchange, responder)
+            is_complete = exchange.outcome is Outcome.ANSWERED
+        finally:
+            self._identity.answered(exchange, is_complete, self._clock())
+        if exchange.reply.id and exchange.dispatch is not None and exchange.dialect.name == "responses":
+            self._homes.remember(exchange.tenant, exchange.reply.id, exchange.dispatch.replica_id)
+        if who.is_final:
+            self._gate.tell(SessionEnded(who.session_id))
+
+    async def _read(self, request: Request) -> bytes:
+        limit_bytes = self._settings.limits.body_bytes
+        try:
+            return await request.read(limit_bytes)
+        except BodyTooLarge:
+            text = f"The body is longer than {limit_bytes} bytes (limits.body_bytes)."
+            raise Refused(Outcome.BAD_REQUEST, Failure(413, "invalid_request_error", text)) from None
+
+    async def _parse(self, exchange: Exchange) -> None:
+        dialect = exchange.dialect
+        exchange.raw = await self._read(exchange.request)
+        try:
+            body = orjson.loads(exchange.raw)
+        except orjson.JSONDecodeError as error:
+            text = f"The body is not JSON: {error.msg} (line {error.lineno}, column {error.colno})."
+            raise Refused(Outcome.BAD_REQUEST, Failure(400, "invalid_request_error", text)) from None
+        if not isinstance(body, dict):
+            text = f"The body must be a JSON object, not {type(body).__name__}."
+            raise Refused(Outcome.BAD_REQUEST, Failure(400, "invalid_request_error", text))
+        if (failure := dialect.check(body)) is not None:
+            raise Refused(Outcome.BAD_REQUEST, failure)
+        exchange.body = body
+        exchange.asked_model = fields.text(body, "model") or ""
+        exchange.wants_stream = fields.flag(body, "stream")
+        exchange.wants_usage = dialect.wants_usage(body)
+
+    def _engine_model(self, asked: str) -> str:
+        served = {name for engine in self._monitor.engines if engine.is_up for name in engine.report.models}
+        name = models.engine_model(asked, self._settings.models, served)
+        if name is None:
+            text = f"The model {asked!r} does not exist here. Served: {', '.join(sorted(served))}."
+            failure = Failure(404, "not_found_error", text, param="model", code="model_not_found")
+            raise Refused(Outcome.NOT_FOUND, failure)
+        return name
+
+    def _turn(self, exchange: Exchange, who: Recognition) -> Turn:
+        body, dialect, policy = exchange.body, exchange.dialect, self._settings.policy
+        bound_key = dialect.max_tokens_key(body)
+        stateful_id = dialect.stateful_id(body)
+        return Turn(
+            id=exchange.id,
+            session_id=who.session_id,
+            family_id=who.family_id,
+            tenant=exchange.tenant,
+            model=exchange.engine_model,
+            arrived_at=exchange.timings.received_at,
+            blocks=who.blocks,
+            chars=who.chars,
+            max_output_tokens=fields.integer(body, bound_key) if bound_key else None,
+            kind=who.kind,
+            parent_id=who.parent_id,
+            remaining_turns=who.remaining_turns,
+            is_retry=who.is_retry,
+            max_wait_s=policy.max_wait_s if exchange.wants_stream else policy.max_wait_plain_s,
+            pinned_to=self._homes.home(exchange.tenant, stateful_id) if stateful_id else None,
+            excluded=self._unable(exchange.request.path),
+        )
+
+    def _unable(self, path: str) -> frozenset[ReplicaId]:
+        """Replicas that are known not to serve the path. Raises Refused when none is left."""
+        unable = [engine for engine in self._monitor.engines if not serves_path(engine, path)]
+        if unable and len(unable) == len(self._monitor.engines):
+            raise engine_errors.lacks_path(unable[0].name, path)
+        return frozenset(id_ for engine in unable for id_ in engine.replica_ids)
+
+    async def _refuse(self, exchange: Exchange, responder: Responder, refused: Refused) -> None:
+        """As a status while nothing has been sent; after that as an event, and never with a clean end."""
+        if responder.has_started:
+            if exchange.wants_stream:
+                await responder.write(exchange.dialect.error_event(refused.failure))
+            responder.reset()
+            return
+        headers = self._observer.receipt_headers(exchange)
+        status, told_headers, body = _told(exchange.dialect, refused.failure, headers)
+        if isinstance(refused, EngineFailed) and refused.body is not None:
+            body = refused.body
+        await responder.reply(status, told_headers, body)
+
+
+def _told(dialect: Dialect, failure: Failure, headers: HeaderList) -> tuple[int, HeaderList, bytes]:
+    """Status, headers and body of a failure; one that may be tried again says when."""
+    told = [JSON_TYPE, *headers]
+    if failure.status in _RETRYABLE or failure.retry_after_s is not None:
+        wait_s = max(LEAST_RETRY_AFTER_S, failure.retry_after_s or 0.0)
+        told += [("Retry-After", str(math.ceil(wait_s))), ("Retry-After-Ms", str(math.ceil(wait_s * 1000)))]
+    return failure.status, told, dialect.error_body(failure)

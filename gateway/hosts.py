@@ -1,0 +1,52 @@
+"""Engine addresses as people write them: on the command line, in YAML, or one per line in a hosts file."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from gateway.engines import KINDS, named
+from gateway.engines.base import EngineAddress
+
+EMBEDDED = "embedded"
+DEFAULT_KIND = "vllm"
+_TRANSPORTS = ("http", "https")
+
+
+def parse_address(
+    url: str, name: str = "", api_key: str | None = None, metrics_urls: tuple[str, ...] = ()
+) -> EngineAddress:
+    """`kind://host:port[/path]`, `kind+https://host[/path]`, or `embedded`, which has no base URL yet.
+
+    A closing `/v1` is left out: the paths of the API have it. Raises ValueError with what to write instead.
+    """
+    if url == EMBEDDED:
+        return EngineAddress(EMBEDDED, "", api_key, metrics_urls, name or EMBEDDED)
+    scheme, separator, _ = url.partition("://")
+    kind, _, transport = scheme.partition("+")
+    if not separator or kind in _TRANSPORTS:
+        host = url.rpartition("://")[2] or "host:8000"
+        raise ValueError(
+            f"engine {url!r}: say which kind it is, such as vllm://{host} (kinds: vllm, sglang, dynamo, openai)"
+        )
+    named(kind)
+    if transport not in ("", *_TRANSPORTS):
+        raise ValueError(f"engine {url!r}: {transport!r} is no transport; write {kind}:// or {kind}+https://")
+    parts = urlsplit(f"//{url.partition('://')[2]}")
+    try:
+        has_port = parts.port is not None or transport == "https"
+    except ValueError as error:
+        raise ValueError(f"engine {url!r}: {error}") from None
+    if not parts.hostname or not has_port:
+        raise ValueError(f"engine {url!r}: write host and port, such as {kind}://{parts.hostname or 'host'}:8000")
+    base_url = f"{transport or 'http'}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}"
+    return EngineAddress(kind, base_url, api_key, metrics_urls, name or parts.netloc)
+
+
+def host_urls(text: str) -> list[str]:
+    """Engine URLs of a hosts file: the first word of each line, vLLM where no kind is given; # starts a comment.
+
+    Words after it, such as tags of other tools, are left unread.
+    """
+    words = (line.partition("#")[0].split() for line in text.splitlines())
+    first = [word[0] for word in words if word]
+    return [url if "://" in url or url in KINDS else f"{DEFAULT_KIND}://{url}" for url in first]

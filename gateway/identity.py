@@ -1,0 +1,141 @@
+"""Who sent this request: reads what it claims, asks lineage, and says how it was recognised and how sure it is."""
+
+from __future__ import annotations
+
+import os
+
+import orjson
+
+from gateway import claims, fields
+from gateway.claims import Claim
+from gateway.dialects.base import Script
+from gateway.exchange import Exchange, Recognition, Reply
+from policies import chains
+from policies.continuation import Call, Rule
+from policies.lineage import Lineage, Sighting
+
+_MIN_ID_CHARS = 9
+"""Shorter call ids ("call_1") are no identity; Mistral's random ones have nine characters."""
+_MIN_TEXT_CHARS = 12
+"""Shorter answers ("Done.") occur by chance."""
+_MARK_CHARS = 48
+_STEPS_USED_UP = b"MAXIMUM STEPS REACHED"
+"""OpenCode's `steps`: the last allowed call ends in an assistant message that says so."""
+
+_CONFIDENCE = {
+    Rule.NEXT: 0.9,
+    Rule.RETRY: 0.8,
+    Rule.SIDE: 0.8,
+    Rule.NEW: 0.8,
+    Rule.TAIL: 0.7,
+    Rule.FORK: 0.7,
+    Rule.RESTART: 0.6,
+    Rule.SIBLING: 0.6,
+}
+"""Of the chain alone."""
+_AGREEING = frozenset((Rule.NEXT, Rule.RETRY, Rule.TAIL))
+
+
+class Identity:
+    """Recognises sessions and families, tenant by tenant and model by model.
+
+    `secret`: key of all hashes. Gateways that share it give the same ids to the same named sessions and to
+    the same families; without one, ids are this process's own. Bounds: see `policies.lineage.Lineage`.
+    """
+
+    def __init__(self, lineage: Lineage | None = None, secret: bytes | None = None) -> None:
+        self._lineage = lineage or Lineage()
+        self._secret = (secret or os.urandom(32))[:64]
+        self._open: dict[str, Sighting] = {}
+        self.tools_first: set[str] = set()
+        """Engine models whose template renders tools before the system text; for others the system comes first,
+        which counts less as shared and so is safe."""
+
+    @property
+    def num_sessions(self) -> int:
+        return self._lineage.num_sessions
+
+    @property
+    def num_families(self) -> int:
+        return self._lineage.num_families
+
+    def recognise(self, exchange: Exchange, script: Script, now: float) -> Recognition:
+        """Whose turn this is. Each recognised exchange must be told to `answered`, however it ends."""
+        headers = exchange.request.headers
+        claim = claims.read_claim(headers)
+        group = fields.text(exchange.body, "prompt_cache_key")
+        sighting = self._lineage.recognise(self._call(exchange, script, claim, group), now)
+        self._open[exchange.id] = sighting
+        remaining = claims.whole_number(headers, "x-turngate-remaining-turns")
+        if remaining is None and _is_out_of_steps(script):
+            remaining = 0
+        return Recognition(
+            session_id=sighting.session_id,
+            family_id=sighting.family_id,
+            parent_id=sighting.parent_id,
+            turn_index=sighting.turn_index,
+            kind=sighting.kind,
+            source=_source(sighting, claim, group),
+            confidence=_confidence(sighting),
+            is_retry=sighting.rule is Rule.RETRY,
+            blocks=sighting.blocks,
+            chars=sighting.chars,
+            remaining_turns=remaining,
+            is_final=claim.is_final,
+        )
+
+    def answered(self, exchange: Exchange, is_complete: bool, now: float) -> None:
+        """The exchange is over; `is_complete`: its client got a whole answer. More than one call is harmless."""
+        sighting = self._open.pop(exchange.id, None)
+        if sighting is not None:
+            self._lineage.answered(sighting, is_complete, _marks(exchange.reply), now)
+
+    def _call(self, exchange: Exchange, script: Script, claim: Claim, group: str | None) -> Call:
+        model = exchange.engine_model or exchange.asked_model
+        tenant = exchange.tenant.encode()
+        return Call(
+            key=chains.digest(self._secret, tenant, model.encode()).to_bytes(8, "big") + self._secret[:32],
+            tools=script.tools,
+            system=script.system,
+            messages=script.messages,
+            name=self._name(tenant, claim.session),
+            parent=self._name(tenant, claim.parent),
+            group=group.encode() if group else None,
+            says_retry=claims.says_retry(exchange.request.headers),
+            expects_tools=claim.expects_tools,
+            tools_first=model in self.tools_first,
+        )
+
+    def _name(self, tenant: bytes, id_: str | None) -> str | None:
+        """The id as the rest of the gateway sees it. Not by model, so that a title asked of a small model stays
+        with its session; agents on two models under one id are two sessions by their chains, which are."""
+        return None if id_ is None else chains.name(self._secret, tenant, id_.encode())
+
+
+def _source(sighting: Sighting, claim: Claim, group: str | None) -> str:
+    if claim.session is not None:
+        return claim.source
+    if sighting.rule not in (Rule.NEW, Rule.SIBLING):
+        return "chain"
+    return "prompt_cache_key" if group else "new"
+
+
+def _confidence(sighting: Sighting) -> float:
+    alone = _CONFIDENCE[sighting.rule]
+    if not sighting.is_named:
+        return alone
+    return 1.0 if sighting.rule in _AGREEING else min(0.9, alone + 0.1)
+
+
+def _marks(reply: Reply) -> tuple[bytes, ...]:
+    """What the client will send back of this answer: call ids come back verbatim from every client, text from its
+    end, because reasoning is taken off its start."""
+    if reply.tool_calls:
+        return tuple(orjson.dumps(call.id)[1:-1] for call in reply.tool_calls if len(call.id) >= _MIN_ID_CHARS)
+    text = reply.text.strip()
+    return (orjson.dumps(text[-_MARK_CHARS:])[1:-1],) if len(text) >= _MIN_TEXT_CHARS else ()
+
+
+def _is_out_of_steps(script: Script) -> bool:
+    last = script.messages[-1] if script.messages else b""
+    return last.startswith(b'["assistant"') and _STEPS_USED_UP in last

@@ -1,0 +1,121 @@
+"""An engine's answer on its way to the client, from the first byte that counts to the end."""
+
+from __future__ import annotations
+
+import orjson
+
+from gateway import engine_errors
+from gateway.engines.base import Engine
+from gateway.errors import Failure, Refused
+from gateway.exchange import Exchange, Outcome
+from gateway.outgoing import Call, end_to_end
+from gateway.relay import StreamRelay, read_into
+from gateway.sse import EventTooLong
+from gateway.transport import HeaderList, Responder, UpstreamCut, UpstreamReply
+
+MAX_BODY_BYTES = 256 * 2**20
+"""Of an answer that is not streamed. It is read whole before its first byte goes out, so a cut can be hidden."""
+
+_NOT_RELAYED = frozenset(("content-length", "date", "server", "x-request-id"))
+
+
+class Answer:
+    """Owns the connection of one answer: close it. The exchange's outcome says how it went."""
+
+    def __init__(self, exchange: Exchange, engine: Engine, call: Call, reply: UpstreamReply) -> None:
+        self._exchange = exchange
+        self._engine = engine
+        self._call = call
+        self._reply = reply
+        self._chunks = reply.chunks()
+        is_stream = reply.headers.get("content-type", "").startswith("text/event-stream")
+        self._relay = StreamRelay(exchange.dialect, engine, exchange.reply, call) if is_stream else None
+        self._first = b""
+        self._is_over = False
+
+    @property
+    def is_stream(self) -> bool:
+        return self._relay is not None
+
+    async def begin(self) -> None:
+        """Read until the first byte that counts: the first event of an answer, or the last byte of a body.
+
+        Raises EngineFailed, UpstreamCut, EventTooLong.
+        """
+        if self._relay is None:
+            self._first = await self._reply.read(MAX_BODY_BYTES)
+            self._is_over = True
+            self._read_body()
+            return
+        async for chunk in self._chunks:
+            self._first = self._relay.feed(chunk)
+            if self._relay.has_begun:
+                return
+            if self._relay.failure is not None:
+                raise engine_errors.in_stream(self._exchange.dialect, self._relay.failure)
+        raise UpstreamCut("it ended without an answer")
+
+    async def relay(self, responder: Responder, ours: HeaderList) -> None:
+        """Send a stream up to its end, which `finish` sends. Does nothing for a body."""
+        if self._relay is None:
+            if responder.has_started:
+                text = "The engine did not stream its answer, and the client had been told to expect a stream."
+                raise Refused(Outcome.ENGINE_FAILED, Failure(502, "server_error", text))
+            self._exchange.outcome = Outcome.ANSWERED
+            return
+        if not responder.has_started:
+            await responder.start(self._reply.status, headers_for_client(self._reply, ours))
+        await responder.write(self._first)
+        try:
+            await self._pump(self._relay, responder)
+        except (UpstreamCut, EventTooLong) as error:
+            self._exchange.notes.append(f"engine broke off: {error}")
+        self._exchange.outcome = self._outcome(self._relay)
+        self._exchange.reply.is_complete = self._exchange.outcome is Outcome.ANSWERED
+
+    async def finish(self, responder: Responder, ours: HeaderList) -> None:
+        """A body goes out whole. A stream that the engine did not finish is reset, never ended cleanly: clients
+        take a clean end for a whole answer (facts, clients 5)."""
+        if self._relay is None:
+            await responder.reply(self._reply.status, headers_for_client(self._reply, ours), self._first)
+        elif self._exchange.outcome is Outcome.ANSWERED:
+            await responder.end()
+        else:
+            responder.reset()
+
+    def close(self) -> None:
+        """Give the connection back. While bytes are still to come it is closed, which aborts the call."""
+        self._reply.close(reuse=self._is_over)
+
+    async def _pump(self, relay: StreamRelay, responder: Responder) -> None:
+        if relay.failure is not None:
+            return
+        async for chunk in self._chunks:
+            if out := relay.feed(chunk):
+                await responder.write(out)
+            if relay.failure is not None:
+                return
+        self._is_over = True
+        if rest := relay.rest():
+            await responder.write(rest)
+
+    def _outcome(self, relay: StreamRelay) -> Outcome:
+        if relay.failure is not None:
+            return Outcome.ENGINE_FAILED
+        return Outcome.ANSWERED if self._is_over and relay.has_ended else Outcome.ENGINE_CUT
+
+    def _read_body(self) -> None:
+        try:
+            parsed = orjson.loads(self._first)
+        except orjson.JSONDecodeError:
+            return
+        if isinstance(parsed, dict):
+            if self._call.added.reads_back:
+                self._first = self._engine.without_read_back(self._first)
+            read_into(self._exchange.reply, parsed, self._exchange.dialect, self._engine)
+            self._exchange.reply.is_complete = True
+
+
+def headers_for_client(reply: UpstreamReply, ours: HeaderList) -> list[tuple[str, str]]:
+    """The engine's headers that concern the client, and ours."""
+    return [*((n, v) for n, v in end_to_end(reply.header_list) if n.lower() not in _NOT_RELAYED), *ours]

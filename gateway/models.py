@@ -1,0 +1,51 @@
+"""Which engine model a name means, and the list that `/v1/models` shows."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from fnmatch import fnmatchcase
+
+import orjson
+
+from gateway.settings import Models
+
+_GLOB_CHARS = frozenset("*?[")
+
+
+def engine_model(asked: str, models: Models, served: Collection[str]) -> str | None:
+    """The name to send to the engine; None when nothing serves `asked`.
+
+    In this order: 1. an alias or glob of the configuration, 2. a served name as it is, 3. the only served model.
+    While nothing is served at all the name goes through: the gate says what is wrong, and 503 may be retried.
+    """
+    for pattern, name in models.aliases.items():
+        if pattern == asked or fnmatchcase(asked, pattern):
+            return name
+    if asked in served or not served:
+        return asked
+    if models.answer_any_model and len(served) == 1:
+        return next(iter(served))
+    return None
+
+
+def listing(models: Models, max_model_len: Mapping[str, int | None]) -> bytes:
+    """Body of `/v1/models`: what engines serve (name -> context length) and the aliases that are names."""
+    rows = [_row(name, name, max_model_len) for name in sorted(max_model_len)]
+    rows += [_row(alias, models.aliases[alias], max_model_len) for alias in _names(models.aliases)]
+    return orjson.dumps({"object": "list", "data": rows})
+
+
+def row(asked: str, models: Models, max_model_len: Mapping[str, int | None]) -> bytes | None:
+    """Body of `/v1/models/{asked}`; None when nothing answers to that name."""
+    root = engine_model(asked, models, max_model_len)
+    return orjson.dumps(_row(asked, root, max_model_len)) if root in max_model_len else None
+
+
+def _names(aliases: Iterable[str]) -> list[str]:
+    return [alias for alias in aliases if not _GLOB_CHARS.intersection(alias)]
+
+
+def _row(name: str, root: str | None, max_model_len: Mapping[str, int | None]) -> dict[str, object]:
+    about: dict[str, object] = {"id": name, "object": "model", "created": 0, "owned_by": "turngate", "root": root}
+    length = max_model_len.get(root or name)
+    return about if length is None else about | {"max_model_len": length}

@@ -1,0 +1,142 @@
+"""Tells what happened: metrics, one log line and one receipt per exchange, and the log of facts."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+
+from gateway.exchange import Exchange, Json, Outcome
+from gateway.factlog import FactLog
+from gateway.metrics import Metrics, Watched
+from gateway.receipts import Receipts, overhead_s, queued_s, receipt, ttft_s
+from policies.types import Decision, Fact, FleetView, TurnKind
+
+LOG = logging.getLogger("turngate.request")
+
+MAX_SESSIONS = 100_000
+BLOCK_ROUNDING_TOKENS = 64
+"""Engines cache whole blocks: a shortfall below the largest common block size is not a recomputation."""
+MAX_ECHOED_CHARS = 255
+
+TROUBLE = {Outcome.ENGINE_FAILED, Outcome.ENGINE_CUT, Outcome.GATEWAY_ERROR}
+
+
+class Observer:
+    """One per gateway; every call is synchronous and does not fail the request that it is about.
+
+    `view` and `engines` are asked at each scrape; `clock` is the monotonic clock of the exchanges.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        view: Callable[[], FleetView],
+        engines: Callable[[], Iterable[Watched]],
+        receipts: Receipts,
+        facts: FactLog | None = None,
+    ) -> None:
+        self.metrics = Metrics(view, engines)
+        self._clock = clock
+        self._receipts = receipts
+        self._facts = facts
+        self._recomputation = Recomputation()
+
+    def finished(self, exchange: Exchange) -> None:
+        """Call it exactly once per exchange, at its end, whatever the end was."""
+        if exchange.timings.finished_at is None:
+            exchange.timings.finished_at = self._clock()
+        outcome = exchange.outcome or Outcome.GATEWAY_ERROR
+        exchange.outcome = outcome
+        self._count(exchange, outcome)
+        told = receipt(exchange)
+        self._receipts.put(told, exchange.tenant, exchange.timings.finished_at)
+        LOG.log(logging.WARNING if outcome in TROUBLE else logging.INFO, outcome.value, extra={"fields": told})
+
+    def told(self, fact: Fact, decisions: Sequence[Decision], now: float, took_s: float) -> None:
+        """The Scheduler was told a fact at `now` and took `took_s` to decide."""
+        self.metrics.policy.observe(took_s)
+        if self._facts is not None:
+            self._facts.record(now, fact, decisions)
+
+    def hinted(self, engine: str, hints: Iterable[str], result: str) -> None:
+        """Hints were `sent`, `refused` by the engine, or `dropped` because the client may not give them."""
+        for hint in hints:
+            self.metrics.hints(engine, hint, result).inc()
+
+    def retried(self, cause: str) -> None:
+        """A model call goes out once more; `cause` is one word of a small set."""
+        self.metrics.retries(cause).inc()
+
+    def receipt(self, receipt_id: str, tenant: str) -> Json | None:
+        """None when there is none for this tenant."""
+        return self._receipts.get(receipt_id, tenant, self._clock())
+
+    def receipt_headers(self, exchange: Exchange) -> list[tuple[str, str]]:
+        """What is known when the headers go out."""
+        asked_id = exchange.request.headers.get("x-request-id") or exchange.id
+        headers = [("X-Turngate-Receipt", exchange.id), ("X-Request-Id", asked_id[:MAX_ECHOED_CHARS])]
+        if (who := exchange.recognition) is not None:
+            headers += [("X-Turngate-Session", who.session_id), ("X-Turngate-Family", who.family_id)]
+        if (dispatch := exchange.dispatch) is not None:
+            headers += [("X-Turngate-Engine", dispatch.replica_id), ("X-Turngate-Reason", dispatch.reason.value)]
+            queued = queued_s(exchange.timings)
+            headers += [("X-Turngate-Queue-Ms", str(round((queued or 0.0) * 1000)))]
+        return headers
+
+    def close(self) -> None:
+        if self._facts is not None:
+            self._facts.close()
+
+    def _count(self, exchange: Exchange, outcome: Outcome) -> None:
+        metrics, times = self.metrics, exchange.timings
+        metrics.outcomes(outcome.value, exchange.dialect.name).inc()
+        who, dispatch, usage = exchange.recognition, exchange.dispatch, exchange.reply.usage
+        metrics.prompt_tokens.inc(usage.prompt_tokens or 0)
+        metrics.output_tokens.inc(usage.output_tokens or 0)
+        if (overhead := overhead_s(times)) is not None:
+            metrics.overhead.observe(max(0.0, overhead))
+        if who is None or dispatch is None:
+            return
+        metrics.turns(who.kind.value, dispatch.reason.value).inc()
+        metrics.wait(dispatch.reason.value).observe(queued_s(times) or 0.0)
+        if (ttft := ttft_s(times)) is not None:
+            turn = "side" if who.kind is TurnKind.SIDE else "later" if who.turn_index else "first"
+            metrics.ttft(turn).observe(ttft)
+        self._count_cache(exchange)
+
+    def _count_cache(self, exchange: Exchange) -> None:
+        """Only for replies that say `cached_tokens`: elsewhere expected and actual could not be compared."""
+        who, dispatch, usage = exchange.recognition, exchange.dispatch, exchange.reply.usage
+        if who is None or dispatch is None or usage.prompt_tokens is None or usage.cached_tokens is None:
+            return
+        replica = dispatch.replica_id
+        self.metrics.cached_tokens(replica, "expected").inc(dispatch.expected_cached_tokens)
+        self.metrics.cached_tokens(replica, "actual").inc(usage.cached_tokens)
+        if who.kind is not TurnKind.SIDE:
+            again = self._recomputation.of(who.session_id, replica, usage.prompt_tokens, usage.cached_tokens)
+            self.metrics.recomputed_tokens(replica).inc(again)
+
+
+class Recomputation:
+    """How much of a session's earlier prompt had to be prefilled again: computed once, and no longer cached.
+
+    A replica counts from its first reported hit on, as some engines report 0 always. Bounded: the least
+    recently seen session is forgotten first.
+    """
+
+    def __init__(self, max_sessions: int = MAX_SESSIONS) -> None:
+        self._max_sessions = max_sessions
+        self._prompt_tokens: OrderedDict[str, int] = OrderedDict()
+        self._reporting: set[str] = set()
+
+    def of(self, session_id: str, replica_id: str, prompt_tokens: int, cached_tokens: int) -> int:
+        """Tokens recomputed by this turn; it becomes the session's latest."""
+        earlier = self._prompt_tokens.pop(session_id, 0)
+        self._prompt_tokens[session_id] = prompt_tokens
+        if len(self._prompt_tokens) > self._max_sessions:
+            self._prompt_tokens.popitem(last=False)
+        if cached_tokens > 0:
+            self._reporting.add(replica_id)
+        missing = min(earlier, prompt_tokens) - cached_tokens
+        return missing if replica_id in self._reporting and missing >= BLOCK_ROUNDING_TOKENS else 0

@@ -1,0 +1,111 @@
+"""What is sent to an engine for one model call: the client's bytes and headers, changed only where we must."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.engines.base import Outgoing
+from gateway.exchange import Exchange
+from gateway.fitting import Bound
+from gateway.monitor import RunningEngine
+from gateway.splice import splice
+from gateway.transport import HOP_BY_HOP, HeaderList
+
+_OURS = frozenset(("host", "authorization", "x-api-key", "content-length", "accept-encoding"))
+_SESSION_PREFIXES = ("x-session-", "x-parent-session-", "x-opencode-", "x-codex-", "x-claude-code-", "x-dynamo-")
+_SESSION_NAMES = frozenset(("session-id", "session_id", "thread-id"))
+
+NOTHING = Outgoing()
+THIRD_PARTY_KIND = "openai"
+"""Session ids stay away from engines that need not be the operator's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request to an engine, ready to send."""
+
+    method: str
+    url: str
+    headers: HeaderList
+    body: bytes | None
+    added: Outgoing = NOTHING
+    """What the engine's file had us add; its 400s are read against this."""
+    hides_usage: bool = False
+    """We asked for streamed usage and the client did not."""
+
+
+def turn_call(exchange: Exchange, engine: RunningEngine, added: Outgoing, bound: Bound | None) -> Call:
+    """The call for a turn: hints, model name, usage and a bound on the output are spliced into the body."""
+    body, dialect = exchange.body, exchange.dialect
+    put = {key: _merged(value, body[key]) if key in body else value for key, value in added.body.items()}
+    drop = set(added.drop)
+    if exchange.engine_model != exchange.asked_model:
+        put["model"] = exchange.engine_model
+    hides_usage = exchange.wants_stream and not exchange.wants_usage
+    if hides_usage:
+        put |= dialect.asking_for_usage(body)
+    if bound is not None and (key := dialect.max_tokens_key(body)):
+        if bound.tokens is None:
+            drop.add(key)
+        else:
+            put[key] = bound.tokens
+    return Call(
+        "POST",
+        url(engine, exchange),
+        headers(exchange, engine, added),
+        splice(exchange.raw, body, put, drop) if put or drop else exchange.raw,
+        added,
+        hides_usage,
+    )
+
+
+def plain_call(exchange: Exchange, engine: RunningEngine) -> Call:
+    """The call for a request that is no turn: its body, with the engine's name of the model."""
+    body: bytes | None = exchange.raw
+    if exchange.engine_model != exchange.asked_model:
+        body = splice(exchange.raw, exchange.body, {"model": exchange.engine_model}, ())
+    return Call(exchange.request.method, url(engine, exchange), headers(exchange, engine), body or None)
+
+
+def url(engine: RunningEngine, exchange: Exchange) -> str:
+    query = exchange.request.query
+    return engine.address.base_url + exchange.request.path + (f"?{query}" if query else "")
+
+
+def headers(exchange: Exchange, engine: RunningEngine, added: Outgoing = NOTHING) -> list[tuple[str, str]]:
+    """The client's own, less those that concern only its connection to us; then ours."""
+    keep_session = engine.address.kind != THIRD_PARTY_KIND
+    gone = _OURS | added.drop_headers | {name.lower() for name, _ in added.headers}
+    kept = [
+        (name, value)
+        for name, value in end_to_end(exchange.request.header_list)
+        if (low := name.lower()) not in gone
+        and not low.startswith("x-turngate-")
+        and (keep_session or not (low in _SESSION_NAMES or low.startswith(_SESSION_PREFIXES)))
+    ]
+    kept += [("Accept-Encoding", "identity"), *added.headers]
+    if "x-request-id" not in exchange.request.headers:
+        kept.append(("X-Request-Id", exchange.id))
+    if engine.address.api_key:
+        kept.append(("Authorization", f"Bearer {engine.address.api_key}"))
+    return kept
+
+
+def end_to_end(header_list: HeaderList) -> Iterator[tuple[str, str]]:
+    """Headers that travel on (RFC 9110, 7.6.1): not the hop-by-hop ones, nor those that `Connection` names."""
+    named = _tokens(value for name, value in header_list if name.lower() == "connection")
+    return ((n, v) for n, v in header_list if n.lower() not in HOP_BY_HOP and n.lower() not in named)
+
+
+def _tokens(values: Iterable[str]) -> set[str]:
+    return {token.strip().lower() for value in values for token in value.split(",")}
+
+
+def _merged(ours: Any, client: Any) -> Any:
+    """Two objects become one, in which the client's own keys win at every depth; otherwise ours replaces its."""
+    if not (isinstance(ours, Mapping) and isinstance(client, Mapping)):
+        return ours
+    nested = {k: _merged(ours[k], v) if isinstance(v, Mapping) and k in ours else v for k, v in client.items()}
+    return {**ours, **nested}

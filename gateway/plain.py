@@ -1,0 +1,98 @@
+"""Calls that are no turns, such as embeddings and tokenising: any engine may answer, and no slot is held."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gateway import engine_errors
+from gateway.engine_errors import EngineFailed
+from gateway.errors import Failure, Refused
+from gateway.exchange import Exchange, Outcome
+from gateway.forward import MAX_ERROR_BYTES, Forward
+from gateway.homes import Homes
+from gateway.incoming import MAX_BODY_BYTES, headers_for_client
+from gateway.monitor import Monitor, RunningEngine
+from gateway.observe import Observer
+from gateway.outgoing import plain_call
+from gateway.transport import Responder, UpstreamCut, UpstreamReply
+
+
+class PlainCalls:
+    """Passes requests through to an engine and its answers back, byte for byte."""
+
+    def __init__(
+        self, forward: Forward, monitor: Monitor, homes: Homes, observer: Observer, attempts: int
+    ) -> None:
+        self._forward = forward
+        self._monitor = monitor
+        self._homes = homes
+        self._observer = observer
+        self._attempts = attempts
+
+    async def answer(self, exchange: Exchange, responder: Responder) -> None:
+        """At the least loaded engine that serves the model and the path. Raises Refused."""
+        path = exchange.request.path
+        engines = [engine for engine in self._monitor.engines if _serves(engine, exchange.engine_model)]
+        able = [engine for engine in engines if serves_path(engine, path)]
+        if engines and not able:
+            raise engine_errors.lacks_path(engines[0].name, path)
+        await self._answer(exchange, responder, sorted(able, key=_load)[: self._attempts])
+
+    async def answer_stored(self, exchange: Exchange, responder: Responder) -> None:
+        """At the replica that holds the answer that the path names. Raises Refused."""
+        answer_id = exchange.request.path.split("/")[3]
+        home = self._homes.home(exchange.tenant, answer_id)
+        if home is None:
+            text = f"There is no response {answer_id!r} here; only stored ones can be asked for again."
+            raise Refused(Outcome.NOT_FOUND, Failure(404, "not_found_error", text, param="response_id"))
+        await self._answer(exchange, responder, [self._monitor.target(home).engine])
+
+    async def _answer(self, exchange: Exchange, responder: Responder, engines: Sequence[RunningEngine]) -> None:
+        failed: Refused = Refused(
+            Outcome.REJECTED_NO_ENGINE,
+            Failure(503, "server_error", "No healthy engine serves this model now.", code="no_replica"),
+        )
+        for engine in engines:
+            try:
+                reply, body = await self._ask(exchange, engine)
+            except EngineFailed as error:
+                if not error.try_another:
+                    raise
+                failed = error
+                continue
+            ours = self._observer.receipt_headers(exchange)
+            exchange.outcome = Outcome.ANSWERED
+            await responder.reply(reply.status, headers_for_client(reply, ours), body)
+            return
+        raise failed
+
+    async def _ask(self, exchange: Exchange, engine: RunningEngine) -> tuple[UpstreamReply, bytes]:
+        exchange.num_attempts += 1
+        exchange.engine_kind = engine.engine.kind
+        reply = await self._forward.send(engine, plain_call(exchange, engine))
+        is_read = False
+        try:
+            body = await reply.read(MAX_BODY_BYTES if reply.status < 400 else MAX_ERROR_BYTES)
+            is_read = True
+        except UpstreamCut as error:
+            raise engine_errors.cut(engine.name, str(error)) from None
+        finally:
+            reply.close(reuse=is_read)
+        if reply.status >= 400:
+            raise engine_errors.answered(exchange, engine.name, reply, body)
+        return reply, body
+
+
+def serves_path(engine: RunningEngine, path: str) -> bool:
+    """False only where the engine is known not to."""
+    paths = engine.abilities.paths
+    return paths is None or path in paths
+
+
+def _serves(engine: RunningEngine, model: str) -> bool:
+    models = engine.report.models
+    return engine.is_up and (not models or not model or model in models)
+
+
+def _load(engine: RunningEngine) -> int:
+    return sum((pool.running or 0) + (pool.waiting or 0) for pool in engine.report.pools)

@@ -1,0 +1,93 @@
+"""Find out what a running engine honours by asking it a few one-token questions."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import orjson
+
+from gateway import fields
+from gateway.engines.base import CHAT, Abilities, Engine, Json, Outgoing, Report
+from gateway.engines.openai import json_object
+from gateway.transport import HeaderList
+from policies.types import Hints
+
+Ask = Callable[[str, HeaderList, bytes], Awaitable[tuple[int, bytes]]]
+"""POST a body (path, headers, body) to the engine -> status and answer. Raises UpstreamRefused, UpstreamCut."""
+
+_SYSTEM_MARK = "turngatesystemmark"
+_TOOL_MARK = "turngatetoolmark"
+# A prefix hit takes at least one whole block; this is what is asked where the block size is not known.
+_DEFAULT_BLOCK_TOKENS = 128
+_MAX_BLOCK_TOKENS = 1024
+
+
+async def probe(engine: Engine, abilities: Abilities, report: Report, ask: Ask) -> None:
+    """Write into `abilities` what a handful of tiny requests shows. What cannot be found out stays as it is."""
+    if not report.models:
+        return
+    model = report.models[0]
+    if abilities.system_before_tools is None:
+        abilities.system_before_tools = await _renders_system_first(engine, abilities, model, ask)
+    await _hints_and_cache(engine, abilities, report, model, ask)
+
+
+async def _renders_system_first(engine: Engine, abilities: Abilities, model: str, ask: Ask) -> bool | None:
+    function = {"name": _TOOL_MARK, "description": "", "parameters": {"type": "object", "properties": {}}}
+    messages: list[Json] = [{"role": "system", "content": _SYSTEM_MARK}, {"role": "user", "content": "hi"}]
+    rendering = engine.rendering(model, messages, [{"type": "function", "function": function}])
+    if rendering is None or (abilities.paths is not None and rendering[0] not in abilities.paths):
+        return None
+    status, answer = await ask(rendering[0], (), orjson.dumps(rendering[1]))
+    text = engine.rendered(answer.decode(errors="replace")) if status == 200 else ""
+    system_at, tool_at = text.find(_SYSTEM_MARK), text.find(_TOOL_MARK)
+    return None if system_at < 0 or tool_at < 0 else system_at < tool_at
+
+
+async def _hints_and_cache(engine: Engine, abilities: Abilities, report: Report, model: str, ask: Ask) -> None:
+    """The same prompt twice with every hint: a refusal shows which one fails, the second answer what is cached."""
+    pools = [pool.name for pool in report.pools]
+    block_tokens = max((pool.block_tokens or 0 for pool in report.pools), default=0) or _DEFAULT_BLOCK_TOKENS
+    words = "probe " * (3 * min(block_tokens, _MAX_BLOCK_TOKENS))
+    body: Json = {"model": model, "messages": [{"role": "user", "content": words}], "max_tokens": 1}
+    pool = pools[0] if pools and abilities.can_address_pools else ""
+    cached_tokens = None
+    for _ in range(2):
+        status, answer = await _ask_with_hints(engine, abilities, body, pool, ask)
+        if status != 200:
+            return
+        cached_tokens = _cached_tokens(engine, answer)
+    is_one_pool = len(pools) == 1 or pool
+    if abilities.reports_cached_tokens is None and (cached_tokens or is_one_pool):
+        abilities.reports_cached_tokens = bool(cached_tokens)
+
+
+async def _ask_with_hints(
+    engine: Engine, abilities: Abilities, body: Json, pool: str, ask: Ask
+) -> tuple[int, bytes]:
+    hints = Hints(urgency=1, remaining_turns=0, expected_output_tokens=1)
+    sent = engine.outgoing(CHAT, body, hints, pool, abilities, may_prioritise=True)
+    status, answer = await _send(body, sent, ask)
+    refused = engine.refused_fields(status, _message(answer), sent)
+    if not refused:
+        return status, answer
+    abilities.remember(refused, sent)
+    if "priority" in refused:
+        abilities.honours_priority = False
+    pool = "" if sent.pin in refused else pool
+    return await _send(body, engine.outgoing(CHAT, body, hints, pool, abilities, may_prioritise=True), ask)
+
+
+async def _send(body: Json, sent: Outgoing, ask: Ask) -> tuple[int, bytes]:
+    return await ask(CHAT, sent.headers, orjson.dumps({**body, **sent.body}))
+
+
+def _cached_tokens(engine: Engine, answer: bytes) -> int | None:
+    usage = engine.usage(json_object(answer))
+    return usage.cached_tokens if usage else None
+
+
+def _message(answer: bytes) -> str:
+    """From OpenAI's envelope or Dynamo's bare object."""
+    parsed = json_object(answer)
+    return fields.text(fields.obj(parsed, "error") or parsed, "message") or ""

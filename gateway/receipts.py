@@ -1,0 +1,118 @@
+"""Receipts: why one request went as it did, without any of its content; kept for a while, per tenant."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from gateway.exchange import Exchange, Json, Timings
+
+
+def receipt(exchange: Exchange) -> Json:
+    """A flat object of what was decided and measured; keys without a value are left out."""
+    times = exchange.timings
+    told: Json = {
+        "id": exchange.id,
+        "request_id": exchange.request.headers.get("x-request-id"),
+        "outcome": exchange.outcome,
+        "path": exchange.dialect.name,
+        "tenant": exchange.tenant,
+        "model": exchange.asked_model,
+        "engine_model": exchange.engine_model,
+        **_recognised(exchange),
+        **_dispatched(exchange),
+        **_answered(exchange),
+        "queue_ms": _ms(queued_s(times)),
+        "ttft_ms": _ms(ttft_s(times)),
+        "total_ms": _ms(total_s(times)),
+        "notes": exchange.notes,
+    }
+    return {key: value for key, value in told.items() if value not in (None, "", [])}
+
+
+def _recognised(exchange: Exchange) -> Json:
+    if (who := exchange.recognition) is None:
+        return {}
+    return {
+        "session": who.session_id,
+        "family": who.family_id,
+        "parent": who.parent_id,
+        "kind": who.kind,
+        "turn": who.turn_index,
+        "source": who.source,
+        "confidence": who.confidence,
+        "is_retry": who.is_retry or None,
+    }
+
+
+def _dispatched(exchange: Exchange) -> Json:
+    if (dispatch := exchange.dispatch) is None:
+        return {}
+    return {
+        "engine": exchange.engine_kind,
+        "replica": dispatch.replica_id,
+        "reason": dispatch.reason,
+        "attempts": exchange.num_attempts,
+        "expected_cached_tokens": dispatch.expected_cached_tokens,
+    }
+
+
+def _answered(exchange: Exchange) -> Json:
+    reply, usage = exchange.reply, exchange.reply.usage
+    return {
+        "cached_tokens": usage.cached_tokens,
+        "prompt_tokens": usage.prompt_tokens,
+        "output_tokens": usage.output_tokens,
+        "finish_reason": reply.finish_reason,
+    }
+
+
+def queued_s(times: Timings) -> float | None:
+    """From recognised to slot, or to the end for a turn that never got one. None: it never queued."""
+    end = times.leased_at if times.leased_at is not None else times.finished_at
+    return None if times.recognised_at is None or end is None else end - times.recognised_at
+
+
+def ttft_s(times: Timings) -> float | None:
+    return None if times.first_byte_at is None else times.first_byte_at - times.received_at
+
+
+def total_s(times: Timings) -> float | None:
+    return None if times.finished_at is None else times.finished_at - times.received_at
+
+
+def overhead_s(times: Timings) -> float | None:
+    """What the gateway itself took: all but queue and engine. None: no engine was asked."""
+    total, queued = total_s(times), queued_s(times)
+    if total is None or times.engine_asked_at is None or times.finished_at is None:
+        return None
+    return total - (queued or 0.0) - (times.finished_at - times.engine_asked_at)
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 1)
+
+
+class Receipts:
+    """The last receipts, oldest first; the oldest goes when it is too old or one too many."""
+
+    def __init__(self, keep_s: float, max_kept: int) -> None:
+        self._keep_s = keep_s
+        self._max_kept = max_kept
+        self._kept: OrderedDict[str, tuple[float, str, Json]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def put(self, told: Json, tenant: str, now: float) -> None:
+        if self._keep_s > 0:
+            self._kept[told["id"]] = (now + self._keep_s, tenant, told)
+        while self._kept and (len(self._kept) > self._max_kept or self._oldest_until() <= now):
+            self._kept.popitem(last=False)
+
+    def get(self, receipt_id: str, tenant: str, now: float) -> Json | None:
+        """None when it is unknown, too old, or another tenant's; these are not told apart."""
+        until, owner, told = self._kept.get(receipt_id, (0.0, "", None))
+        return told if owner == tenant and until > now else None
+
+    def _oldest_until(self) -> float:
+        return next(iter(self._kept.values()))[0]

@@ -1,0 +1,104 @@
+"""Which bytes of an engine's event stream go to the client, and what a copy of them says. No I/O.
+
+Bytes leave in whole events, unchanged and in order. What we asked for and the client did not is taken out again:
+the usage report, which is an event of its own, and what an engine's `without_read_back` knows.
+"""
+
+from __future__ import annotations
+
+import orjson
+
+from gateway import fields
+from gateway.dialects.base import Dialect
+from gateway.engines.base import Engine
+from gateway.errors import Failure
+from gateway.exchange import Json, Reply
+from gateway.outgoing import Call
+from gateway.sse import EventSplitter, data_of
+
+_DONE = b"[DONE]"
+_PREAMBLES = frozenset(("response.created", "response.in_progress", "response.queued", "message_start", "ping"))
+"""Events that engines send on arrival, before the prefill: they are held back, since an answer that has not begun
+can still be had from another replica."""
+
+
+class StreamRelay:
+    """One answer. `feed` what the engine sends, send what it returns."""
+
+    def __init__(self, dialect: Dialect, engine: Engine, reply: Reply, call: Call) -> None:
+        self._dialect = dialect
+        self._engine = engine
+        self._reply = reply
+        self._hides_usage = call.hides_usage
+        self._reads_back = call.added.reads_back
+        self._splitter = EventSplitter()
+        self._held: list[bytes] = []
+        self.has_begun = False
+        """Whether an event has come that is part of an answer."""
+        self.has_ended = False
+        """Whether the engine has said that the answer is whole."""
+        self.failure: Failure | None = None
+        """What the engine reported instead of an answer, or in the middle of it."""
+        self.pool: str | None = None
+        """The KV pool that served it, where the engine says so."""
+
+    def feed(self, chunk: bytes) -> bytes:
+        """The bytes to send now, empty while the answer has not begun. After a failure nothing more is read.
+
+        Raises EventTooLong.
+        """
+        out = self._held
+        for event in self._splitter.feed(chunk):
+            if self.failure is not None:
+                break
+            if self._is_for_client(event):
+                out.append(self._engine.without_read_back(event) if self._reads_back else event)
+        if not self.has_begun:
+            return b""
+        self._held = []
+        return out[0] if len(out) == 1 else b"".join(out)
+
+    def rest(self) -> bytes:
+        """What is left when the stream is over: an event that lacks its empty line, or a stream without any."""
+        held, self._held = self._held, []
+        return b"".join(held) + self._splitter.rest()
+
+    def _is_for_client(self, event: bytes) -> bool:
+        data = data_of(event)
+        if data is None:
+            return True
+        if data == _DONE:
+            self.has_begun = self.has_ended = True
+            return True
+        try:
+            parsed = orjson.loads(data)
+        except orjson.JSONDecodeError:
+            parsed = None
+        if not isinstance(parsed, dict):
+            self.has_begun = True
+            return True
+        return self._read(parsed)
+
+    def _read(self, event: Json) -> bool:
+        failure = self._dialect.is_error(event)
+        if failure is not None:
+            self.failure = failure
+            return self.has_begun
+        read_into(self._reply, event, self._dialect, self._engine)
+        if self._reply.finish_reason is not None:
+            self.has_ended = True
+        if self.pool is None:
+            self.pool = self._engine.served_by(event)
+        if event.get("type") not in _PREAMBLES:
+            self.has_begun = True
+        return not (self._hides_usage and self._dialect.is_asked_usage(event))
+
+
+def read_into(reply: Reply, event: Json, dialect: Dialect, engine: Engine) -> None:
+    """Fold a stream event, or the body of an answer that is not streamed, into the reply."""
+    dialect.read(event, reply)
+    usage = engine.usage(event)
+    if usage is not None:
+        reply.usage = usage
+    if not reply.id:
+        reply.id = fields.text(fields.obj(event, "response") or event, "id") or ""

@@ -1,0 +1,238 @@
+"""The schema of the configuration: frozen sections, each key with its default, its bounds and its help text.
+
+Nothing is read here; `gateway.config` fills these from flags, environment and YAML. The text under a key is its
+help, in `--dump-config` too. A secret is only ever a reference (`env:NAME` or `file:/path`).
+"""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+SecretRef = Annotated[str, Field(pattern=r"^(env:[A-Za-z_][A-Za-z0-9_]*|file:.+)$")]
+Port = Annotated[int, Field(ge=0, le=65535)]
+Seconds = Annotated[float, Field(gt=0)]
+SecondsOrZero = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(gt=0, le=1)]
+Factor = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Section(BaseModel):
+    """Frozen; an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class Listen(Section):
+    """Where the gateway listens."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on. Anything but loopback needs `keys`, or `open: true`."""
+    port: Port = 8080
+    """TCP port. 0: any free one."""
+    open: bool = False
+    """Serve other machines although no keys are configured."""
+
+    @property
+    def is_loopback(self) -> bool:
+        try:
+            return ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+
+class EngineEntry(Section):
+    """One engine process, or one Dynamo frontend with all the workers behind it."""
+
+    url: str
+    """`kind://host:port`; kinds: vllm, sglang, dynamo, openai. Or `embedded`."""
+    name: str = ""
+    """Its name in metrics, receipts and headers. Empty: host:port."""
+    api_key: SecretRef | None = None
+    """Sent to the engine as a bearer token. null: none."""
+    metrics_urls: tuple[str, ...] = ()
+    """Further metrics pages, such as a Dynamo worker's system port."""
+
+
+class Models(Section):
+    """Which engine model answers to which name."""
+
+    aliases: dict[str, str] = {}
+    """Name or glob that a client asks for -> engine model; the first that matches wins.
+    Example: {"gpt-*": Qwen/Qwen3-32B}"""
+    side_model: str | None = None
+    """Serves titles and compaction. null: the model that was asked for."""
+    answer_any_model: bool = True
+    """A single served model answers to every name."""
+
+
+class Policy(Section):
+    """Who is admitted when, and where."""
+
+    name: str = "turns"
+    """turns, fifo or passthrough; or the import path of another, `package.module:Name`."""
+    options: dict[str, Any] = {}
+    """Keyword arguments of a policy given by its import path."""
+    placement: Literal["prefix", "least_loaded", "round_robin"] = "prefix"
+    """Which replica gets a turn; prefix weighs the cached prefix against load."""
+    slots_per_replica: Count | None = None
+    """Model calls that a replica runs at once. null: what the engine reports."""
+    capacity_tokens: Count | None = None
+    """Size of a replica's KV pool. null: what the engine reports."""
+    ceiling: Share = 0.95
+    """Share of the KV pool that resident sessions may fill now; nobody is admitted beyond it."""
+    overcommit: Factor = 1.1
+    """Share of the KV pool that they may be expected to fill when each has grown to its full size. Above 1
+    because they are not all at their largest at once."""
+    max_wait_s: SecondsOrZero = 300
+    """A stream that is expected to wait longer is refused with 429 at once."""
+    max_wait_plain_s: SecondsOrZero = 400
+    """The same for an answer that is not streamed."""
+    hold_bound_s: SecondsOrZero = 60
+    """A session held longer makes an idle resident session yield."""
+
+
+class Stream(Section):
+    """How a client that waits is kept."""
+
+    silent_queue_s: SecondsOrZero = 90
+    """A stream that is queued for longer gets 200 and keep-alives. 0: at once."""
+    keep_alive_s: Seconds = 25
+    """Time between two keep-alive events."""
+
+
+class Identity(Section):
+    """How much is remembered to recognise sessions."""
+
+    max_sessions: Count = 20_000
+    """Sessions remembered at once; the least recently seen is forgotten first."""
+    session_ttl_s: Seconds = 3600
+    """A session that is not heard of for this long is forgotten."""
+
+
+class Probing(Section):
+    """How engines are watched."""
+
+    interval_s: Seconds = 1
+    """Time between two polls of an engine."""
+    timeout_s: Seconds = 5
+    """A poll that takes longer has failed."""
+    hints: bool = True
+    """Find out at start which hints an engine honours, by a few one-token requests."""
+
+
+class Limits(Section):
+    """Bounds on what clients can make the gateway hold."""
+
+    body_bytes: Count = 32 * 2**20
+    """Largest request body."""
+    queue_turns: Count = 10_000
+    """Turns that may wait at once; further ones are refused with 429."""
+    attempts: Count = 3
+    """Replicas on which one model call is tried before its first byte."""
+
+
+class Timeouts(Section):
+    """Bounds of one call to an engine, and of stopping."""
+
+    connect_s: Seconds = 5
+    """Until the connection stands."""
+    first_byte_s: Seconds = 600
+    """From the request sent to the engine's status line."""
+    idle_s: Seconds = 300
+    """Between two chunks of an answer."""
+    shutdown_grace_s: SecondsOrZero = 30
+    """How long running requests may finish after a stop signal."""
+
+
+class KeyEntry(Section):
+    """One client key."""
+
+    key: SecretRef
+    """The bearer token, by reference."""
+    tenant: str = "default"
+    """Sessions and caches of two tenants never meet."""
+    may_prioritise: bool = False
+    """Whether its own priority and worker pins are honoured."""
+
+
+class Logging(Section):
+    """What is written, and where."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """info writes one line per request."""
+    format: Literal["text", "json"] = "text"
+    """Lines of key=value, or one JSON object each; on standard error."""
+    facts: str | None = None
+    """File for the log of scheduling facts, for replay; it holds no content. null: off."""
+
+
+class Receipts(Section):
+    """Why each answer went as it did, at /v1/turngate/receipts/{id}."""
+
+    keep_s: SecondsOrZero = 600
+    """How long a receipt can be read. 0: none is kept."""
+    max_kept: Count = 50_000
+    """Receipts kept at once; the oldest goes first."""
+
+
+class Embedded(Section):
+    """The built-in engine model, behind `turngate engine` and the engine URL `embedded`."""
+
+    model: str = "embedded"
+    """Name that it serves."""
+    capacity_tokens: Count = 262_144
+    """Size of its KV pool."""
+    slots: Count = 256
+    """Model calls that it runs at once."""
+    speed: Factor = 1
+    """Factor on its speed. 2: everything takes half the time."""
+
+
+def _split(value: Any) -> Any:
+    """`a,b` as a list: several engines fit one environment variable."""
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+def _as_entry(value: Any) -> Any:
+    """A bare URL is an engine with every other key at its default."""
+    return {"url": value} if isinstance(value, str) else value
+
+
+Engines = Annotated[tuple[Annotated[EngineEntry, BeforeValidator(_as_entry)], ...], BeforeValidator(_split)]
+
+
+class Settings(Section):
+    """Everything that can be configured."""
+
+    listen: Listen = Listen()
+    engines: Engines = ()
+    """Engines, as URLs or as objects with url, name, api_key and metrics_urls.
+    Example: [vllm://127.0.0.1:8000, {url: "sglang://gpu2:30000", api_key: "env:SGLANG_KEY"}]"""
+    hosts_file: str | None = None
+    """File with one more engine URL per line; # starts a comment. null: none."""
+    models: Models = Models()
+    policy: Policy = Policy()
+    stream: Stream = Stream()
+    identity: Identity = Identity()
+    probing: Probing = Probing()
+    limits: Limits = Limits()
+    timeouts: Timeouts = Timeouts()
+    keys: tuple[KeyEntry, ...] = ()
+    """Client keys. Empty: no key is asked for.
+    Example: [{key: "env:TEAM_A_KEY", tenant: team-a, may_prioritise: false}]"""
+    logging: Logging = Logging()
+    receipts: Receipts = Receipts()
+    embedded: Embedded = Embedded()
+
+    @model_validator(mode="after")
+    def _guarded(self) -> Self:
+        if not (self.listen.is_loopback or self.listen.open or self.keys):
+            raise ValueError(
+                f"listen.host is {self.listen.host} and no keys are configured, so everybody who reaches this"
+                " machine could use the engines: configure keys, or say listen.open: true"
+            )
+        return self

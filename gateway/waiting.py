@@ -1,0 +1,68 @@
+"""Keeps a streaming client's connection until its answer begins: silence, then 200, then keep-alive events."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from gateway.exchange import Exchange
+from gateway.settings import Stream
+from gateway.transport import HeaderList, Responder
+
+T = TypeVar("T")
+
+SSE_HEADERS = (("Content-Type", "text/event-stream; charset=utf-8"), ("Cache-Control", "no-cache"))
+
+
+class Waiting:
+    """One client that waits. Events are data, since comments reset neither Codex's nor langchain's timer (facts,
+    clients 5), and go only before the engine's first byte: into an answer that has begun nothing is mixed."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        responder: Responder,
+        rules: Stream,
+        clock: Callable[[], float],
+        headers: Callable[[Exchange], HeaderList],
+    ) -> None:
+        self._exchange = exchange
+        self._responder = responder
+        self._rules = rules
+        self._clock = clock
+        self._headers = headers
+        self._silent_until = exchange.timings.received_at + rules.silent_queue_s
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether nothing has been sent, so that a refusal can still be an HTTP status."""
+        return not self._responder.has_started
+
+    @property
+    def patience_s(self) -> float:
+        """For how long the client may stay without a word."""
+        return max(0.0, self._silent_until - self._clock())
+
+    async def speak(self) -> None:
+        """Send one keep-alive event, after status 200 if it is the first."""
+        if not self._responder.has_started:
+            await self._responder.start(200, [*SSE_HEADERS, *self._headers(self._exchange)])
+        exchange = self._exchange
+        await self._responder.write(
+            exchange.dialect.keep_alive(exchange.asked_model, f"turngate-{exchange.id}", int(time.time()))
+        )
+        self._silent_until = self._clock() + self._rules.keep_alive_s
+
+    async def until(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`; speaks while it lasts. Ended with its caller, whatever ends that."""
+        task = asyncio.create_task(work)
+        try:
+            while not (await asyncio.wait((task,), timeout=self.patience_s))[0]:
+                await self.speak()
+            return task.result()
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait((task,))

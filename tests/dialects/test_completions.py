@@ -1,0 +1,60 @@
+"""Laws of the completions format."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.dialects.base import Script
+from gateway.dialects.completions import Completions
+from gateway.exchange import Reply
+
+COMPLETIONS = Completions()
+SYSTEM = "<|im_start|>system\nBe brief.<|im_end|>\n"
+USER = "<|im_start|>user\nhi<|im_end|>\n"
+GENERATE = "<|im_start|>assistant\n"
+
+
+def script(prompt: Any) -> Script:
+    return COMPLETIONS.script({"prompt": prompt})
+
+
+def test_a_rendered_prompt_grows_message_by_message() -> None:
+    first = script(SYSTEM + USER + GENERATE)
+    answered = script(SYSTEM + USER + GENERATE + "Hello.<|im_end|>\n" + USER + GENERATE)
+    assert first.system == answered.system == SYSTEM.encode()
+    assert answered.messages[: len(first.messages) - 1] == first.messages[:-1]
+    assert len(answered.messages) == 4
+
+
+@pytest.mark.parametrize(
+    ("prompt", "num_messages"),
+    [
+        ("plain text", 1),
+        (["plain text"], 1),
+        ([1, 2, 3], 1),
+        ([[1, 2, 3]], 1),
+        (["a", "b"], 2),
+        ([[1], [2]], 2),
+        ([], 0),
+    ],
+)
+def test_every_form_of_prompt_has_its_messages(prompt: Any, num_messages: int) -> None:
+    assert len(script(prompt).messages) == num_messages
+
+
+def test_one_prompt_is_the_same_in_a_list_of_one() -> None:
+    assert script(["x"]) == script("x")
+    assert script([[1, 2]]) == script([1, 2])
+
+
+def test_a_stream_is_folded_into_one_reply() -> None:
+    reply = Reply()
+    for index, text, finish in ((0, "a", None), (1, "x", "stop"), (0, "b", None)):
+        COMPLETIONS.read(
+            {"model": "m", "choices": [{"index": index, "text": text, "finish_reason": finish}]}, reply
+        )
+    assert (reply.model, reply.text, reply.is_complete) == ("m", "ab", False)
+    COMPLETIONS.read({"choices": [{"index": 0, "text": "", "finish_reason": "length"}]}, reply)
+    assert (reply.finish_reason, reply.is_complete) == ("length", True)

@@ -1,0 +1,132 @@
+"""Laws of vLLM's file, against pages of 0.32."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.engines.base import CHAT, MESSAGES, RESPONSES, Abilities, Outgoing, Pool
+from gateway.engines.vllm import Vllm
+from policies.types import Hints
+from tests.engines.recorded import pages, text
+
+VLLM = Vllm()
+HINTS = Hints(urgency=40, session_id="s1")
+
+
+def new() -> Abilities:
+    return Abilities(version="0.32.0", can_address_pools=True, lower_goes_first=True)
+
+
+def old() -> Abilities:
+    return Abilities(version="0.11.2", lower_goes_first=True)
+
+
+def test_a_poll_gives_capacity_load_and_prefix_counters() -> None:
+    report = VLLM.parse_report(pages("vllm-0.32"))
+    assert report.models == ("tiny",)
+    assert report.max_model_len == {"tiny": 32768}
+    assert report.pools == (Pool("", capacity_tokens=64000, block_tokens=32, running=0, waiting=0),)
+    assert (report.prefix_queries_tokens, report.prefix_hits_tokens) == (313228, 241792)
+    assert report.caches_prefixes is True
+
+
+def test_prefix_caching_that_is_off_is_seen() -> None:
+    report = VLLM.parse_report(pages("vllm-0.32-plain"))
+    assert report.caches_prefixes is False
+    assert "--enable-prefix-caching" in [found.remedy for found in VLLM.advice(report, new())]
+
+
+def test_each_data_parallel_rank_is_a_pool() -> None:
+    page = pages("vllm-0.32")
+    metrics = page["/metrics"]
+    page["/metrics"] = (
+        metrics + metrics.replace('engine="0"', 'engine="10"') + metrics.replace('engine="0"', 'engine="2"')
+    )
+    pools = VLLM.parse_report(page).pools
+    assert [pool.name for pool in pools] == ["0", "2", "10"]
+    assert {pool.capacity_tokens for pool in pools} == {64000}
+
+
+def test_capacity_of_older_releases_is_blocks_times_size() -> None:
+    page = {"/metrics": 'vllm:cache_config_info{block_size="16",num_gpu_blocks="100",engine="0"} 1.0'}
+    assert VLLM.parse_report(page).pools[0].capacity_tokens == 1600
+    page = {"/metrics": 'vllm:cache_config_info{block_size="16",num_gpu_blocks="None"} 1.0'}
+    assert VLLM.parse_report(page).pools[0].capacity_tokens is None
+
+
+def test_without_metrics_a_served_model_still_has_a_pool() -> None:
+    assert VLLM.parse_report({"/v1/models": '{"data":[{"id":"m"}]}'}).pools == (Pool(""),)
+
+
+def test_version_and_paths_are_learned() -> None:
+    abilities = VLLM.abilities()
+    VLLM.learn(pages("vllm-0.32"), abilities)
+    assert abilities.version == "0.32.0"
+    assert abilities.can_address_pools
+    assert abilities.paths is not None
+    assert {"/tokenize", MESSAGES} <= abilities.paths
+
+
+def test_the_rendered_prompt_is_read_from_token_strings() -> None:
+    prompt = VLLM.rendered(text("vllm-0.32", "tokenize.json"))
+    assert 0 < prompt.find("turngatesystemmark") < prompt.find("turngatetoolmark")
+    assert VLLM.rendered('{"tokens":[1],"token_strs":null}') == ""
+
+
+def test_priority_goes_as_a_header_lower_first() -> None:
+    sent = VLLM.outgoing(MESSAGES, {}, HINTS, "", new(), may_prioritise=False)
+    assert sent.headers == (("X-Session-ID", "s1"), ("X-Vllm-Priority", "-40"))
+    assert sent.body == {}
+    assert sent.hint_names == ("session", "priority")
+
+
+def test_older_releases_get_priority_in_the_body() -> None:
+    assert VLLM.outgoing(CHAT, {}, HINTS, "", old(), may_prioritise=False).body == {"priority": -40}
+    assert VLLM.outgoing(MESSAGES, {}, HINTS, "", old(), may_prioritise=False).body == {}
+
+
+def test_a_refused_priority_is_not_sent_again() -> None:
+    abilities = old()
+    sent = VLLM.outgoing(CHAT, {}, HINTS, "", abilities, may_prioritise=False)
+    refused = VLLM.refused_fields(400, "Got priority -40 but Priority scheduling is not enabled.", sent)
+    assert refused == {"priority"}
+    abilities.remember(refused, sent)
+    assert VLLM.outgoing(CHAT, {}, HINTS, "", abilities, may_prioritise=False).body == {}
+
+
+@pytest.mark.parametrize(("body", "headers"), [({"priority": -9}, {}), ({}, {"X-Vllm-Priority": "-9"})])
+def test_a_clients_own_priority_counts_only_if_it_is_entitled(
+    body: dict[str, int], headers: dict[str, str]
+) -> None:
+    headers |= {name.lower(): value for name, value in headers.items()}
+    entitled = VLLM.outgoing(CHAT, body, HINTS, "", new(), True, headers)
+    assert entitled.headers == (("X-Session-ID", "s1"),)
+    assert not entitled.drop | entitled.drop_headers
+    other = VLLM.outgoing(CHAT, body, HINTS, "", new(), False, headers)
+    assert ("X-Vllm-Priority", "-40") in other.headers
+    assert other.drop | other.drop_headers == ({"priority"} if body else {"x-vllm-priority"})
+
+
+def test_a_session_id_of_the_client_stays() -> None:
+    assert VLLM.outgoing(CHAT, {"session_id": "mine"}, Hints(session_id="s1"), "", new(), False) == Outgoing()
+    own = {"X-Session-ID": "mine"}
+    assert VLLM.outgoing(CHAT, {}, Hints(session_id="s1"), "", new(), False, own) == Outgoing()
+
+
+def test_a_rank_is_addressed_where_vllm_reads_it() -> None:
+    sent = VLLM.outgoing(CHAT, {}, Hints(), "3", new(), may_prioritise=False)
+    assert sent.headers == (("X-data-parallel-rank", "3"),)
+    assert VLLM.outgoing(RESPONSES, {}, Hints(), "3", new(), may_prioritise=False).pin == ""
+
+
+def test_a_refused_rank_is_dropped_for_that_call_only() -> None:
+    abilities = new()
+    sent = VLLM.outgoing(CHAT, {}, Hints(), "5", abilities, may_prioritise=False)
+    refused = VLLM.refused_fields(400, "data_parallel_rank 5 is out of range [0, 1).", sent)
+    assert refused == {sent.pin}
+    abilities.remember(refused, sent)
+    assert abilities.refused_fields == set()
+
+
+def test_nothing_is_added_to_what_is_no_conversation() -> None:
+    assert VLLM.outgoing("/v1/embeddings", {"priority": 1}, HINTS, "1", new(), may_prioritise=False) == Outgoing()

@@ -1,0 +1,162 @@
+"""Laws of the command line: quick help, flags as keys, faults without stack traces, a clean stop."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from gateway import cli, config
+from gateway.settings import Settings
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def exit_of(*argv: str) -> int:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(argv)
+    assert isinstance(caught.value.code, int)
+    return caught.value.code
+
+
+def test_help_lists_every_command_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_of("--help") == 0
+    text = capsys.readouterr().out
+    assert all(word in text for word in ("serve", "engine", "demo", "doctor", "check", "OPENAI_BASE_URL="))
+
+
+@pytest.mark.parametrize("command", ["serve", "engine", "demo", "doctor", "check"])
+def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_of(command, "--help") == 0
+    assert f"turngate {command}" in capsys.readouterr().out
+
+
+async def test_help_loads_none_of_the_libraries() -> None:
+    heavy = "{'aiohttp', 'pydantic', 'yaml', 'orjson', 'prometheus_client', 'asyncio'}"
+    code = f"import sys; from gateway.cli import parser; parser().format_help(); print({heavy} & set(sys.modules))"
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE)
+    out, _ = await process.communicate()
+    assert out.decode().strip() == "set()"
+
+
+def test_the_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_of("--version") == 0
+    assert capsys.readouterr().out.startswith("turngate ")
+
+
+@pytest.mark.parametrize("argv", [[], ["sevre"], ["serve", "--set", "novalue"], ["serve", "--nonsense"]])
+def test_wrong_arguments_end_with_2(argv: list[str]) -> None:
+    assert exit_of(*argv) == 2
+
+
+def test_flags_are_keys_of_the_configuration() -> None:
+    argv = [
+        "serve",
+        "--engine",
+        "vllm://a:1",
+        "--engine",
+        "vllm://b:1",
+        "--port",
+        "9",
+        "--set",
+        "policy.ceiling=0.5",
+    ]
+    settings = config.load(cli.flags(cli.parser().parse_args(argv)), environ={})
+    assert [entry.url for entry in settings.engines] == ["vllm://a:1", "vllm://b:1"]
+    assert (settings.listen.port, settings.policy.ceiling) == (9, 0.5)
+
+
+def test_check_says_what_the_configuration_means(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check", "--engine", "sglang://gpu2:30000", "--set", "models.aliases={gpt-*: qwen}"]) == 0
+    said = capsys.readouterr().out
+    assert "OPENAI_BASE_URL=http://127.0.0.1:8080/v1" in said
+    assert "gpu2:30000: sglang http://gpu2:30000" in said
+    assert "gpt-* is qwen" in said
+
+
+def test_check_warns_of_a_variable_that_nothing_reads(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TURNGATE_POLICY_CIELING", "0.5")
+    assert cli.main(["check", "--engine", "embedded"]) == 0
+    assert "TURNGATE_POLICY_CIELING; did you mean TURNGATE_POLICY_CEILING?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "fault"),
+    [
+        (["check"], "no engine is configured"),
+        (["serve"], "no engine is configured"),
+        (["check", "--config", "gone.yaml"], "cannot read gone.yaml"),
+        (["check", "--engine", "vlm://a:1"], "vlm"),
+        (["check", "--engine", "embedded", "--set", "policy.name=trns"], "policy.name 'trns'"),
+        (["check", "--engine", "embedded", "--set", "listen.prot=1"], "did you mean listen.port?"),
+    ],
+)
+def test_a_wrong_configuration_is_told_in_lines_and_ends_with_2(
+    argv: list[str], fault: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(argv) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert all(line.startswith("turngate: ") for line in lines)
+    assert fault in lines[0]
+
+
+def test_dump_config_prints_the_effective_configuration_and_serves_nothing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert cli.main(["serve", "--engine", "vllm://a:1", "--set", "listen.port=9", "--dump-config"]) == 0
+    file = tmp_path / "dumped.yaml"
+    file.write_text(capsys.readouterr().out)
+    expected = Settings.model_validate({"engines": ["vllm://a:1"], "listen": {"port": 9}})
+    assert config.load(file=file, environ={}) == expected
+
+
+@pytest.mark.parametrize(
+    ("argv", "ready"),
+    [
+        (["engine", "--port", "0"], "turngate serve --engine vllm://127.0.0.1:"),
+        (["serve", "--engine", "embedded", "--port", "0"], "OPENAI_BASE_URL=http://127.0.0.1:"),
+    ],
+)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_a_server_says_how_to_reach_it_and_stops_cleanly(
+    argv: list[str], ready: str, number: signal.Signals
+) -> None:
+    process = await started(*argv)
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(30):
+            async for line in process.stdout:
+                if ready in line.decode():
+                    process.send_signal(number)
+            _, errors = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode == 0
+    assert b"Traceback" not in errors
+
+
+async def test_a_port_in_use_is_told_plainly() -> None:
+    server = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+    async with server, asyncio.timeout(30):
+        port = server.sockets[0].getsockname()[1]
+        process = await started("engine", "--port", str(port))
+        _, errors = await process.communicate()
+    assert process.returncode == 1
+    assert errors.decode().startswith(f"turngate: cannot listen on 127.0.0.1:{port}: ")
+
+
+async def started(*argv: str) -> asyncio.subprocess.Process:
+    """The command in a process of its own, its output piped."""
+    code = "import sys; from gateway.cli import main; sys.exit(main())"
+    pipe = asyncio.subprocess.PIPE
+    return await asyncio.create_subprocess_exec(sys.executable, "-c", code, *argv, stdout=pipe, stderr=pipe)

@@ -1,0 +1,66 @@
+"""Laws of the report on engines."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import orjson
+
+from gateway import doctor
+from gateway.engines import named
+from gateway.engines.base import EngineAddress
+from gateway.monitor import RunningEngine
+from tests.engines.recorded import pages
+
+
+def running(kind: str, release: str) -> RunningEngine:
+    engine, served = named(kind), pages(release)
+    abilities = engine.abilities()
+    engine.learn(served, abilities)
+    report = engine.parse_report(served)
+    abilities.num_pools = len(report.pools)
+    address = EngineAddress(kind, "http://gpu1:8000", "secret", name="gpu1:8000")
+    return RunningEngine(address, engine, abilities, report, is_up=True, problem="")
+
+
+def test_the_report_says_what_an_engine_is_and_honours() -> None:
+    (row,) = doctor.as_json([running("dynamo", "dynamo-1.6-four")])
+    assert (row["kind"], row["version"], row["is_up"]) == ("dynamo", "1.6.1", True)
+    assert row["models"] == {"mock": None}
+    assert [replica["capacity_tokens"] for replica in row["replicas"]] == [40000] * 4
+    assert row["honours"] == {"priority": True, "placement": True, "cached_tokens": None, "prefix_cache": None}
+    assert "/v1/messages" in row["serves"]
+
+
+def test_it_can_be_sent_and_holds_no_secret() -> None:
+    body = orjson.dumps(doctor.as_json([running("vllm", "vllm-0.32")]))
+    assert b"secret" not in body
+
+
+def test_the_text_names_flags_that_should_be_on() -> None:
+    engine = running("vllm", "vllm-0.32-plain")
+    text = doctor.as_text([engine])
+    assert "plain (context 8,192 tokens)" in text
+    assert "9,600 tokens, blocks of 32" in text
+    assert "--enable-prefix-caching" in text
+    assert "--scheduling-policy priority" in text
+
+
+def test_an_engine_that_is_down_says_why_and_gets_no_advice() -> None:
+    engine = running("vllm", "vllm-0.32")
+    engine.is_up, engine.problem = False, "http://gpu1:8000 does not accept connections"
+    assert doctor.as_text([engine]) == "gpu1:8000  vllm 0.32.0  DOWN: http://gpu1:8000 does not accept connections"
+    assert doctor.as_json([engine])[0]["advice"] == []
+
+
+def test_pools_that_count_as_one_are_pointed_out() -> None:
+    engine = running("vllm", "vllm-0.32")
+    engine.abilities.num_pools = 8
+    engine.abilities.can_address_pools = False
+    assert "its 8 KV pools cannot be addressed and count as one" in doctor.as_text([engine])
+
+
+def test_an_unknown_size_says_what_happens_instead() -> None:
+    engine = running("vllm", "vllm-0.32")
+    engine.report = replace(engine.report, pools=(replace(engine.report.pools[0], capacity_tokens=None),))
+    assert "size not known" in doctor.as_text([engine])

@@ -1,0 +1,293 @@
+"""Laws of what is observed: counted once, bounded labels, receipts only to their tenant, facts that replay."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+
+from gateway import logs
+from gateway.dialects.base import Dialect
+from gateway.exchange import Exchange, Outcome, Recognition, Timings
+from gateway.factlog import FactLog
+from gateway.metrics import Bounded
+from gateway.observe import Observer, Recomputation
+from gateway.receipts import Receipts
+from gateway.settings import Logging
+from gateway.transport import Request
+from policies.types import (
+    Dispatch,
+    FleetView,
+    Hold,
+    Reason,
+    ReplicaView,
+    SessionState,
+    Tick,
+    TurnKind,
+    Usage,
+)
+
+
+@dataclass
+class Asked:
+    headers: dict[str, str]
+
+
+@dataclass
+class Named:
+    name: str
+
+
+@dataclass
+class Engine:
+    name: str
+    is_up: bool
+
+
+FLEET = FleetView(
+    sessions={SessionState.RUNNING: 3},
+    num_families=2,
+    waiting={Hold.RESIDENCY: 4},
+    replicas=[
+        ReplicaView("a", True, 8, 3, 600, 1000, 850),
+        ReplicaView("b", False, 8, 0, 0, None, None),
+    ],
+)
+
+
+def observer(facts: FactLog | None = None) -> Observer:
+    engines = [Engine("a", True), Engine("b", False)]
+    return Observer(lambda: 100.0, lambda: FLEET, lambda: engines, Receipts(600, 10), facts)
+
+
+def exchange(**changes: Any) -> Exchange:
+    """A second turn: queued 2 s, 0.5 s to the first byte, 10 ms of it in the gateway."""
+    made = Exchange(
+        id="x1",
+        request=cast(Request, Asked({"x-request-id": "client-id"})),
+        dialect=cast(Dialect, Named("chat")),
+        tenant="a",
+        timings=Timings(10.0, 10.004, 12.004, 12.01, 12.5, 13.0),
+        asked_model="gpt-5",
+        recognition=Recognition("s1", "f1", None, 1, TurnKind.AGENT, "chain", 0.9, False, (), 0),
+        dispatch=Dispatch("t1", "a", Reason.RESIDENT, 900),
+        engine_kind="vllm",
+        outcome=Outcome.ANSWERED,
+    )
+    made.reply.usage = Usage(1000, 800, 50)
+    for name, value in changes.items():
+        setattr(made, name, value)
+    return made
+
+
+def sample(seen: Observer, name: str, **labels: str) -> float | None:
+    return seen.metrics.registry.get_sample_value(f"turngate_{name}", labels)
+
+
+@pytest.fixture
+def log() -> Iterator[io.StringIO]:
+    """The log as text; the process's own handlers come back afterwards."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    root.handlers = []
+    stream = io.StringIO()
+    logs.setup(Logging(), stream)
+    yield stream
+    root.handlers, root.level = handlers, level
+
+
+def test_a_finished_exchange_is_counted_with_its_outcome_turn_and_times() -> None:
+    seen = observer()
+    seen.finished(exchange())
+    assert sample(seen, "outcomes_total", outcome="answered", path="chat") == 1
+    assert sample(seen, "turns_total", kind="agent", reason="resident") == 1
+    assert sample(seen, "wait_seconds_sum", reason="resident") == pytest.approx(2.0)
+    assert sample(seen, "ttft_seconds_sum", turn="later") == pytest.approx(2.5)
+    assert sample(seen, "overhead_seconds_sum") == pytest.approx(0.01)
+    assert sample(seen, "prompt_tokens_total") == 1000
+    assert sample(seen, "output_tokens_total") == 50
+    assert sample(seen, "cached_tokens_total", replica="a", kind="expected") == 900
+    assert sample(seen, "cached_tokens_total", replica="a", kind="actual") == 800
+
+
+def test_an_exchange_without_an_outcome_is_an_error_of_the_gateway() -> None:
+    seen = observer()
+    seen.finished(exchange(outcome=None))
+    assert sample(seen, "outcomes_total", outcome="gateway_error", path="chat") == 1
+
+
+def test_a_request_that_was_refused_at_the_door_is_counted_without_a_turn() -> None:
+    seen = observer()
+    seen.finished(
+        exchange(
+            recognition=None, dispatch=None, outcome=Outcome.BAD_REQUEST, timings=Timings(1.0, finished_at=1.1)
+        )
+    )
+    assert sample(seen, "outcomes_total", outcome="bad_request", path="chat") == 1
+    assert sample(seen, "overhead_seconds_count") == 0
+    assert b"turngate_turns_total{" not in seen.metrics.exposition()
+
+
+def test_first_later_and_side_turns_are_timed_apart() -> None:
+    seen = observer()
+    for index, kind in ((0, TurnKind.AGENT), (3, TurnKind.AGENT), (0, TurnKind.SIDE), (0, TurnKind.SINGLE)):
+        seen.finished(exchange(recognition=Recognition("s", "f", None, index, kind, "chain", 1.0, False, (), 0)))
+    counts = {turn: sample(seen, "ttft_seconds_count", turn=turn) for turn in ("first", "later", "side")}
+    assert counts == {"first": 2, "later": 1, "side": 1}
+
+
+def test_an_engine_that_does_not_report_cached_tokens_counts_neither_expected_nor_actual() -> None:
+    seen = observer()
+    silent = exchange()
+    silent.reply.usage = Usage(1000, None, 50)
+    seen.finished(silent)
+    assert sample(seen, "cached_tokens_total", replica="a", kind="expected") is None
+
+
+def test_the_fleet_is_read_at_the_scrape() -> None:
+    seen = observer()
+    assert sample(seen, "sessions", state="running") == 3
+    assert sample(seen, "sessions", state="idle") == 0
+    assert sample(seen, "families") == 2
+    assert sample(seen, "queue_depth", hold="residency") == 4
+    assert sample(seen, "slots", replica="a") == 8
+    assert sample(seen, "slots_used", replica="a") == 3
+    assert sample(seen, "replica_up", replica="b") == 0
+    assert sample(seen, "engine_up", engine="a") == 1
+    kinds = {
+        kind: sample(seen, "residency_tokens", replica="a", kind=kind) for kind in ("used", "capacity", "ceiling")
+    }
+    assert kinds == {"used": 600, "capacity": 1000, "ceiling": 850}
+    assert sample(seen, "residency_tokens", replica="b", kind="capacity") is None
+
+
+def test_what_the_path_tells_is_counted() -> None:
+    seen = observer()
+    seen.hinted("vllm", ["priority", "session"], "sent")
+    seen.retried("engine_cut")
+    seen.told(Tick(), [], 5.0, 0.002)
+    assert sample(seen, "hints_total", engine="vllm", hint="priority", result="sent") == 1
+    assert sample(seen, "retries_total", cause="engine_cut") == 1
+    assert sample(seen, "policy_seconds_sum") == pytest.approx(0.002)
+
+
+def test_label_sets_are_bounded_and_the_rest_is_one_other() -> None:
+    registry = CollectorRegistry()
+    bounded = Bounded(Counter("c", "c", ["name"], registry=registry), max_label_sets=2)
+    for name in ("a", "b", "c", "d", "a"):
+        bounded(name).inc()
+    values = {name: registry.get_sample_value("c_total", {"name": name}) for name in ("a", "b", "c", "other")}
+    assert values == {"a": 2, "b": 1, "c": None, "other": 2}
+
+
+def test_neither_model_nor_tenant_nor_session_is_ever_a_label() -> None:
+    seen = observer()
+    seen.finished(exchange(tenant="tenant-x", asked_model="model-x"))
+    page = seen.metrics.exposition().decode()
+    assert not any(word in page for word in ("tenant-x", "model-x", "s1", "f1"))
+
+
+@pytest.mark.parametrize(
+    ("prompts_and_cached", "recomputed"),
+    [
+        ([(1000, 0), (1200, 990)], [0, 0]),  # a shortfall below one block is rounding
+        ([(1000, 500), (1200, 400)], [0, 600]),
+        ([(1000, 500), (300, 100)], [0, 200]),  # compacted: no more than the new prompt counts
+        ([(1000, 0), (1200, 0)], [0, 0]),  # an engine that always says 0 does not report
+        ([(1000, 0), (1200, 1000), (1400, 0)], [0, 0, 1200]),
+    ],
+)
+def test_recomputed_is_what_an_earlier_turn_had_and_the_cache_lost(
+    prompts_and_cached: list[tuple[int, int]], recomputed: list[int]
+) -> None:
+    counting = Recomputation()
+    assert [counting.of("s", "a", prompt, cached) for prompt, cached in prompts_and_cached] == recomputed
+
+
+def test_recomputation_forgets_the_least_recent_session_first() -> None:
+    counting = Recomputation(max_sessions=2)
+    for session in ("a", "b", "a", "c"):
+        counting.of(session, "r", 1000, 1000)
+    assert [counting.of(session, "r", 1000, 0) for session in ("a", "b")] == [1000, 0]
+
+
+def test_headers_say_who_where_why_and_carry_the_clients_own_id() -> None:
+    assert dict(observer().receipt_headers(exchange())) == {
+        "X-Turngate-Receipt": "x1",
+        "X-Request-Id": "client-id",
+        "X-Turngate-Session": "s1",
+        "X-Turngate-Family": "f1",
+        "X-Turngate-Engine": "a",
+        "X-Turngate-Reason": "resident",
+        "X-Turngate-Queue-Ms": "2000",
+    }
+
+
+def test_headers_before_a_decision_say_only_what_is_known() -> None:
+    unknown = exchange(recognition=None, dispatch=None, request=cast(Request, Asked({})))
+    assert dict(observer().receipt_headers(unknown)) == {"X-Turngate-Receipt": "x1", "X-Request-Id": "x1"}
+
+
+def test_a_receipt_tells_the_decision_and_the_measurements_without_empty_fields() -> None:
+    seen = observer()
+    seen.finished(exchange())
+    told = seen.receipt("x1", "a")
+    assert told is not None
+    assert (
+        told.items()
+        >= {
+            "session": "s1",
+            "turn": 1,
+            "source": "chain",
+            "replica": "a",
+            "reason": "resident",
+            "expected_cached_tokens": 900,
+            "cached_tokens": 800,
+            "queue_ms": 2000.0,
+            "ttft_ms": 2500.0,
+            "outcome": "answered",
+        }.items()
+    )
+    assert None not in told.values()
+
+
+def test_a_receipt_is_for_its_own_tenant_only() -> None:
+    seen = observer()
+    seen.finished(exchange())
+    assert seen.receipt("x1", "b") is None
+
+
+def test_one_line_is_logged_per_exchange_and_it_holds_no_content(log: io.StringIO) -> None:
+    asked = exchange(raw=b"my secret prompt", body={"messages": ["my secret prompt"]})
+    asked.reply.text = "a secret answer"
+    observer().finished(asked)
+    line = log.getvalue()
+    assert line.count("\n") == 1
+    assert all(part in line for part in (" info answered id=x1 ", "session=s1", "queue_ms=2000.0", "model=gpt-5"))
+    assert "secret" not in line
+
+
+def test_trouble_is_logged_as_a_warning(log: io.StringIO) -> None:
+    observer().finished(exchange(outcome=Outcome.ENGINE_CUT))
+    assert " warning engine_cut " in log.getvalue()
+
+
+def test_text_that_could_break_a_line_is_quoted(log: io.StringIO) -> None:
+    observer().finished(exchange(asked_model='two\nlines "x"', notes=["max_tokens lowered"]))
+    line = log.getvalue()
+    assert line.count("\n") == 1
+    assert r'model="two\nlines \"x\""' in line
+    assert 'notes="max_tokens lowered"' in line
+
+
+def test_json_lines_hold_the_same_fields(log: io.StringIO) -> None:
+    logs.setup(Logging(format="json"), log)
+    observer().finished(exchange())
+    line = json.loads(log.getvalue())
+    assert (line["level"], line["message"], line["session"], line["ttft_ms"]) == ("info", "answered", "s1", 2500.0)

@@ -1,0 +1,101 @@
+"""Laws of changing top-level keys in raw JSON."""
+
+from __future__ import annotations
+
+import json
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.exchange import Json
+from gateway.splice import splice
+
+TEXT = st.text(st.sampled_from('abc"\\{}[],: \n\té\u2028'), max_size=6)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 5) | st.floats(-1e9, 1e9) | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=8,
+)
+OBJECTS = st.dictionaries(TEXT, JSON, max_size=5)
+SPACE = st.sampled_from(["", " ", "\n\t ", "\r\n"])
+
+
+@st.composite
+def texts(draw: st.DrawFn) -> tuple[str, list[tuple[str, str]]]:
+    """The text of an object with odd spacing, escapes and repeated keys; and its members as key and text."""
+    members = draw(st.lists(st.tuples(TEXT, JSON), max_size=6))
+    written = []
+    for key, value in members:
+        name = json.dumps(key, ensure_ascii=draw(st.booleans()))
+        if key and draw(st.booleans()):
+            name = f'"\\u{ord(key[0]):04x}' + json.dumps(key[1:])[1:]
+        separators = draw(st.sampled_from([(",", ":"), (", ", ": "), (" ,\n", " : ")]))
+        value_text = json.dumps(value, separators=separators, ensure_ascii=draw(st.booleans()))
+        written.append((key, f"{name}{draw(SPACE)}:{draw(SPACE)}{value_text}"))
+    gaps = [(draw(SPACE), draw(SPACE)) for _ in written]
+    inner = ",".join(before + text + after for (_, text), (before, after) in zip(written, gaps, strict=True))
+    return f"{draw(SPACE)}{{{inner}{draw(SPACE)}}}{draw(SPACE)}", written
+
+
+@given(texts(), OBJECTS, st.lists(TEXT, max_size=3), st.data())
+def test_the_result_is_the_object_with_the_keys_set_and_removed(
+    source: tuple[str, list[tuple[str, str]]], put: Json, drop: list[str], data: st.DataObject
+) -> None:
+    text, members = source
+    body = json.loads(text)
+    if members:
+        put = put | data.draw(st.dictionaries(st.sampled_from(sorted(body)), JSON, max_size=2))
+        drop = drop + data.draw(st.lists(st.sampled_from(sorted(body)), max_size=3))
+    result = splice(text.encode(), body, put, drop)
+    expected = {key: value for key, value in body.items() if key not in drop} | put
+    assert orjson.loads(result) == expected
+    # Every member that was not asked about is there byte by byte, and in the same order.
+    at = 0
+    for key, member in members:
+        if key not in put and key not in drop:
+            at = result.index(member.encode(), at) + len(member.encode())
+
+
+@given(texts(), OBJECTS)
+def test_new_keys_only_insert_bytes_before_the_last_brace(
+    source: tuple[str, list[tuple[str, str]]], put: Json
+) -> None:
+    text, _ = source
+    raw, body = text.encode(), json.loads(text)
+    put = {key: value for key, value in put.items() if key not in body}
+    end = raw.rindex(b"}")
+    result = splice(raw, body, put, ())
+    assert result.startswith(raw[:end])
+    assert result.endswith(raw[end:])
+
+
+def test_nothing_to_do_returns_the_same_object() -> None:
+    raw = b'{"a":1}'
+    assert splice(raw, {"a": 1}, {}, ["b"]) is raw
+
+
+@pytest.mark.parametrize(
+    ("raw", "put", "drop", "expected"),
+    [
+        (b"{}", {"a": 1}, [], b'{"a":1}'),
+        (b"{ }", {"a": 1}, [], b'{ "a":1}'),
+        (b'{"a":1}', {}, ["a"], b"{}"),
+        (b'{"a":1}', {"b": 2}, ["a"], b'{"b":2}'),
+        (b'{"a":1, "b": 2, "c":3}\n', {}, ["a"], b'{"b": 2, "c":3}\n'),
+        (b'{"a":1, "b": 2, "c":3}', {}, ["b"], b'{"a":1, "c":3}'),
+        (b'{"a":1, "b": 2, "c":3 }', {}, ["c"], b'{"a":1, "b": 2 }'),
+        (b'{"a":1,"b":2,"a":3}', {}, ["a"], b'{"b":2}'),
+        (b'{"a":1,"b":2,"a":3}', {"a": 9}, [], b'{"a":9,"b":2,"a":9}'),
+        (b'{"a" : {"b":"}"} ,"b":[1]}', {"b": {}}, ["b"], b'{"a" : {"b":"}"} ,"b":{}}'),
+        (
+            b'{"id":18446744073709551615}',
+            {"x": 18446744073709551615},
+            [],
+            b'{"id":18446744073709551615,"x":18446744073709551615}',
+        ),
+    ],
+)
+def test_examples(raw: bytes, put: Json, drop: list[str], expected: bytes) -> None:
+    assert splice(raw, orjson.loads(raw), put, drop) == expected

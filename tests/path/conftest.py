@@ -1,0 +1,149 @@
+"""A gateway in front of fake engines, a client that sees raw bytes, and a clock that a test moves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import pytest
+
+from gateway.app import App
+from gateway.settings import Settings
+from tests.path.fake_engine import DEADLINE_S, FakeEngine
+
+
+class Clock:
+    """The running loop's time, plus what the test added: timers of the loop follow it."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._real = self._loop.time
+        self._ahead_s = 0.0
+        self._loop.time = self.now  # type: ignore[method-assign]
+
+    def now(self) -> float:
+        return self._real() + self._ahead_s
+
+    def advance(self, seconds: float) -> None:
+        self._ahead_s += seconds
+
+    def restore(self) -> None:
+        self._loop.time = self._real  # type: ignore[method-assign]
+
+
+@dataclass
+class Gateway:
+    """One running gateway, its engines, and a client."""
+
+    app: App
+    engines: list[FakeEngine]
+    client: aiohttp.ClientSession
+    clock: Clock
+    tasks: list[asyncio.Task[Any]] = field(default_factory=list)
+
+    def url(self, path: str) -> str:
+        return f"http://127.0.0.1:{self.app.port}{path}"
+
+    def post(self, body: Any, path: str = "/v1/chat/completions", **headers: str) -> Any:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return self.client.post(self.url(path), json=body, headers=named)
+
+    def get(self, path: str, **headers: str) -> Any:
+        return self.client.get(self.url(path), headers={n.replace("_", "-"): v for n, v in headers.items()})
+
+    def begin(self, body: Any, path: str = "/v1/chat/completions", **headers: str) -> asyncio.Task[Answer]:
+        """A request in the background; cancelling it is a client that leaves."""
+        task = asyncio.create_task(self.ask(body, path, **headers))
+        self.tasks.append(task)
+        return task
+
+    async def ask(self, body: Any, path: str = "/v1/chat/completions", **headers: str) -> Answer:
+        async with self.post(body, path, **headers) as response:
+            answer = Answer(response.status, response.headers)
+            try:
+                async for part in response.content.iter_any():
+                    answer.body += part
+            except aiohttp.ClientPayloadError:
+                answer.is_cut = True
+            return answer
+
+    @property
+    def slots_used(self) -> int:
+        return sum(replica.slots_used for replica in self.app.gate.view().replicas)
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(self.app.gate.view().waiting.values())
+
+    async def until(self, is_so: Callable[[], bool]) -> None:
+        """Lets the loop run until something is so that nothing announces."""
+        async with asyncio.timeout(DEADLINE_S):
+            while not is_so():
+                await asyncio.sleep(0)
+
+    async def is_empty(self) -> None:
+        """Returns once no slot is used, nobody waits, and no engine works."""
+        for engine in self.engines:
+            await engine.is_idle()
+        await self.until(lambda: self.slots_used == 0 and self.num_waiting == 0)
+
+
+@dataclass
+class Answer:
+    status: int
+    headers: Any
+    body: bytes = b""
+    is_cut: bool = False
+
+
+Start = Callable[..., Awaitable[Gateway]]
+
+
+@pytest.fixture
+async def clock() -> AsyncIterator[Clock]:
+    clock = Clock()
+    yield clock
+    clock.restore()
+
+
+@pytest.fixture
+async def start(clock: Clock) -> AsyncIterator[Start]:
+    """Starts a gateway in front of the given engines; keyword arguments are sections of the settings."""
+    running: list[Gateway] = []
+
+    async def start(*engines: FakeEngine, kind: str = "vllm", **sections: Any) -> Gateway:
+        for engine in engines:
+            if not engine.port:
+                await engine.start()
+        tree = {
+            "listen": {"port": 0},
+            "engines": [
+                {"url": f"{kind}://127.0.0.1:{engine.port}", "name": f"e{n}"}
+                for n, engine in enumerate(engines, 1)
+            ],
+            "probing": {"hints": False, "interval_s": 3600},
+            "timeouts": {"shutdown_grace_s": 0},
+        }
+        app = App(Settings.model_validate(tree | sections), clock.now)
+        await app.start()
+        client = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None))
+        running.append(Gateway(app, list(engines), client, clock))
+        return running[-1]
+
+    yield start
+    for gateway in running:
+        for task in gateway.tasks:
+            task.cancel()
+        await asyncio.gather(*gateway.tasks, return_exceptions=True)
+        await gateway.client.close()
+        await gateway.app.stop()
+        for engine in gateway.engines:
+            await engine.stop()
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    return FakeEngine()

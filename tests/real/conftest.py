@@ -1,0 +1,30 @@
+"""One server per test session; tests isolate themselves by an empty cache, not by a restart."""
+
+from collections.abc import AsyncIterator
+
+import pytest_asyncio
+
+from tests.real.dynamo import Dynamo, DynamoOptions, dynamo_stack
+from tests.real.vllm import Vllm, vllm_server
+
+FUNCTIONAL_SPEEDUP = 1000.0
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def vllm_process() -> AsyncIterator[Vllm]:
+    async with vllm_server() as running:
+        yield running
+
+
+@pytest_asyncio.fixture
+async def vllm(vllm_process: Vllm) -> Vllm:
+    """The session's vLLM, its prefix cache emptied for this test."""
+    await vllm_process.reset_prefix_cache()
+    return vllm_process
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def dynamo() -> AsyncIterator[Dynamo]:
+    """Two workers without timing. Tests with scripted replies start their own stack, in a second."""
+    async with dynamo_stack(DynamoOptions(num_workers=2, speedup_ratio=FUNCTIONAL_SPEEDUP)) as running:
+        yield running

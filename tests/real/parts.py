@@ -1,0 +1,42 @@
+"""Which real parts the tests use, in which versions, and where they are installed."""
+
+import os
+from pathlib import Path
+
+VLLM_VERSION = "0.32.0"
+DYNAMO_VERSION = "1.6.1"
+OPENCODE_VERSION = "1.18.33"
+CODEX_VERSION = "0.169.0"
+RIPGREP_VERSION = "1.18.0"
+
+CACHE_DIR = Path(os.environ.get("TURNGATE_CACHE") or Path.home() / ".cache" / "turngate")
+
+VLLM_DIR = CACHE_DIR / "vllm"
+VLLM_PYTHON = VLLM_DIR / "venv" / "bin" / "python"
+TINY_MODEL_DIR = VLLM_DIR / "models" / "tiny-qwen3"
+SMALL_MODEL_DIR = VLLM_DIR / "models" / "small-qwen3"
+
+DYNAMO_DIR = CACHE_DIR / "dynamo"
+DYNAMO_PYTHON = DYNAMO_DIR / "venv" / "bin" / "python"
+DYNAMO_MODEL_DIR = DYNAMO_DIR / "model"
+DYNAMO_TIMING_FILE = DYNAMO_DIR / "timing.npz"
+
+OPENCODE_DIR = CACHE_DIR / "opencode"
+OPENCODE_COMMAND = OPENCODE_DIR / "node_modules" / ".bin" / "opencode"
+RIPGREP_BIN_DIR = OPENCODE_DIR / "node_modules" / "@vscode" / "ripgrep-linux-x64" / "bin"
+
+CODEX_DIR = CACHE_DIR / "codex"
+CODEX_COMMAND = CODEX_DIR / "node_modules" / ".bin" / "codex"
+
+
+class NotInstalledError(Exception):
+    """A real part is missing; the message names the command that installs it."""
+
+
+def require(part: str, *paths: Path) -> None:
+    """Fail early and clearly instead of with a missing file inside a launcher."""
+    missing = [str(path) for path in paths if not path.exists()]
+    if missing:
+        raise NotInstalledError(
+            f"{part} is not installed ({missing[0]} is missing): run `python -m tests.real.install {part}`"
+        )
