@@ -29,8 +29,10 @@ test-real: .venv/installed-dev  ## real engines and clients; downloads and cache
 	$(BIN)/python -m tests.real.install all
 	$(BIN)/pytest tests/real
 
-bench: .venv/installed-dev  ## tables and figures under benchmarks/results
-	$(BIN)/python -m benchmarks
+bench: .venv/installed-dev  ## the tables under benchmarks/results
+	$(BIN)/python -m benchmarks.fleet --fleet base
+	$(BIN)/python -m benchmarks.fleet --fleet below
+	$(BIN)/python -m benchmarks.identity
 
 clean:
 	rm -rf .venv

@@ -13,38 +13,20 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from benchmarks.identity_cost import state_bytes, turn_us
-from gateway.dialects import BY_PATH
-from gateway.exchange import Exchange, Recognition, Timings
-from gateway.identity import Identity
+from benchmarks.traced import Gateway
+from gateway.exchange import Recognition
 from policies.types import TurnKind
 from tests.traces import TracedRequest, client_names, read_trace
 
 LABEL_HEADERS = ("x-session-id", "x-opencode-session", "thread-id")
-BROKEN = ("cut", "eof", "err")
-"""Faults after which status 200 is no complete answer."""
 RESULTS = Path(__file__).parent / "results"
-
-
-@dataclass
-class Sent:
-    """A request of which only the headers matter."""
-
-    headers: Mapping[str, str]
-    method: str = "POST"
-    path: str = ""
-    query: str = ""
-    remote: str = ""
-    header_list: Sequence[tuple[str, str]] = ()
-
-    async def read(self, limit_bytes: int) -> bytes:
-        return b""
 
 
 @dataclass
@@ -72,57 +54,6 @@ class Pairs:
 
     def __add__(self, other: Pairs) -> Pairs:
         return Pairs(self.joined + other.joined, self.merged + other.merged, self.split + other.split)
-
-
-class Gateway:
-    """Replays traced requests into one Identity, telling it answers at the recorded times."""
-
-    def __init__(self, *, with_headers: bool, with_replies: bool = True, identity: Identity | None = None) -> None:
-        self.identity = identity or Identity(secret=b"benchmark")
-        self._with_headers = with_headers
-        self._with_replies = with_replies
-        self._running: list[tuple[float, Exchange, TracedRequest]] = []
-        self._now = 0.0
-        self._num_sent = 0
-
-    def send(self, request: TracedRequest, tenant: str = "") -> Recognition:
-        """Recordings of one file have clocks of their own: when time goes back, everything has been answered."""
-        went_back = request.arrived_s < self._now
-        self._now = request.arrived_s
-        self.settle(None if went_back else self._now)
-        exchange = self._exchange(request, tenant)
-        recognition = self.identity.recognise(exchange, exchange.dialect.script(request.body), self._now)
-        self._running.append((request.arrived_s + request.took_s, exchange, request))
-        return recognition
-
-    def settle(self, until: float | None = None) -> None:
-        """Tell the answers that have ended by then; None: all."""
-        for entry in sorted(self._running, key=lambda entry: entry[0]):
-            ended_at, exchange, request = entry
-            if until is None or ended_at <= until:
-                self._running.remove(entry)
-                is_complete = request.status == 200 and request.fault not in BROKEN
-                self.identity.answered(exchange, is_complete, self._now)
-
-    def _exchange(self, request: TracedRequest, tenant: str) -> Exchange:
-        kept = ("x-stainless-",) if not self._with_headers else ("",)
-        headers = {name.lower(): value for name, value in request.headers if name.lower().startswith(kept)}
-        body = dict(request.body)
-        if not self._with_headers:
-            body.pop("prompt_cache_key", None)
-        self._num_sent += 1
-        exchange = Exchange(
-            id=str(self._num_sent),
-            request=Sent(headers),
-            dialect=BY_PATH[request.path],
-            tenant=tenant,
-            timings=Timings(self._now),
-            body=body,
-            asked_model=request.body["model"],
-        )
-        # The recorded answers have text but not the ids of their calls.
-        exchange.reply.text = (request.reply or {}).get("text", "") if self._with_replies else ""
-        return exchange
 
 
 def replay(
@@ -189,8 +120,8 @@ def by_run(client: str) -> Iterator[list[TracedRequest]]:
 class Row:
     client: str
     headers: str
-    replies: str
-    unit: str
+    with_replies: bool
+    whole_file: bool
     requests: int = 0
     sessions: int = 0
     score: Pairs = field(default_factory=Pairs)
@@ -202,20 +133,14 @@ def score_client(
     client: str,
     *,
     with_headers: bool,
-    with_replies: bool,
+    with_replies: bool = True,
     whole_file: bool,
     split_at_compaction: bool | None = None,
 ) -> Row:
     """`split_at_compaction`: by default without headers only."""
+    row = Row(client, "on" if with_headers else "off", with_replies, whole_file)
     split = not with_headers if split_at_compaction is None else split_at_compaction
-    row = Row(
-        client,
-        "on" if with_headers else "off",
-        "text" if with_replies else "unknown",
-        "file" if whole_file else "run",
-    )
-    units = [list(read_trace(client))] if whole_file else by_run(client)
-    for unit in units:
+    for unit in [list(read_trace(client))] if whole_file else by_run(client):
         gateway = Gateway(with_headers=with_headers, with_replies=with_replies)
         seen = replay(unit, gateway, with_headers=with_headers, split_at_compaction=split)
         score = pairs(seen)
@@ -248,28 +173,21 @@ def side_calls_as_turns(client: str, *, with_headers: bool) -> int:
 def measure() -> dict[str, Any]:
     rows = [
         score_client(client, with_headers=headers, with_replies=replies, whole_file=whole)
-        for whole in (False, True)
         for headers in (True, False)
-        for replies in (True, False)
         for client in client_names()
+        for replies in (True, False)
+        for whole in (False, True)
     ]
-    joined = score_client(
-        "opencode", with_headers=False, with_replies=True, whole_file=False, split_at_compaction=False
-    )
+    joined = score_client("opencode", with_headers=False, whole_file=False, split_at_compaction=False)
+    both = [(client, headers) for client in client_names() for headers in (True, False)]
     return {
         "date": datetime.now(UTC).date().isoformat(),
         "rows": [asdict(row) | {"f1": row.score.f1} for row in rows],
-        "merges_across_tenants": sum(
-            merges_across_tenants(client, with_headers=on) for client in client_names() for on in (True, False)
-        ),
+        "merges_across_tenants": sum(merges_across_tenants(client, with_headers=on) for client, on in both),
+        "side_calls_as_turns": sum(side_calls_as_turns(client, with_headers=on) for client, on in both),
         "opencode_f1_if_compacted_histories_counted_as_one": joined.score.f1,
-        "side_calls_as_turns": sum(
-            side_calls_as_turns(client, with_headers=on) for client in client_names() for on in (True, False)
-        ),
-        "turn_60kB": turn_us(60_000, 40),
-        "turn_500kB": turn_us(500_000, 200, 60),
-        "state_bytes_60kB": state_bytes(60_000, 40),
-        "state_bytes_500kB": state_bytes(500_000, 200, 200),
+        "turn_us": {"60 kB": turn_us(60_000, 40), "500 kB": turn_us(500_000, 200, 60)},
+        "state_bytes": {"60 kB": state_bytes(60_000, 40), "500 kB": state_bytes(500_000, 200, 200)},
     }
 
 
@@ -278,33 +196,37 @@ def table(result: dict[str, Any]) -> str:
         "# Session recognition on recorded traces",
         "",
         f"{result['date']}, 2-core VM, Python {sys.version.split()[0]}. Command: `python -m benchmarks.identity`.",
-        "What is scored, and what is left out: first lines of `benchmarks/identity.py`. *Replies*: whether the",
-        "gateway saw the text of its answers; the recordings lack the call ids, which it also sees in life.",
+        "What is scored and what is left out: first lines of `benchmarks/identity.py`. F1 over pairs of requests,",
+        "in each run alone and in whole files; *blind*: the gateway sees no text of its answers. (It never",
+        "sees the ids of their tool calls here, because the recordings lack them.)",
         "",
-        "| unit | headers | replies | client | requests | sessions | F1 | joined | merged | split | worst run |",
+        "| headers | client | requests | sessions | by run | by file | by run, blind | by file, blind | merged "
+        "| split | worst run |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for row in result["rows"]:
-        score = row["score"]
-        worst = f"{row['worst_run']} {row['worst_f1']:.3f}" if row["worst_run"] else ""
-        cells = [row[name] for name in ("unit", "headers", "replies", "client", "requests", "sessions")]
-        cells += [f"{row['f1']:.4f}", *score.values(), worst]
+    for i in range(0, len(result["rows"]), 4):
+        group = result["rows"][i : i + 4]
+        first, score = group[0], group[0]["score"]
+        worst = f"{first['worst_run']} {first['worst_f1']:.3f}" if first["worst_run"] else ""
+        cells = [first[name] for name in ("headers", "client", "requests", "sessions")]
+        cells += [f"{row['f1']:.4f}" for row in group]
+        cells += [score["merged"], score["split"], worst]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     lines += [
         "",
-        f"Merges across tenants who send the same: {result['merges_across_tenants']}. "
+        f"Merges across two tenants who send the same: {result['merges_across_tenants']}. "
         f"Titles and compactions taken for agent turns: {result['side_calls_as_turns']}.",
-        "OpenCode without headers, if the twelve histories of its compacted run counted as one session: "
+        "OpenCode by run without headers, if the histories before and after a compaction counted as one session: "
         f"{result['opencode_f1_if_compacted_histories_counted_as_one']:.4f}.",
+        "`mini~slow61` holds the same first request twice, from two connections, the second while the first still",
+        "runs: taken for two siblings, where the label says one session.",
         "",
         "| prompt | first turn, us | later turn, us | state per session, bytes |",
         "|---|---|---|---|",
     ]
-    for size in ("60kB", "500kB"):
-        cost = result[f"turn_{size}"]
-        lines.append(
-            f"| {size} | {cost['first_us']:.0f} | {cost['later_us']:.0f} | {result[f'state_bytes_{size}']:.0f} |"
-        )
+    for size, cost in result["turn_us"].items():
+        state = result["state_bytes"][size]
+        lines.append(f"| {size} | {cost['first_us']:.0f} | {cost['later_us']:.0f} | {state:.0f} |")
     return "\n".join(lines) + "\n"
 
 

@@ -93,7 +93,8 @@ class Answering:
         client is. Raises Rejected, EngineFailed."""
         with self._gate.turn(turn) as place:
             exchange.dispatch = await self._granted(turn, place, exchange, waiting)
-            exchange.timings.leased_at = self._clock()
+            if exchange.timings.leased_at is None:
+                exchange.timings.leased_at = self._clock()
             with self._forward.call(exchange, exchange.dispatch) as call:
                 try:
                     answer = await (waiting.until(call.begin()) if exchange.wants_stream else call.begin())
@@ -104,7 +105,10 @@ class Answering:
                 exchange.timings.first_byte_at = self._clock()
                 await answer.relay(responder, self._observer.receipt_headers(exchange))
             ending = Ending.COMPLETE if exchange.outcome is Outcome.ANSWERED else Ending.FAILED
-            place.left(ending, exchange.reply.usage, tuple(tool.name for tool in exchange.reply.tool_calls))
+            reply = exchange.reply
+            if reply.served_by is not None:
+                exchange.notes.append(f"served by {reply.served_by}")
+            place.left(ending, reply.usage, tuple(tool.name for tool in reply.tool_calls))
             return answer
 
     async def _granted(self, turn: Turn, place: Place, exchange: Exchange, waiting: Waiting) -> Dispatch:

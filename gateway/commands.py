@@ -46,6 +46,7 @@ async def serve(settings: Settings) -> int:
     """Runs until SIGINT or SIGTERM; then running requests may finish. A second signal does not wait."""
     from gateway.app import App
 
+    config.refuse_exposure(settings)
     app, stop = App(settings), _stop_signal()
     try:
         await app.start()
@@ -100,6 +101,7 @@ def check(settings: Settings) -> int:
     """Says in plain words what the configuration means."""
     from gateway.app import policy_of
 
+    config.refuse_exposure(settings)
     policy_of(settings.policy)
     callers, addresses, policy = config.callers(settings), config.addresses(settings), settings.policy
     tenants = ", ".join(sorted({caller.tenant for caller in callers.values()}))

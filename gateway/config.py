@@ -126,6 +126,16 @@ def callers(settings: Settings) -> dict[str, Caller]:
     return {secret(entry.key): Caller(entry.tenant, entry.may_prioritise) for entry in settings.keys}
 
 
+def refuse_exposure(settings: Settings) -> None:
+    """Raises ConfigError when other machines would be served without a key and nobody said that they may."""
+    listen = settings.listen
+    if not (listen.is_loopback or listen.open or settings.keys):
+        raise ConfigError(
+            f"listen.host is {listen.host} and no keys are configured, so everybody who reaches this machine could"
+            " use the engines: configure keys, or say listen.open: true"
+        )
+
+
 def addresses(settings: Settings) -> list[EngineAddress]:
     """Every configured engine, those of the hosts file last; names are unique. An embedded one has no base URL
     yet. Raises ConfigError when there is none."""

@@ -72,6 +72,8 @@ class Reply:
     status: int = 0
     id: str = ""
     """The engine's id of a stored answer (`/v1/responses`)."""
+    served_by: str | None = None
+    """Name of the KV pool that computed it, where the engine says so."""
     model: str = ""
     text: str = ""
     tool_calls: list[ToolCall] = field(default_factory=list)
@@ -105,7 +107,7 @@ class Exchange:
     raw: bytes = b""
     body: Json = field(default_factory=dict)
     asked_model: str = ""
-    """The name the client used; answers carry it."""
+    """The name the client used."""
     engine_model: str = ""
     wants_stream: bool = False
     wants_usage: bool = False

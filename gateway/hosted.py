@@ -18,7 +18,8 @@ class HostedEngine:
     """Start it, point an engine address of kind `embedded` at the port, stop it."""
 
     def __init__(self, section: Embedded) -> None:
-        spec = EngineSpec(max(1, section.capacity_tokens // BLOCK_TOKENS), BLOCK_TOKENS, section.slots)
+        num_blocks = max(1, section.capacity_tokens // BLOCK_TOKENS)
+        spec = EngineSpec(num_blocks, BLOCK_TOKENS, section.slots, priority_scheduling=True)
         self._engine = EmbeddedEngine(EmbeddedSettings(spec, section.model, speed=section.speed))
         self._server = AiohttpServer(self._engine.handler)
 

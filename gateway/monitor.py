@@ -145,13 +145,15 @@ class _Watch:
         self._fixed_pages: dict[str, str] = {}
         self._missing: set[str] = set()
         """Pages that this engine does not have; asked for again when it comes back."""
+        self._had: frozenset[str] = frozenset()
+        """Pages that the last poll gave: one of them less is a hiccup, not another kind of engine."""
 
     async def poll(self) -> None:
         """Ask for its pages once; what they say is told."""
         try:
             problem = await self._poll()
-        except (UpstreamRefused, UpstreamCut) as error:
-            problem = str(error) or type(error).__name__
+        except UpstreamCut as error:
+            problem = str(error)
         except Exception as error:  # a page that no release had so far must not end the watch
             LOG.exception("engine %s: its pages cannot be read", self.engine.name)
             problem = f"its pages cannot be read: {error}"
@@ -176,7 +178,9 @@ class _Watch:
         has_come_back = not engine.is_up
         if has_come_back:
             self._missing.clear()
+            self._had = frozenset()
         pages = await self._pages((*kind.metrics_paths, *engine.address.metrics_urls))
+        self._had = frozenset(kind.metrics_paths) & pages.keys()
         if has_come_back:
             self._fixed_pages = await self._pages(kind.probe_paths)
             engine.abilities = self._learned(self._fixed_pages | pages)
@@ -186,18 +190,20 @@ class _Watch:
         self._report(report)
         if has_come_back and self._probes_hints:
             await self._probe()
+            if engine.is_up:  # told again: who hears of a replica reads its engine's abilities
+                self._report(report)
         return ""
 
     async def _pages(self, paths: Sequence[str]) -> dict[str, str]:
-        """Those that it has. Raises UpstreamRefused or UpstreamCut when the one that decides is not there."""
+        """Those that it has. Raises UpstreamCut when one is missing that must be there."""
         wanted = [path for path in paths if path not in self._missing]
         answers = await asyncio.gather(*(self._ask.page(self.engine.address, path) for path in wanted))
         pages = {}
         for path, (status, text) in zip(wanted, answers, strict=True):
             if status == 200:
                 pages[path] = text
-            elif path == UP_PAGE:
-                raise UpstreamCut(f"GET {UP_PAGE} answered {status}" if status else text)
+            elif path == UP_PAGE or path in self._had:
+                raise UpstreamCut(f"GET {path} answered {status}" if status else text)
             elif status in (404, 405, 501):
                 self._missing.add(path)
         return pages

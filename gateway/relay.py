@@ -39,8 +39,6 @@ class StreamRelay:
         """Whether the engine has said that the answer is whole."""
         self.failure: Failure | None = None
         """What the engine reported instead of an answer, or in the middle of it."""
-        self.pool: str | None = None
-        """The KV pool that served it, where the engine says so."""
 
     def feed(self, chunk: bytes) -> bytes:
         """The bytes to send now, empty while the answer has not begun. After a failure nothing more is read.
@@ -87,8 +85,6 @@ class StreamRelay:
         read_into(self._reply, event, self._dialect, self._engine)
         if self._reply.finish_reason is not None:
             self.has_ended = True
-        if self.pool is None:
-            self.pool = self._engine.served_by(event)
         if event.get("type") not in _PREAMBLES:
             self.has_begun = True
         return not (self._hides_usage and self._dialect.is_asked_usage(event))
@@ -100,5 +96,7 @@ def read_into(reply: Reply, event: Json, dialect: Dialect, engine: Engine) -> No
     usage = engine.usage(event)
     if usage is not None:
         reply.usage = usage
+    if reply.served_by is None:
+        reply.served_by = engine.served_by(event)
     if not reply.id:
         reply.id = fields.text(fields.obj(event, "response") or event, "id") or ""

@@ -7,9 +7,9 @@ help, in `--dump-config` too. A secret is only ever a reference (`env:NAME` or `
 from __future__ import annotations
 
 from ipaddress import ip_address
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 SecretRef = Annotated[str, Field(pattern=r"^(env:[A-Za-z_][A-Za-z0-9_]*|file:.+)$")]
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -227,12 +227,3 @@ class Settings(Section):
     logging: Logging = Logging()
     receipts: Receipts = Receipts()
     embedded: Embedded = Embedded()
-
-    @model_validator(mode="after")
-    def _guarded(self) -> Self:
-        if not (self.listen.is_loopback or self.listen.open or self.keys):
-            raise ValueError(
-                f"listen.host is {self.listen.host} and no keys are configured, so everybody who reaches this"
-                " machine could use the engines: configure keys, or say listen.open: true"
-            )
-        return self

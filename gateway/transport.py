@@ -26,7 +26,12 @@ HOP_BY_HOP = frozenset(
         "upgrade",
     }
 )
-"""Headers that belong to one connection (RFC 9110, 7.6.1). Both edges drop them from what they are given."""
+"""Headers that belong to one connection (RFC 9110, 7.6.1) and are not relayed."""
+
+
+def utf8(value: str) -> str:
+    """A header value that can be sent on: bytes that were no UTF-8 arrive as surrogates, which cannot."""
+    return value if value.isascii() else value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 class Request(Protocol):

@@ -72,9 +72,12 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
+    """A call and its hashes."""
+
     call: Call
     chain: Chain
     tools: int
+    """0: offers none."""
 
     def carries_answer(self, strand: Strand, start: int) -> bool:
         """Whether what follows the first `start` links holds the strand's last answer."""
@@ -87,6 +90,8 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Match:
+    """What a prompt is, and to which session."""
+
     rule: Rule
     strand: Strand | None = None
     """The session, or the one that it forks from or serves."""

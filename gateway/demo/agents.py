@@ -45,21 +45,26 @@ class SessionRecord:
         return self.turns[-1].done_at - self.arrived_at
 
 
-def prose(name: str, num_tokens: int) -> str:
-    """Filler text of about `num_tokens` tokens that depends on `name` alone."""
+def prose(name: str, num_chars: int) -> str:
+    """Filler text of that length that depends on `name` alone."""
     rng = random.Random(name)  # noqa: S311 - filler text
-    size = num_tokens * CHARS_PER_TOKEN
-    words: list[str] = []
-    while sum(map(len, words)) + len(words) < size:
-        words.append(rng.choice(_WORDS) + str(rng.randrange(10_000)))
-    return " ".join(words)[:size]
+    words = (rng.choice(_WORDS) + str(rng.randrange(10_000)) for _ in range(num_chars // 5))
+    return " ".join(words)[:num_chars]
 
 
 class Fleet:
     """Runs planned sessions against one base URL, all on one connection pool."""
 
-    def __init__(self, upstream: Upstream, base_url: str, model: str, on_turn: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        upstream: Upstream,
+        base_url: str,
+        model: str,
+        on_turn: Callable[[], None],
+        chars_per_token: float = CHARS_PER_TOKEN,
+    ) -> None:
         self._upstream = upstream
+        self._chars_per_token = chars_per_token
         self._url = f"{base_url}/v1/chat/completions"
         self._model = model
         self._on_turn = on_turn
@@ -74,15 +79,18 @@ class Fleet:
     def _now(self) -> float:
         return time.monotonic() - self._started_at
 
+    def _prose(self, name: str, num_tokens: int) -> str:
+        return prose(name, round(num_tokens * self._chars_per_token))
+
     async def _session(self, session: PlannedSession) -> SessionRecord:
         await asyncio.sleep(session.arrives_at)
         record = SessionRecord(session.id, self._now())
-        shared = prose(session.family_id, session.shared_tokens)
+        shared = self._prose(session.family_id, session.shared_tokens)
         messages: list[dict[str, Any]] = [{"role": "system", "content": shared}]
         known_tokens = session.shared_tokens
         for index, turn in enumerate(session.turns):
             name = f"{session.id} {index}"
-            messages.append({"role": "user", "content": prose(name, turn.prompt_tokens - known_tokens)})
+            messages.append({"role": "user", "content": self._prose(name, turn.prompt_tokens - known_tokens)})
             answer = await self._turn(record, index, turn, messages)
             messages.append({"role": "assistant", "content": answer})
             known_tokens = turn.prompt_tokens + turn.output_tokens

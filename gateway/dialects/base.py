@@ -63,7 +63,10 @@ class Dialect(Protocol):
         ...
 
     def read(self, event: Json, reply: Reply) -> None:
-        """Fold one stream event, or a whole answer, into the reply: text, tool calls, finish, model."""
+        """Fold one stream event, or a whole answer, into the reply: text, tool calls, finish, model.
+
+        Of several choices the first is read. Reasoning is not part of the text.
+        """
         ...
 
     def is_asked_usage(self, event: Json) -> bool:
@@ -71,7 +74,7 @@ class Dialect(Protocol):
         ...
 
     def is_error(self, event: Json) -> Failure | None:
-        """The failure that a stream event reports; None for an ordinary event."""
+        """The failure that a stream event, or a whole body, reports; None for an ordinary one."""
         ...
 
     def keep_alive(self, model: str, answer_id: str, created_at: int) -> bytes:

@@ -1,7 +1,6 @@
 """Canonical texts: what stays equal when a client parses its history and writes it again.
 
-One text is compact JSON with sorted keys. Two conversations that render to the same prompt may differ here; two
-that differ here in more than what `VOLATILE` names render to different prompts.
+One text is compact JSON with sorted keys.
 """
 
 from __future__ import annotations

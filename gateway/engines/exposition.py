@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
@@ -24,9 +25,11 @@ def samples(page: str, names: Collection[str]) -> list[Sample]:
             continue
         labels, _, rest = line[len(name) :].rpartition("}")
         try:
-            found.append(Sample(name, dict(_LABEL.findall(labels)), float(rest.split()[0])))
+            value = float(rest.split()[0])
         except (IndexError, ValueError):
             continue
+        if math.isfinite(value):
+            found.append(Sample(name, dict(_LABEL.findall(labels)), value))
     return found
 
 

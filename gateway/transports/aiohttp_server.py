@@ -7,16 +7,19 @@ import logging
 import socket
 import struct
 from collections.abc import Mapping
+from contextlib import suppress
 
 import orjson
 from aiohttp import HttpVersion11, web
 from multidict import CIMultiDict
 
-from gateway.transport import HOP_BY_HOP, BodyTooLarge, Handler, HeaderList
+from gateway.transport import BodyTooLarge, Handler, HeaderList, utf8
 
 logger = logging.getLogger(__name__)
 
 MAX_HEADER_BYTES = 64 * 1024
+CANCEL_S = 1.0
+"""How long a cancelled handler may take to let go."""
 _RST_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
@@ -53,8 +56,8 @@ class AiohttpServer:
             for task in late:
                 task.cancel()
             if late:
-                await asyncio.wait(late)
-        await self._server.shutdown(timeout=1.0)
+                await asyncio.wait(late, timeout=CANCEL_S)
+        await self._server.shutdown(timeout=CANCEL_S)
 
     async def _answer(self, incoming: web.BaseRequest) -> web.StreamResponse:
         """Runs the handler; only `reply` or `end` make a clean end."""
@@ -71,6 +74,7 @@ class AiohttpServer:
             await _reply_error(responder, 400, "The request body is not valid HTTP.")
         except ConnectionError:
             responder.reset()
+            return responder.response or web.Response()  # finds nobody to be sent to
         except Exception:
             logger.exception("the handler of %s %s failed", incoming.method, incoming.path)
             await _reply_error(responder, 500, "The gateway failed. Its log says why.")
@@ -90,7 +94,8 @@ async def _reply_error(responder: AiohttpResponder, status: int, message: str) -
         return
     kind = "server_error" if status >= 500 else "invalid_request_error"
     error = {"message": message, "type": kind, "param": None, "code": None}
-    await responder.reply(status, [("Content-Type", "application/json")], orjson.dumps({"error": error}))
+    with suppress(ConnectionError):
+        await responder.reply(status, [("Content-Type", "application/json")], orjson.dumps({"error": error}))
 
 
 class AiohttpRequest:
@@ -136,8 +141,7 @@ class AiohttpResponder:
 
     async def reply(self, status: int, headers: HeaderList, body: bytes) -> None:
         assert self.response is None, "an answer has started"
-        own = _own(status, headers)
-        own.popall("Content-Length", None)
+        own = _own(headers, keep_length=False)
         self.response = response = web.Response(status=status, headers=own, body=body)
         await response.prepare(self._incoming)
         await response.write_eof()
@@ -145,7 +149,7 @@ class AiohttpResponder:
 
     async def start(self, status: int, headers: HeaderList) -> None:
         assert self.response is None, "an answer has started"
-        self.response = web.StreamResponse(status=status, headers=_own(status, headers))
+        self.response = web.StreamResponse(status=status, headers=_own(headers, keep_length=True))
         if self._incoming.version < HttpVersion11:
             self.response.force_close()  # the end of the connection is the end of the body
         await self.response.prepare(self._incoming)
@@ -171,9 +175,9 @@ class AiohttpResponder:
         transport.abort()
 
 
-def _own(status: int, headers: HeaderList) -> CIMultiDict[str]:
-    """The headers that are not this edge's own; a 426 has to say what to upgrade to."""
-    dropped = HOP_BY_HOP - {"connection", "upgrade"} if status == 426 else HOP_BY_HOP
-    kept = CIMultiDict((name, value) for name, value in headers if name.lower() not in dropped)
+def _own(headers: HeaderList, *, keep_length: bool) -> CIMultiDict[str]:
+    """The headers without those that frame the body, which are this edge's own."""
+    framing = {"transfer-encoding"} if keep_length else {"transfer-encoding", "content-length"}
+    kept = CIMultiDict((name, utf8(value)) for name, value in headers if name.lower() not in framing)
     kept.setdefault("Server", "turngate")
     return kept

@@ -12,7 +12,7 @@ import aiohttp
 from multidict import CIMultiDict
 from yarl import URL
 
-from gateway.transport import HOP_BY_HOP, HeaderList, Timeouts, UpstreamCut, UpstreamRefused
+from gateway.transport import HOP_BY_HOP, HeaderList, Timeouts, UpstreamCut, UpstreamRefused, utf8
 
 # uvicorn, below vLLM and SGLang, closes idle connections after 5 s; a pool that forgets them first meets no
 # closed one.
@@ -78,7 +78,7 @@ class AiohttpUpstream:
         timeouts: Timeouts,
         attempt: SimpleNamespace,
     ) -> aiohttp.ClientResponse:
-        kept = CIMultiDict((name, value) for name, value in headers if name.lower() not in _OWN_HEADERS)
+        kept = CIMultiDict((name, utf8(value)) for name, value in headers if name.lower() not in _OWN_HEADERS)
         return await self._session.request(
             method,
             URL(url, encoded=True),

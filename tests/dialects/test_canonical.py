@@ -56,7 +56,7 @@ def test_the_role_comes_first() -> None:
 
 
 def test_tool_names_are_those_that_calls_carry() -> None:
-    tools = [
+    tools: list[dict[str, Any]] = [
         {"type": "function", "function": {"name": "chat_style"}},
         {"type": "function", "name": "responses_style"},
         {"name": "anthropic_style", "input_schema": {}},

@@ -28,8 +28,30 @@ ANY = st.recursive(
     max_leaves=10,
 )
 KEYS = st.sampled_from(
-    "model stream messages input prompt tools system instructions stream_options functions"
-    " choices type delta item response error object content_block content output status usage".split(" ")
+    (
+        "model",
+        "stream",
+        "messages",
+        "input",
+        "prompt",
+        "tools",
+        "system",
+        "instructions",
+        "stream_options",
+        "functions",
+        "choices",
+        "type",
+        "delta",
+        "item",
+        "response",
+        "error",
+        "object",
+        "content_block",
+        "content",
+        "output",
+        "status",
+        "usage",
+    )
 )
 
 

@@ -65,7 +65,7 @@ def read(*events: Json) -> Reply:
 
 
 def test_a_stream_is_folded_like_a_whole_answer() -> None:
-    events = [
+    events: list[Json] = [
         {"type": "message_start", "message": {"model": "m", "content": []}},
         {"type": "ping"},
         {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},

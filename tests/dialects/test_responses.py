@@ -91,7 +91,7 @@ COMPLETED: Json = {"object": "response", "model": "m", "status": "completed", "o
 
 
 def test_a_stream_is_folded_into_one_reply() -> None:
-    events = [
+    events: list[Json] = [
         {"type": "response.created", "response": {"model": "m", "status": "in_progress"}},
         {"type": "response.output_text.delta", "delta": "h"},
         {"type": "response.output_text.delta", "delta": "i"},

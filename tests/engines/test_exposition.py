@@ -15,7 +15,9 @@ x_total{a="2"} 4
 x_created{a="1"} 1.7e9
 x_total_count 5
 x 6 1795239011
-y NaN-ish
+y many
+y NaN
+y +Inf
 """
 
 
@@ -28,7 +30,7 @@ def test_labels_may_hold_anything() -> None:
     assert samples(PAGE, {"x_total"})[0].labels == {"a": "1", "b": 'two \\"quoted\\", } and {braces}'}
 
 
-def test_a_line_that_cannot_be_read_is_left_out() -> None:
+def test_a_value_that_is_no_number_is_left_out() -> None:
     assert samples(PAGE, {"y"}) == []
 
 

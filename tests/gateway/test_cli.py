@@ -93,6 +93,7 @@ def test_check_warns_of_a_variable_that_nothing_reads(
     [
         (["check"], "no engine is configured"),
         (["serve"], "no engine is configured"),
+        (["serve", "--engine", "embedded", "--host", "0.0.0.0"], "configure keys, or say listen.open"),
         (["check", "--config", "gone.yaml"], "cannot read gone.yaml"),
         (["check", "--engine", "vlm://a:1"], "vlm"),
         (["check", "--engine", "embedded", "--set", "policy.name=trns"], "policy.name 'trns'"),

@@ -6,84 +6,23 @@ import io
 import json
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
 from gateway import logs
-from gateway.dialects.base import Dialect
-from gateway.exchange import Exchange, Outcome, Recognition, Timings
-from gateway.factlog import FactLog
+from gateway.exchange import Outcome, Recognition, Timings
 from gateway.metrics import Bounded
 from gateway.observe import Observer, Recomputation
-from gateway.receipts import Receipts
 from gateway.settings import Logging
 from gateway.transport import Request
 from policies.types import (
-    Dispatch,
-    FleetView,
-    Hold,
-    Reason,
-    ReplicaView,
-    SessionState,
     Tick,
     TurnKind,
     Usage,
 )
-
-
-@dataclass
-class Asked:
-    headers: dict[str, str]
-
-
-@dataclass
-class Named:
-    name: str
-
-
-@dataclass
-class Engine:
-    name: str
-    is_up: bool
-
-
-FLEET = FleetView(
-    sessions={SessionState.RUNNING: 3},
-    num_families=2,
-    waiting={Hold.RESIDENCY: 4},
-    replicas=[
-        ReplicaView("a", True, 8, 3, 600, 1000, 850),
-        ReplicaView("b", False, 8, 0, 0, None, None),
-    ],
-)
-
-
-def observer(facts: FactLog | None = None) -> Observer:
-    engines = [Engine("a", True), Engine("b", False)]
-    return Observer(lambda: 100.0, lambda: FLEET, lambda: engines, Receipts(600, 10), facts)
-
-
-def exchange(**changes: Any) -> Exchange:
-    """A second turn: queued 2 s, 0.5 s to the first byte, 10 ms of it in the gateway."""
-    made = Exchange(
-        id="x1",
-        request=cast(Request, Asked({"x-request-id": "client-id"})),
-        dialect=cast(Dialect, Named("chat")),
-        tenant="a",
-        timings=Timings(10.0, 10.004, 12.004, 12.01, 12.5, 13.0),
-        asked_model="gpt-5",
-        recognition=Recognition("s1", "f1", None, 1, TurnKind.AGENT, "chain", 0.9, False, (), 0),
-        dispatch=Dispatch("t1", "a", Reason.RESIDENT, 900),
-        engine_kind="vllm",
-        outcome=Outcome.ANSWERED,
-    )
-    made.reply.usage = Usage(1000, 800, 50)
-    for name, value in changes.items():
-        setattr(made, name, value)
-    return made
+from tests.gateway.observed import Asked, exchange, observer
 
 
 def sample(seen: Observer, name: str, **labels: str) -> float | None:

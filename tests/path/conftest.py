@@ -62,13 +62,7 @@ class Gateway:
 
     async def ask(self, body: Any, path: str = "/v1/chat/completions", **headers: str) -> Answer:
         async with self.post(body, path, **headers) as response:
-            answer = Answer(response.status, response.headers)
-            try:
-                async for part in response.content.iter_any():
-                    answer.body += part
-            except aiohttp.ClientPayloadError:
-                answer.is_cut = True
-            return answer
+            return await rest_of(response)
 
     @property
     def slots_used(self) -> int:
@@ -97,6 +91,17 @@ class Answer:
     headers: Any
     body: bytes = b""
     is_cut: bool = False
+
+
+async def rest_of(response: aiohttp.ClientResponse) -> Answer:
+    """What is still to come of an answer, up to its end or its break."""
+    answer = Answer(response.status, response.headers)
+    try:
+        async for part in response.content.iter_any():
+            answer.body += part
+    except aiohttp.ClientPayloadError:
+        answer.is_cut = True
+    return answer
 
 
 Start = Callable[..., Awaitable[Gateway]]

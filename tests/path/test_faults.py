@@ -170,9 +170,7 @@ async def test_no_engine_at_all_is_503_with_retry_after(start: Start, engine: Fa
     ],
     ids=["cut", "clean end without a finish", "error in the middle"],
 )
-async def test_an_answer_that_breaks_off_is_reset_and_never_ends_cleanly(
-    start: Start, play: Play
-) -> None:
+async def test_an_answer_that_breaks_off_is_reset_and_never_ends_cleanly(start: Start, play: Play) -> None:
     gateway, *_ = await pair(start, play)
     answer = await gateway.ask(STREAM)
     assert answer.status == 200

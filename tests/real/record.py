@@ -53,17 +53,22 @@ WITH_SUB_AGENTS = for_agents(
 )
 
 
-async def record(run: str, script: Script, tasks: Mapping[str, Mapping[str, str]]) -> list[Row]:
+async def record(
+    run: str, script: Script, tasks: Mapping[str, Mapping[str, str]], has_own_provider: bool = True
+) -> list[Row]:
     """One concurrent session per task, each in its own directory; rows with directories renamed."""
     async with responses_server(script) as server:
         runs = await asyncio.gather(
-            *(run_codex(task, server.base_url, files=files) for task, files in tasks.items())
+            *(
+                run_codex(task, server.base_url, files=files, has_own_provider=has_own_provider)
+                for task, files in tasks.items()
+            )
         )
     failed = [agent for agent in runs if agent.exit_code != 0]
     if failed:
         raise SystemExit(f"codex failed:\n{failed[0].stderr}")
     names = _directory_names(run, runs)
-    return [{"run": run, **_with_names(row, names)} for row in server.recorded]
+    return [{"run": run, **_with_names(row, names)} for row in server.recorded if row.answer]
 
 
 def _directory_names(run: str, runs: list[AgentRun]) -> dict[str, str]:
@@ -148,7 +153,8 @@ def after(earlier: list[Row], later: list[Row]) -> list[Row]:
 async def main() -> None:
     two = await record("codex", READ_FILES, {"Explain main.py": FILES_A, "List functions in util.py": FILES_B})
     nested = await record("codex-sub", WITH_SUB_AGENTS, {"Explain this project with two agents": FILES_A})
-    rows = after(two, nested)
+    builtin = await record("codex-builtin", READ_FILES, {"Explain util.py": FILES_B}, has_own_provider=False)
+    rows = after(after(two, nested), builtin)
     encoder = Encoder()
     trace_file = TRACES_DIR / "codex.jsonl"
     with trace_file.open("w") as lines:

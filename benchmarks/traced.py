@@ -1,0 +1,80 @@
+"""Recorded requests fed to a gateway's Identity, with their answers at the recorded times."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gateway.dialects import BY_PATH
+from gateway.exchange import Exchange, Recognition, Timings
+from gateway.identity import Identity
+from tests.traces import TracedRequest
+
+BROKEN = ("cut", "eof", "err")
+"""Faults after which status 200 is no complete answer."""
+
+
+@dataclass
+class Sent:
+    """A request of which only the headers matter."""
+
+    headers: Mapping[str, str]
+    method: str = "POST"
+    path: str = ""
+    query: str = ""
+    remote: str = ""
+    header_list: Sequence[tuple[str, str]] = ()
+
+    async def read(self, limit_bytes: int) -> bytes:
+        return b""
+
+
+class Gateway:
+    """Replays traced requests into one Identity, telling it answers at the recorded times."""
+
+    def __init__(self, *, with_headers: bool, with_replies: bool = True) -> None:
+        self.identity = Identity(secret=b"benchmark")
+        self._with_headers = with_headers
+        self._with_replies = with_replies
+        self._running: list[tuple[float, Exchange, TracedRequest]] = []
+        self._now = 0.0
+        self._num_sent = 0
+
+    def send(self, request: TracedRequest, tenant: str = "") -> Recognition:
+        """Recordings of one file have clocks of their own: when time goes back, everything has been answered."""
+        went_back = request.arrived_s < self._now
+        self._now = request.arrived_s
+        self.settle(None if went_back else self._now)
+        exchange = self._exchange(request, tenant)
+        recognition = self.identity.recognise(exchange, exchange.dialect.script(request.body), self._now)
+        self._running.append((request.arrived_s + request.took_s, exchange, request))
+        return recognition
+
+    def settle(self, until: float | None = None) -> None:
+        """Tell the answers that have ended by then; None: all."""
+        for entry in sorted(self._running, key=lambda entry: entry[0]):
+            ended_at, exchange, request = entry
+            if until is None or ended_at <= until:
+                self._running.remove(entry)
+                is_complete = request.status == 200 and request.fault not in BROKEN
+                self.identity.answered(exchange, is_complete, self._now)
+
+    def _exchange(self, request: TracedRequest, tenant: str) -> Exchange:
+        kept = ("x-stainless-",) if not self._with_headers else ("",)
+        headers = {name.lower(): value for name, value in request.headers if name.lower().startswith(kept)}
+        body = dict(request.body)
+        if not self._with_headers:
+            body.pop("prompt_cache_key", None)
+        self._num_sent += 1
+        exchange = Exchange(
+            id=str(self._num_sent),
+            request=Sent(headers),
+            dialect=BY_PATH[request.path],
+            tenant=tenant,
+            timings=Timings(self._now),
+            body=body,
+            asked_model=request.body["model"],
+        )
+        # The recorded answers have text but not the ids of their calls.
+        exchange.reply.text = (request.reply or {}).get("text", "") if self._with_replies else ""
+        return exchange

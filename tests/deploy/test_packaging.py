@@ -1,0 +1,161 @@
+"""Containers, unit and example configuration run commands and set keys that exist."""
+
+from __future__ import annotations
+
+import configparser
+import json
+import os
+import re
+import shlex
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gateway import cli, config
+from gateway.settings import EngineEntry, Settings
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+OURS = {name: service for name, service in SERVICES.items() if "build" in service}
+INSTRUCTIONS = {
+    *["FROM", "WORKDIR", "COPY", "RUN", "ENV", "USER", "EXPOSE", "HEALTHCHECK", "ENTRYPOINT", "CMD"],
+}
+
+
+def dockerfile() -> list[tuple[str, str]]:
+    """Instructions with their arguments, comments left out and continued lines joined."""
+    text = (DEPLOY / "Dockerfile").read_text().replace("\\\n", " ")
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    return [(word, rest) for word, _, rest in (line.partition(" ") for line in lines)]
+
+
+def arguments_of(name: str) -> list[str]:
+    return [rest for word, rest in dockerfile() if word == name]
+
+
+IMAGE_ENVIRONMENT = dict(re.findall(r"\b(TURNGATE_\w+)=(\S+)", " ".join(arguments_of("ENV"))))
+
+
+def listed(text: str) -> list[str]:
+    """The JSON form of CMD, ENTRYPOINT and HEALTHCHECK."""
+    words: list[str] = json.loads(text)
+    return words
+
+
+def test_the_dockerfile_holds_known_instructions_and_copies_files_that_exist() -> None:
+    assert {word for word, _ in dockerfile()} <= INSTRUCTIONS
+    sources = [source for rest in arguments_of("COPY") if "--from" not in rest for source in rest.split()[:-1]]
+    assert [source for source in sources if not (ROOT / source).exists()] == []
+
+
+def test_the_image_does_not_run_as_root() -> None:
+    assert arguments_of("USER") == ["10001"]
+    words = [word for word, _ in dockerfile()]
+    assert words.index("USER") < words.index("ENTRYPOINT")
+
+
+def test_the_image_runs_a_command_that_exists() -> None:
+    entry, command = listed(arguments_of("ENTRYPOINT")[0]), listed(arguments_of("CMD")[0])
+    assert entry == ["turngate"]
+    cli.parser().parse_args(command)
+
+
+def test_the_healthcheck_is_python_that_compiles() -> None:
+    python, flag, code = listed(arguments_of("HEALTHCHECK")[0].partition("CMD ")[2])
+    assert (python, flag) == ("python", "-c")
+    compile(code, "healthcheck", "exec")
+    assert "/health" in code
+
+
+def test_variables_that_are_set_exist() -> None:
+    in_compose = [name for service in OURS.values() for name in service.get("environment", {})]
+    known = {config.variable(path) for path, _ in config.leaf_keys()}
+    assert {*IMAGE_ENVIRONMENT, *in_compose} <= known
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_compose_runs_commands_that_exist_with_a_valid_configuration(name: str) -> None:
+    service = OURS[name]
+    arguments = cli.parser().parse_args(service["command"])
+    environ = {"TURNGATE_LISTEN_HOST": "0.0.0.0", "TURNGATE_LISTEN_OPEN": "true"}
+    environ |= service.get("environment", {})
+    settings = config.load(cli.flags(arguments), environ=environ)
+    if arguments.command == "serve":
+        assert config.addresses(settings)
+
+
+def test_compose_publishes_on_this_machine_only() -> None:
+    ports = [port for service in SERVICES.values() for port in service.get("ports", ())]
+    assert ports
+    assert all(port.startswith("127.0.0.1:") for port in ports)
+
+
+def test_compose_mounts_files_that_exist_and_waits_for_services_that_exist() -> None:
+    for service in SERVICES.values():
+        for volume in service.get("volumes", ()):
+            assert (DEPLOY / volume.split(":")[0]).exists()
+        assert set(service.get("depends_on", ())) <= set(SERVICES)
+
+
+def test_what_is_scraped_and_proxied_is_a_service_of_compose() -> None:
+    scrape = yaml.safe_load((DEPLOY / "prometheus/prometheus.yml").read_text())
+    targets = [
+        target for job in scrape["scrape_configs"] for each in job["static_configs"] for target in each["targets"]
+    ]
+    assert {target.split(":")[0] for target in targets} <= set(SERVICES)
+    source = yaml.safe_load((DEPLOY / "grafana/provisioning/datasources/prometheus.yaml").read_text())
+    assert [each["url"] for each in source["datasources"]] == ["http://prometheus:9090"]
+
+
+def test_grafana_finds_the_dashboard_where_compose_puts_it() -> None:
+    provider = yaml.safe_load((DEPLOY / "grafana/provisioning/dashboards/turngate.yaml").read_text())["providers"][
+        0
+    ]
+    mounted = [volume.split(":")[1] for volume in SERVICES["grafana"]["volumes"]]
+    home = SERVICES["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+    assert home in mounted
+    assert home.startswith(provider["options"]["path"])
+
+
+def test_the_unit_runs_commands_that_exist_and_leaves_time_to_finish() -> None:
+    unit = configparser.ConfigParser(strict=True, interpolation=None)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.read(DEPLOY / "turngate.service")
+    service = unit["Service"]
+    for key in ("ExecStartPre", "ExecStart"):
+        program, *argv = shlex.split(service[key])
+        assert program.endswith("/bin/turngate")
+        cli.parser().parse_args(argv)
+    assert int(service["TimeoutStopSec"]) > Settings().timeouts.shutdown_grace_s
+    assert unit["Install"]["WantedBy"] == "multi-user.target"
+
+
+def test_the_example_configuration_is_what_the_command_dumps() -> None:
+    settings = Settings(engines=(EngineEntry(url="vllm://127.0.0.1:8000"),))
+    assert (DEPLOY / "turngate.yaml").read_text() == config.dump(settings), (
+        "write it anew: turngate check --engine vllm://127.0.0.1:8000 --dump-config > deploy/turngate.yaml"
+    )
+
+
+def test_the_example_configuration_passes_check(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check", "--config", str(DEPLOY / "turngate.yaml")]) == 0
+    assert "vllm http://127.0.0.1:8000" in capsys.readouterr().out
+
+
+def test_ci_and_make_name_targets_and_modules_that_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    called = re.findall(r"^make ([a-z-]+)$", (ROOT / ".ci/run").read_text(), re.MULTILINE)
+    assert {"lint", "test", "test-real"} <= set(called) <= targets
+    modules = re.findall(r"python -m ([a-z_]+\.[a-z_.]+)", makefile)
+    assert [module for module in modules if find_spec(module) is None] == []
+
+
+def test_ci_is_an_executable_that_stops_at_the_first_failure() -> None:
+    assert os.access(ROOT / ".ci/run", os.X_OK)
+    assert "set -euo pipefail" in (ROOT / ".ci/run").read_text()

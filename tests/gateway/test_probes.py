@@ -1,0 +1,56 @@
+"""Laws of asking an engine what it honours."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.gateway.fake_engine import NewEngine, Watched
+
+
+async def test_probes_find_out_order_and_cached_tokens_by_three_requests(
+    watched: Watched, new_engine: NewEngine
+) -> None:
+    engine = new_engine("vllm-0.32")
+    monitor = await watched.start(engine, probes=True)
+    abilities = monitor.engines[0].abilities
+    assert abilities.system_before_tools is True
+    assert abilities.reports_cached_tokens is True
+    assert [path for path, _, _ in engine.posts] == ["/tokenize", "/v1/chat/completions", "/v1/chat/completions"]
+    assert {body["max_tokens"] for _, _, body in engine.chats} == {1}
+    assert {headers["X-Vllm-Priority"] for _, headers, _ in engine.chats} == {"-1"}
+
+
+async def test_probes_can_be_switched_off(watched: Watched, new_engine: NewEngine) -> None:
+    engine = new_engine("vllm-0.32")
+    await watched.start(engine, probes=False)
+    assert engine.posts == []
+
+
+async def test_a_hint_that_the_probe_sees_refused_is_never_sent(watched: Watched, new_engine: NewEngine) -> None:
+    engine = new_engine("vllm-0.32")
+    engine.pages["/version"] = '{"version":"0.11.0"}'
+    message = "Got priority -1 but Priority scheduling is not enabled."
+    engine.refuse = lambda headers, body: (400, message) if body.get("priority") else None
+    monitor = await watched.start(engine, probes=True)
+    abilities = monitor.engines[0].abilities
+    assert abilities.honours_priority is False
+    assert abilities.refused_fields == {"priority"}
+    assert ["priority" in body for _, _, body in engine.chats] == [True, False, False]
+
+
+@pytest.mark.parametrize("cached", [0, None])
+async def test_cached_tokens_that_never_come_are_not_reported(
+    watched: Watched, new_engine: NewEngine, cached: int | None
+) -> None:
+    engine = new_engine("vllm-0.32")
+    engine.cached_tokens = [cached]
+    monitor = await watched.start(engine, probes=True)
+    assert monitor.engines[0].abilities.reports_cached_tokens is False
+
+
+async def test_an_engine_that_refuses_to_chat_is_up_all_the_same(watched: Watched, new_engine: NewEngine) -> None:
+    engine = new_engine("vllm-0.32")
+    engine.refuse = lambda headers, body: (404, "no chat here")
+    monitor = await watched.start(engine, probes=True)
+    assert monitor.engines[0].is_up
+    assert monitor.engines[0].abilities.reports_cached_tokens is None

@@ -1,0 +1,239 @@
+"""The waiting rules of the wire, one contract each: what a client hears while it waits, and when it is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import orjson
+import pytest
+
+from tests.path.conftest import Answer, Gateway, Start, rest_of
+from tests.path.fake_engine import DONE, Call, FakeEngine, Play, chunk, finish, replies, stalls_after
+
+ONE_SLOT = {"name": "fifo", "slots_per_replica": 1}
+EVENTS = [chunk(content="hello"), finish(), DONE]
+
+
+def ask(task: str, chars: int = 0, stream: bool = True) -> dict[str, Any]:
+    text = task + " " + task[-1] * chars
+    return {"model": "m", "messages": [{"role": "user", "content": text}], "stream": stream}
+
+
+class Held:
+    """Plays that each wait until they are let go."""
+
+    def __init__(self) -> None:
+        self.gates: list[asyncio.Event] = []
+
+    def play(self) -> Play:
+        gate = asyncio.Event()
+        self.gates.append(gate)
+        return stalls_after(until=gate, then=_stream)
+
+    def plays(self, count: int) -> list[Play]:
+        return [self.play() for _ in range(count)]
+
+
+async def _stream(call: Call) -> Any:
+    if not call.body.get("stream"):
+        return await replies(200, {"choices": []})(call)
+    for event in EVENTS:
+        await call.write(event)
+    return await call.end()
+
+
+def is_keep_alive(event: bytes) -> bool:
+    choices = orjson.loads(event.removeprefix(b"data: "))["choices"]
+    return bool(choices == [{"index": 0, "delta": {}, "finish_reason": None}])
+
+
+async def test_a_queued_stream_hears_nothing_then_200_then_keep_alives_then_its_answer(
+    start: Start, engine: FakeEngine
+) -> None:
+    held = Held()
+    engine.plays = held.plays(2)
+    gateway = await start(engine, policy=ONE_SLOT)
+    gateway.begin(ask("first"))
+    await engine.has_seen(1)
+    opening = asyncio.create_task(gateway.post(ask("second")).__aenter__())
+    await gateway.until(lambda: gateway.num_waiting == 1)
+    gateway.clock.advance(85)
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert not opening.done()
+    gateway.clock.advance(5)
+    response = await opening
+    assert response.status == 200
+    assert response.headers["Content-Type"].startswith("text/event-stream")
+    assert is_keep_alive(await response.content.readany())
+    gateway.clock.advance(25)
+    assert is_keep_alive(await response.content.readany())
+    held.gates[0].set()  # now it is its turn, and the engine is silent
+    await engine.has_seen(2)
+    gateway.clock.advance(25)
+    assert is_keep_alive(await response.content.readany())
+    held.gates[1].set()
+    assert await response.content.read() == b"".join(EVENTS)
+    response.close()
+
+
+async def test_keep_alives_end_with_the_first_byte_of_the_engine(start: Start, engine: FakeEngine) -> None:
+    go_on = asyncio.Event()
+    engine.plays = [stalls_after(chunk(content="1"), until=go_on, then=_stream)]
+    gateway = await start(engine, stream={"silent_queue_s": 0})
+    async with gateway.post(ask("task")) as response:
+        received = await response.content.readany()
+        while not received.endswith(chunk(content="1")):
+            received += await response.content.readany()
+        for _ in range(4):
+            gateway.clock.advance(25)
+            for _ in range(50):
+                await asyncio.sleep(0)
+        go_on.set()
+        assert await response.content.read() == b"".join(EVENTS)
+
+
+async def test_a_turn_that_loses_its_last_engine_after_an_early_200_gets_an_error_event_and_a_reset(
+    start: Start, engine: FakeEngine
+) -> None:
+    engine.plays = [stalls_after()]
+    gateway = await start(engine, policy=ONE_SLOT, stream={"silent_queue_s": 0})
+    gateway.begin(ask("first"))
+    await engine.has_seen(1)
+    async with gateway.post(ask("second")) as response:
+        assert is_keep_alive(await response.content.readany())
+        gateway.app.monitor.failed(gateway.app.monitor.engines[0])
+        answer = await rest_of(response)
+    assert (answer.status, answer.is_cut) == (200, True)
+    *_, last = answer.body.split(b"\n\n")[:-1]
+    assert orjson.loads(last.removeprefix(b"data: "))["error"]["code"] == "no_replica"
+
+
+async def test_an_engine_that_fails_after_an_early_200_is_still_replaced_unseen(start: Start) -> None:
+    first, second = FakeEngine(), FakeEngine()
+    fail = asyncio.Event()
+    first.plays = second.plays = [stalls_after(until=fail, then=replies(500, b"boom"))]
+    gateway = await start(first, second, stream={"silent_queue_s": 0})
+    async with gateway.post(ask("task")) as response:
+        assert is_keep_alive(await response.content.readany())
+        fail.set()
+        rest = await response.content.read()
+    assert rest.endswith(DONE)
+    assert b"error" not in rest
+    assert len(first.calls) == len(second.calls) == 1
+
+
+async def test_an_answer_that_is_not_streamed_is_never_begun_early(start: Start, engine: FakeEngine) -> None:
+    held = Held()
+    engine.plays = held.plays(1)
+    gateway = await start(engine)
+    client = gateway.begin(ask("task", stream=False))
+    await engine.has_seen(1)
+    gateway.clock.advance(250)
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert not client.done()
+    held.gates[0].set()
+    assert (await client).body == b'{"choices":[]}'
+
+
+@pytest.mark.parametrize(("is_queued", "status"), [(True, 429), (False, 504)])
+async def test_an_answer_that_is_not_streamed_comes_before_600_s(
+    start: Start, engine: FakeEngine, is_queued: bool, status: int
+) -> None:
+    engine.plays = [stalls_after(), stalls_after()]
+    gateway = await start(engine, policy=ONE_SLOT, timeouts={"idle_s": 9999, "first_byte_s": 9999})
+    if is_queued:
+        gateway.begin(ask("first"))
+        await engine.has_seen(1)
+    client = gateway.begin(ask("second", stream=False))
+    await (gateway.until(lambda: gateway.num_waiting == 1) if is_queued else engine.has_seen(1))
+    gateway.clock.advance(591)
+    answer = await client
+    assert answer.status == status
+    assert ("Retry-After" in answer.headers) == (status == 429)
+
+
+class Crowd:
+    """A cache that one session fills, so that each further one is admitted when another ends: 140 s apart."""
+
+    def __init__(self, gateway: Gateway, engine: FakeEngine) -> None:
+        self.gateway, self.engine = gateway, engine
+        self.held = Held()
+        engine.plays = self.held.plays(12)
+        self.clients: dict[str, asyncio.Task[Answer]] = {}
+
+    async def arrive(self, name: str, stream: bool = True) -> asyncio.Task[Answer]:
+        num_waiting = self.gateway.num_waiting
+        self.clients[name] = client = self.gateway.begin(ask(f"task {name}", chars=4_000, stream=stream))
+        await self.gateway.until(lambda: client.done() or self.gateway.num_waiting > num_waiting)
+        return client
+
+    async def end_one(self, number: int) -> Call:
+        """End the session of this number in the order of service; the next one is served then."""
+        self.held.gates[number].set()
+        return await self.engine.has_seen(number + 2)
+
+
+async def crowd(start: Start, silent_queue_s: float = 9_999) -> Crowd:
+    """One in service, one that waits, and a pace of 140 s between two admissions."""
+    engine = FakeEngine(capacity_tokens=1_200)
+    gateway = await start(engine, policy={"ceiling": 0.95}, stream={"silent_queue_s": silent_queue_s})
+    people = Crowd(gateway, engine)
+    gateway.begin(ask("task 0", chars=4_000))
+    await engine.has_seen(1)
+    for name in "ab":
+        await people.arrive(name, stream=False)
+    gateway.clock.advance(61)
+    await people.end_one(0)
+    await people.arrive("c", stream=False)
+    gateway.clock.advance(140)
+    await people.end_one(1)
+    return people
+
+
+def served(call: Call) -> str:
+    return str(call.body["messages"][0]["content"].split()[1])
+
+
+async def test_a_wait_that_would_be_too_long_is_refused_on_arrival_with_retry_after(start: Start) -> None:
+    people = await crowd(start)
+    await people.arrive("d", stream=False)
+    answer = await (await people.arrive("e"))
+    assert answer.status == 429
+    assert int(answer.headers["Retry-After"]) >= 300
+    assert orjson.loads(answer.body)["error"]["type"] == "rate_limit_error"
+    assert b"Try again in" in answer.body
+
+
+async def test_a_refused_session_keeps_its_place(start: Start) -> None:
+    people = await crowd(start)
+    await people.arrive("d", stream=False)
+    assert (await (await people.arrive("e"))).status == 429
+    people.gateway.clock.advance(140)
+    assert served(await people.end_one(2)) == "c"
+    await people.arrive("late", stream=False)
+    await people.arrive("e", stream=False)
+    people.gateway.clock.advance(140)
+    assert served(await people.end_one(3)) == "d"
+    people.gateway.clock.advance(61)
+    assert served(await people.end_one(4)) == "e"
+
+
+async def test_a_wait_that_has_become_too_long_is_refused_before_anything_is_sent(start: Start) -> None:
+    people = await crowd(start, silent_queue_s=90)
+    client = await people.arrive("d")
+    assert not client.done()
+    people.gateway.clock.advance(90)
+    answer = await client
+    assert answer.status == 429
+    assert int(answer.headers["Retry-After"]) >= 280
+
+
+async def test_a_session_larger_than_the_cache_runs_alone(start: Start) -> None:
+    engine = FakeEngine(capacity_tokens=1_200)
+    gateway = await start(engine)
+    answer = await gateway.ask(ask("huge", chars=40_000))
+    assert answer.status == 200
+    assert answer.headers["X-Turngate-Reason"] == "alone"
