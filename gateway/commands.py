@@ -24,16 +24,16 @@ def run(arguments: argparse.Namespace, flags: Mapping[str, Any]) -> int:
     if arguments.dump_config:
         print(config.dump(settings), end="")
         return 0
+    if arguments.command == "check":
+        return check(settings)
     logs.setup(settings.logging)
     match arguments.command:
         case "serve":
             return _run_loop(serve(settings))
         case "engine":
             return _run_loop(engine(settings, arguments.engine_host, arguments.engine_port))
-        case "doctor":
-            return _run_loop(doctor(settings))
         case _:
-            return check(settings)
+            return _run_loop(doctor(settings))
 
 
 def demo(arguments: argparse.Namespace) -> int:
@@ -53,7 +53,7 @@ async def serve(settings: Settings) -> int:
         print(app.banner(), flush=True)
         await stop.wait()
     except OSError as error:
-        return _cannot_listen(settings.listen.host, settings.listen.port, error)
+        return _cannot_start(error)
     finally:
         await app.stop()
     return 0
@@ -71,7 +71,7 @@ async def engine(settings: Settings, host: str, port: int) -> int:
         print(f"In front of it: turngate serve --engine vllm://{host}:{port}", flush=True)
         await stop.wait()
     except OSError as error:
-        return _cannot_listen(host, port, error)
+        return _cannot_start(error)
     finally:
         await hosted.stop()
     return 0
@@ -105,17 +105,14 @@ def check(settings: Settings) -> int:
     policy_of(settings.policy)
     callers, addresses, policy = config.callers(settings), config.addresses(settings), settings.policy
     tenants = ", ".join(sorted({caller.tenant for caller in callers.values()}))
-    base_url = f"http://{settings.listen.host}:{settings.listen.port}"
     print("The configuration is valid.")
-    print(f"Listens on {base_url}; agents use OPENAI_BASE_URL={base_url}/v1")
+    print(f"Listens on {settings.listen.host}, port {settings.listen.port}")
     print(f"Clients: {len(callers)} keys of {tenants}" if callers else "Clients: anybody, no key is asked for")
     for address in addresses:
         print(f"Engine {address.name}: {address.kind} {address.base_url}".rstrip())
     print(f"Policy {policy.name}: resident sessions fill at most {policy.ceiling:.0%} of a KV pool")
     print(f"Placement {policy.placement}")
-    print(
-        f"Waiting: at most {policy.max_wait_s:g} s for a stream, {policy.max_wait_plain_s:g} s for a plain answer"
-    )
+    print(f"Wait at most {policy.max_wait_s:g} s streamed, {policy.max_wait_plain_s:g} s not streamed")
     for pattern, model in settings.models.aliases.items():
         print(f"Model {pattern} is {model}")
     for name in config.unknown_variables():
@@ -146,6 +143,7 @@ def _run_loop(main: Coroutine[Any, Any, int]) -> int:
         return runner.run(main)
 
 
-def _cannot_listen(host: str, port: int, error: OSError) -> int:
-    print(f"turngate: cannot listen on {host}:{port}: {error.strerror or error}", file=sys.stderr)
+def _cannot_start(error: OSError) -> int:
+    where = f": {error.filename}" if error.filename else ""
+    print(f"turngate: cannot start: {error.strerror or error}{where}", file=sys.stderr)
     return 1

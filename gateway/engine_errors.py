@@ -84,7 +84,7 @@ def message_of(body: bytes) -> str:
 
 
 def _failed(dialect: Dialect, failure: Failure) -> EngineFailed:
-    """1. The engine is full. 2. It is broken. 3. Our own key is wrong, which is not told. 4. The request is wrong."""
+    """Of four kinds: the engine is full; it is broken; our own key is wrong; the client's request is wrong."""
     status = failure.status
     if status in FULL:
         told = 503 if status == OVERLOADED and dialect.name != "messages" else status

@@ -15,7 +15,6 @@ from policies.types import (
     Ending,
     Fact,
     FirstByte,
-    FleetView,
     Left,
     Refusal,
     Reject,
@@ -24,6 +23,7 @@ from policies.types import (
     TurnId,
     Usage,
 )
+from policies.view import FleetView
 
 Clock: TypeAlias = Callable[[], float]
 """Monotonic seconds."""

@@ -23,7 +23,7 @@ from gateway.identity import Identity
 from gateway.keys import Keys
 from gateway.monitor import Monitor
 from gateway.observe import Observer
-from gateway.plain import PlainCalls, serves_path
+from gateway.plain import PlainCalls, no_such_answer, serves_path
 from gateway.settings import Settings
 from gateway.transport import BodyTooLarge, HeaderList, Request, Responder
 from policies.types import ReplicaId, SessionEnded, Turn, TurnKind
@@ -176,6 +176,8 @@ class Path:
         body, dialect, policy = exchange.body, exchange.dialect, self._settings.policy
         bound_key = dialect.max_tokens_key(body)
         stateful_id = dialect.stateful_id(body)
+        if stateful_id and self._homes.is_anothers(exchange.tenant, stateful_id):
+            raise no_such_answer(stateful_id)
         return Turn(
             id=exchange.id,
             session_id=who.session_id,

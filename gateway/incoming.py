@@ -102,7 +102,8 @@ class Answer:
     def _outcome(self, relay: StreamRelay) -> Outcome:
         if relay.failure is not None:
             return Outcome.ENGINE_FAILED
-        return Outcome.ANSWERED if self._is_over and relay.has_ended else Outcome.ENGINE_CUT
+        is_whole = relay.is_done or (self._is_over and relay.has_finished)
+        return Outcome.ANSWERED if is_whole else Outcome.ENGINE_CUT
 
     def _read_body(self) -> None:
         try:

@@ -22,7 +22,8 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.registry import Collector
 
-from policies.types import FleetView, Hold, SessionState
+from policies.types import Hold, SessionState
+from policies.view import FleetView
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MAX_LABEL_SETS = 1_000

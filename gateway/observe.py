@@ -10,7 +10,8 @@ from gateway.exchange import Exchange, Json, Outcome
 from gateway.factlog import FactLog
 from gateway.metrics import Metrics, Watched
 from gateway.receipts import Receipts, overhead_s, queued_s, receipt, ttft_s
-from policies.types import Decision, Fact, FleetView, TurnKind
+from policies.types import Decision, Fact, TurnKind
+from policies.view import FleetView
 
 LOG = logging.getLogger("turngate.request")
 
@@ -51,7 +52,7 @@ class Observer:
         self._count(exchange, outcome)
         told = receipt(exchange)
         self._receipts.put(told, exchange.tenant, exchange.timings.finished_at)
-        LOG.log(logging.WARNING if outcome in TROUBLE else logging.INFO, outcome.value, extra={"fields": told})
+        LOG.log(logging.WARNING if outcome in TROUBLE else logging.INFO, "request", extra={"fields": told})
 
     def told(self, fact: Fact, decisions: Sequence[Decision], now: float, took_s: float) -> None:
         """The Scheduler was told a fact at `now` and took `took_s` to decide."""

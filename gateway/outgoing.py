@@ -39,7 +39,7 @@ class Call:
 def turn_call(exchange: Exchange, engine: RunningEngine, added: Outgoing, bound: Bound | None) -> Call:
     """The call for a turn: hints, model name, usage and a bound on the output are spliced into the body."""
     body, dialect = exchange.body, exchange.dialect
-    put = {key: _merged(value, body[key]) if key in body else value for key, value in added.body.items()}
+    put = {key: merged(value, body[key]) if key in body else value for key, value in added.body.items()}
     drop = set(added.drop)
     if exchange.engine_model != exchange.asked_model:
         put["model"] = exchange.engine_model
@@ -103,9 +103,9 @@ def _tokens(values: Iterable[str]) -> set[str]:
     return {token.strip().lower() for value in values for token in value.split(",")}
 
 
-def _merged(ours: Any, client: Any) -> Any:
+def merged(ours: Any, client: Any) -> Any:
     """Two objects become one, in which the client's own keys win at every depth; otherwise ours replaces its."""
     if not (isinstance(ours, Mapping) and isinstance(client, Mapping)):
         return ours
-    nested = {k: _merged(ours[k], v) if isinstance(v, Mapping) and k in ours else v for k, v in client.items()}
+    nested = {k: merged(ours[k], v) if isinstance(v, Mapping) and k in ours else v for k, v in client.items()}
     return {**ours, **nested}

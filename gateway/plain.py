@@ -40,11 +40,10 @@ class PlainCalls:
 
     async def answer_stored(self, exchange: Exchange, responder: Responder) -> None:
         """At the replica that holds the answer that the path names. Raises Refused."""
-        answer_id = exchange.request.path.split("/")[3]
+        _, _, _, answer_id, *rest = exchange.request.path.split("/")
         home = self._homes.home(exchange.tenant, answer_id)
-        if home is None:
-            text = f"There is no response {answer_id!r} here; only stored ones can be asked for again."
-            raise Refused(Outcome.NOT_FOUND, Failure(404, "not_found_error", text, param="response_id"))
+        if home is None or rest not in ([], ["cancel"], ["input_items"]):
+            raise no_such_answer(answer_id)
         await self._answer(exchange, responder, [self._monitor.target(home).engine])
 
     async def _answer(self, exchange: Exchange, responder: Responder, engines: Sequence[RunningEngine]) -> None:
@@ -81,6 +80,11 @@ class PlainCalls:
         if reply.status >= 400:
             raise engine_errors.answered(exchange, engine.name, reply, body)
         return reply, body
+
+
+def no_such_answer(answer_id: str) -> Refused:
+    text = f"There is no response {answer_id!r} here; only stored ones can be referred to."
+    return Refused(Outcome.NOT_FOUND, Failure(404, "not_found_error", text, param="response_id"))
 
 
 def serves_path(engine: RunningEngine, path: str) -> bool:

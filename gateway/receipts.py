@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+import orjson
+
 from gateway.exchange import Exchange, Json, Timings
 
 
@@ -93,26 +95,32 @@ def _ms(seconds: float | None) -> float | None:
 
 
 class Receipts:
-    """The last receipts, oldest first; the oldest goes when it is too old or one too many."""
+    """The last receipts, oldest first; the oldest goes when it is too old or one too many.
+
+    Kept as JSON text, about 1 KB each: many small objects would weigh three times as much.
+    """
 
     def __init__(self, keep_s: float, max_kept: int) -> None:
         self._keep_s = keep_s
         self._max_kept = max_kept
-        self._kept: OrderedDict[str, tuple[float, str, Json]] = OrderedDict()
+        self._kept: OrderedDict[str, tuple[float, str, bytes]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def put(self, told: Json, tenant: str, now: float) -> None:
         if self._keep_s > 0:
-            self._kept[told["id"]] = (now + self._keep_s, tenant, told)
+            self._kept[told["id"]] = (now + self._keep_s, tenant, orjson.dumps(told))
         while self._kept and (len(self._kept) > self._max_kept or self._oldest_until() <= now):
             self._kept.popitem(last=False)
 
     def get(self, receipt_id: str, tenant: str, now: float) -> Json | None:
         """None when it is unknown, too old, or another tenant's; these are not told apart."""
-        until, owner, told = self._kept.get(receipt_id, (0.0, "", None))
-        return told if owner == tenant and until > now else None
+        until, owner, text = self._kept.get(receipt_id, (0.0, "", b""))
+        if owner != tenant or until <= now:
+            return None
+        told: Json = orjson.loads(text)
+        return told
 
     def _oldest_until(self) -> float:
         return next(iter(self._kept.values()))[0]

@@ -35,8 +35,10 @@ class StreamRelay:
         self._held: list[bytes] = []
         self.has_begun = False
         """Whether an event has come that is part of an answer."""
-        self.has_ended = False
-        """Whether the engine has said that the answer is whole."""
+        self.has_finished = False
+        """Whether the engine has said why its answer ends: it is whole if the stream ends now."""
+        self.is_done = False
+        """Whether the end marker has come: it is whole, whatever becomes of the connection."""
         self.failure: Failure | None = None
         """What the engine reported instead of an answer, or in the middle of it."""
 
@@ -66,7 +68,7 @@ class StreamRelay:
         if data is None:
             return True
         if data == _DONE:
-            self.has_begun = self.has_ended = True
+            self.has_begun = self.is_done = True
             return True
         try:
             parsed = orjson.loads(data)
@@ -84,7 +86,7 @@ class StreamRelay:
             return self.has_begun
         read_into(self._reply, event, self._dialect, self._engine)
         if self._reply.finish_reason is not None:
-            self.has_ended = True
+            self.has_finished = True
         if event.get("type") not in _PREAMBLES:
             self.has_begun = True
         return not (self._hides_usage and self._dialect.is_asked_usage(event))

@@ -176,7 +176,7 @@ class Receipts(Section):
     keep_s: SecondsOrZero = 600
     """How long a receipt can be read. 0: none is kept."""
     max_kept: Count = 50_000
-    """Receipts kept at once; the oldest goes first."""
+    """Receipts kept at once, about 1 KB each; the oldest goes first."""
 
 
 class Embedded(Section):

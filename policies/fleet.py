@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -17,16 +17,13 @@ from policies.types import (
     FamilyId,
     Replica,
     ReplicaId,
-    ReplicaView,
+    ReplicaReported,
     Session,
     SessionId,
     SessionState,
     Turn,
     TurnId,
 )
-
-SESSION_BYTES = 1_200
-"""Measured size of a remembered session without its block chain (8 bytes a block)."""
 
 
 class Ready:
@@ -114,6 +111,15 @@ class Fleet:
             self.pools[replica_id] = Pool(Replica(replica_id), Reserve(self._growth))
         return self.pools[replica_id]
 
+    def reported(self, fact: ReplicaReported) -> None:
+        """Take in what a replica said of itself; it is healthy."""
+        replica = self.pool(fact.replica_id).replica
+        replica.is_healthy = True
+        replica.models = replica.models if fact.models is None else fact.models
+        replica.capacity_tokens = fact.capacity_tokens or replica.capacity_tokens
+        replica.slots = fact.slots or replica.slots
+        replica.waiting_in_engine = replica.waiting_in_engine if fact.waiting is None else fact.waiting
+
     def home(self, session: Session) -> Pool | None:
         """The pool that keeps a resident session; None when it is not resident."""
         if not session.is_resident or session.replica_id is None:
@@ -194,23 +200,6 @@ class Fleet:
                 self.release(session)
                 session.replica_id = None
         pool.ledger = Ledger()
-
-    def count_states(self) -> Counter[SessionState]:
-        return Counter(session.state for session in self.sessions.values())
-
-
-def view_of(pool: Pool, ceiling: float) -> ReplicaView:
-    replica = pool.replica
-    capacity = replica.capacity_tokens
-    return ReplicaView(
-        id=replica.id,
-        is_healthy=replica.is_healthy,
-        slots=replica.slots,
-        slots_used=len(replica.running),
-        residency_tokens=round(pool.resident_tokens),
-        capacity_tokens=capacity,
-        ceiling_tokens=None if capacity is None else round(ceiling * capacity),
-    )
 
 
 def chain_is_cached(pool: Pool, blocks: Blocks) -> bool:

@@ -39,18 +39,21 @@ def saw_end(family: Family, session: Session) -> None:
         family.expected_remaining = []
 
 
-def saw_append(family: Family, tokens: float) -> None:
-    """The prompt of a next turn was longer by `tokens`."""
-    family.append_tokens = blend(family.append_tokens, max(0.0, tokens))
-
-
 def saw_first_prompt(family: Family, private_tokens: float) -> None:
     """A sibling's first prompt had this many tokens that no earlier sibling had sent."""
     family.private_tokens = blend(family.private_tokens, private_tokens)
 
 
-def saw_output(family: Family, tokens: float) -> None:
-    family.output_tokens = blend(family.output_tokens, tokens)
+def saw_answer(
+    family: Family, session: Session, prompt_tokens: int, output_tokens: int | None, is_retry: bool
+) -> None:
+    """A call of the session is complete; its prompt is compared with that of the call before."""
+    if session.prompt_tokens and prompt_tokens > session.prompt_tokens and not is_retry:
+        family.append_tokens = blend(family.append_tokens, prompt_tokens - session.prompt_tokens)
+    session.prompt_tokens = prompt_tokens
+    if output_tokens is not None:
+        session.output_tokens = output_tokens
+        family.output_tokens = blend(family.output_tokens, output_tokens)
 
 
 class TokenRatio:

@@ -11,11 +11,10 @@ Laws (tests/policies/contract):
 from __future__ import annotations
 
 import heapq
-from collections import Counter
 
 from policies import learning
 from policies.admission import Admission, Limits
-from policies.fleet import Fleet, Pool, chain_is_cached, view_of
+from policies.fleet import Fleet, Pool, chain_is_cached
 from policies.hints import hints
 from policies.place import Option
 from policies.policy import Policy
@@ -27,8 +26,6 @@ from policies.types import (
     Fact,
     Family,
     FirstByte,
-    FleetView,
-    Hold,
     Left,
     Reason,
     Refusal,
@@ -42,6 +39,7 @@ from policies.types import (
     TurnId,
     TurnKind,
 )
+from policies.view import FleetView, view_of
 
 
 class Scheduler:
@@ -69,7 +67,7 @@ class Scheduler:
             case Left():
                 self._left(fact, now)
             case ReplicaReported():
-                self._reported(fact)
+                self._fleet.reported(fact)
             case ReplicaLost(replica_id):
                 self._lost(self._fleet.pool(replica_id), now, decisions)
             case SessionEnded(session_id):
@@ -81,12 +79,7 @@ class Scheduler:
 
     def view(self) -> FleetView:
         """A copy for observers."""
-        return FleetView(
-            sessions=self._fleet.count_states(),
-            num_families=len(self._fleet.families),
-            waiting=Counter({Hold.RESIDENCY: len(self._admission.held), Hold.SLOT: len(self._ready)}),
-            replicas=[view_of(pool, self._limits.ceiling) for pool in self._fleet.pools.values()],
-        )
+        return view_of(self._fleet, len(self._admission.held), len(self._ready), self._limits.ceiling)
 
     def expected_wait_s(self, turn_id: TurnId) -> float:
         """Estimated further wait of a turn at the gate; 0 for one that only waits for a slot."""
@@ -182,16 +175,11 @@ class Scheduler:
 
     def _learn(self, turn: Turn, session: Session, pool: Pool, fact: Left) -> None:
         """What a finished call teaches about its session, its family and its model."""
-        usage, family = fact.usage, self._fleet.families[session.family_id]
-        prompt_tokens = usage.prompt_tokens or round(pool.prompt_tokens(turn))
-        if usage.prompt_tokens:
-            pool.ratio.saw(turn.chars, usage.prompt_tokens)
-        if session.prompt_tokens and prompt_tokens > session.prompt_tokens and not turn.is_retry:
-            learning.saw_append(family, prompt_tokens - session.prompt_tokens)
-        session.prompt_tokens = prompt_tokens
-        if usage.output_tokens is not None:
-            session.output_tokens = usage.output_tokens
-            learning.saw_output(family, usage.output_tokens)
+        family = self._fleet.families[session.family_id]
+        prompt_tokens = fact.usage.prompt_tokens or round(pool.prompt_tokens(turn))
+        if fact.usage.prompt_tokens:
+            pool.ratio.saw(turn.chars, fact.usage.prompt_tokens)
+        learning.saw_answer(family, session, prompt_tokens, fact.usage.output_tokens, turn.is_retry)
         self._relearn(family)
 
     def _relearn(self, family: Family) -> None:
@@ -230,18 +218,6 @@ class Scheduler:
                 family = self._fleet.families[session.family_id]
                 learning.saw_end(family, session)
                 self._relearn(family)
-
-    def _reported(self, fact: ReplicaReported) -> None:
-        replica = self._fleet.pool(fact.replica_id).replica
-        replica.is_healthy = True
-        if fact.models is not None:
-            replica.models = fact.models
-        if fact.capacity_tokens is not None:
-            replica.capacity_tokens = fact.capacity_tokens
-        if fact.slots is not None:
-            replica.slots = fact.slots
-        if fact.waiting is not None:
-            replica.waiting_in_engine = fact.waiting
 
     def _lost(self, lost: Pool, now: float, decisions: list[Decision]) -> None:
         """Turns that waited for it go elsewhere, or are refused when nobody else serves them."""

@@ -6,7 +6,7 @@ Times are seconds of the driver's monotonic clock, sizes are tokens unless a nam
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
@@ -289,24 +289,3 @@ class Reject:
 
 
 Decision: TypeAlias = Dispatch | Reject
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaView:
-    id: ReplicaId
-    is_healthy: bool
-    slots: int
-    slots_used: int
-    residency_tokens: int
-    capacity_tokens: int | None
-    ceiling_tokens: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class FleetView:
-    """What an observer may see of the fleet, copied at one moment."""
-
-    sessions: Mapping[SessionState, int] = field(default_factory=dict)
-    num_families: int = 0
-    waiting: Mapping[Hold, int] = field(default_factory=dict)
-    replicas: Sequence[ReplicaView] = ()

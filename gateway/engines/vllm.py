@@ -27,10 +27,11 @@ PRIORITY_HEADER = "X-Vllm-Priority"
 RANK_HEADER = "X-data-parallel-rank"
 SESSION_HEADER = "X-Session-ID"
 
-# The header is read since vLLM pull request 51089; 0.32 is the oldest release that was seen to. It also reaches
-# /v1/messages, whose body has no `priority`.
+# The header is read since vLLM pull request 51089; 0.32 is the oldest release that was seen to order by it. It
+# overrides the body and also reaches /v1/messages, whose body has no `priority`.
 _PRIORITY_HEADER_SINCE = (0, 32, 0)
-# Older releases ignore the rank and balance by themselves (said in vLLM's tracker for 0.18).
+# Older releases ignore the rank and balance by themselves (said of 0.18 in public trackers). Seen on 0.32 with two
+# ranks: every call lands where it is sent on these paths; /v1/responses does not read the header.
 _RANK_SINCE = (0, 18, 0)
 _RANK_PATHS = frozenset((CHAT, COMPLETIONS, MESSAGES))
 

@@ -1,3 +1,5 @@
+"""The embedded engine over real HTTP. Long because it goes through every endpoint of an engine."""
+
 import asyncio
 import json
 from collections.abc import AsyncIterator

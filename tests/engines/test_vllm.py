@@ -37,14 +37,16 @@ def test_prefix_caching_that_is_off_is_seen() -> None:
 
 
 def test_each_data_parallel_rank_is_a_pool() -> None:
-    page = pages("vllm-0.32")
-    metrics = page["/metrics"]
-    page["/metrics"] = (
-        metrics + metrics.replace('engine="0"', 'engine="10"') + metrics.replace('engine="0"', 'engine="2"')
+    report = VLLM.parse_report(pages("vllm-0.32-ranks"))
+    assert report.pools == (Pool("0", 9600, 32, None, 0, 0), Pool("1", 9600, 32, None, 0, 0))
+
+
+def test_ranks_are_in_the_order_of_their_numbers() -> None:
+    page = pages("vllm-0.32-ranks")
+    page["/metrics"] = page["/metrics"].replace('engine="1"', 'engine="10"') + page["/metrics"].replace(
+        '"0"', '"2"'
     )
-    pools = VLLM.parse_report(page).pools
-    assert [pool.name for pool in pools] == ["0", "2", "10"]
-    assert {pool.capacity_tokens for pool in pools} == {64000}
+    assert [pool.name for pool in VLLM.parse_report(page).pools] == ["0", "1", "2", "10"]
 
 
 def test_capacity_of_older_releases_is_blocks_times_size() -> None:

@@ -10,7 +10,8 @@ from gateway.exchange import Exchange, Outcome, Recognition, Timings
 from gateway.observe import Observer
 from gateway.receipts import Receipts
 from gateway.transport import Request
-from policies.types import Dispatch, FleetView, Hold, Reason, ReplicaView, SessionState, TurnKind, Usage
+from policies.types import Dispatch, Hold, Reason, SessionState, TurnKind, Usage
+from policies.view import FleetView, ReplicaView
 
 
 @dataclass

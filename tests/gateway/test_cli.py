@@ -75,7 +75,7 @@ def test_flags_are_keys_of_the_configuration() -> None:
 def test_check_says_what_the_configuration_means(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["check", "--engine", "sglang://gpu2:30000", "--set", "models.aliases={gpt-*: qwen}"]) == 0
     said = capsys.readouterr().out
-    assert "OPENAI_BASE_URL=http://127.0.0.1:8080/v1" in said
+    assert "Listens on 127.0.0.1, port 8080" in said
     assert "gpu2:30000: sglang http://gpu2:30000" in said
     assert "gpt-* is qwen" in said
 
@@ -153,7 +153,28 @@ async def test_a_port_in_use_is_told_plainly() -> None:
         process = await started("engine", "--port", str(port))
         _, errors = await process.communicate()
     assert process.returncode == 1
-    assert errors.decode().startswith(f"turngate: cannot listen on 127.0.0.1:{port}: ")
+    assert errors.decode().startswith("turngate: cannot start: ")
+    assert str(port) in errors.decode()
+
+
+async def test_a_log_of_facts_that_cannot_be_opened_is_told_plainly() -> None:
+    async with asyncio.timeout(30):
+        process = await started(
+            "serve", "--engine", "embedded", "--port", "0", "--set", "logging.facts=/gone/facts"
+        )
+        _, errors = await process.communicate()
+    assert process.returncode == 1
+    assert b"turngate: cannot start: No such file or directory: /gone/facts" in errors
+
+
+async def test_doctor_says_what_each_engine_is_and_fails_when_one_is_down() -> None:
+    async with asyncio.timeout(30):
+        process = await started("doctor", "--engine", "embedded", "--engine", "vllm://127.0.0.1:1")
+        said, errors = await process.communicate()
+    assert process.returncode == 1
+    assert b"DOWN" in said
+    assert b"262,144 tokens" in said
+    assert b"Traceback" not in errors
 
 
 async def started(*argv: str) -> asyncio.subprocess.Process:

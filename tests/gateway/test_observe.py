@@ -1,4 +1,4 @@
-"""Laws of what is observed: counted once, bounded labels, receipts only to their tenant, facts that replay."""
+"""Laws of what is observed: counted once, labels bounded, no content, receipts only to their tenant."""
 
 from __future__ import annotations
 
@@ -208,13 +208,16 @@ def test_one_line_is_logged_per_exchange_and_it_holds_no_content(log: io.StringI
     observer().finished(asked)
     line = log.getvalue()
     assert line.count("\n") == 1
-    assert all(part in line for part in (" info answered id=x1 ", "session=s1", "queue_ms=2000.0", "model=gpt-5"))
+    assert all(
+        part in line
+        for part in (" info request id=x1 ", "outcome=answered", "session=s1", "queue_ms=2000.0", "model=gpt-5")
+    )
     assert "secret" not in line
 
 
 def test_trouble_is_logged_as_a_warning(log: io.StringIO) -> None:
     observer().finished(exchange(outcome=Outcome.ENGINE_CUT))
-    assert " warning engine_cut " in log.getvalue()
+    assert " warning request " in log.getvalue()
 
 
 def test_text_that_could_break_a_line_is_quoted(log: io.StringIO) -> None:
@@ -229,4 +232,4 @@ def test_json_lines_hold_the_same_fields(log: io.StringIO) -> None:
     logs.setup(Logging(format="json"), log)
     observer().finished(exchange())
     line = json.loads(log.getvalue())
-    assert (line["level"], line["message"], line["session"], line["ttft_ms"]) == ("info", "answered", "s1", 2500.0)
+    assert (line["level"], line["outcome"], line["session"], line["ttft_ms"]) == ("info", "answered", "s1", 2500.0)

@@ -180,6 +180,16 @@ async def test_an_answer_that_breaks_off_is_reset_and_never_ends_cleanly(start: 
     await gateway.is_empty()
 
 
+async def test_a_connection_that_breaks_after_the_end_marker_harms_nobody(
+    start: Start, engine: FakeEngine
+) -> None:
+    engine.plays = [cuts_after(chunk(content="hello"), finish(), DONE)]
+    gateway = await start(engine)
+    answer = await gateway.ask(STREAM)
+    assert not answer.is_cut
+    assert (await receipt(gateway, answer.headers))["outcome"] == "answered"
+
+
 async def test_an_engine_that_goes_silent_in_its_answer_is_given_up(start: Start, engine: FakeEngine) -> None:
     engine.plays = [stalls_after(chunk(content="half"))]
     gateway = await start(engine, timeouts={"idle_s": 0.05, "shutdown_grace_s": 0})

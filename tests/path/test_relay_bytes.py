@@ -52,7 +52,19 @@ def test_however_the_stream_is_cut_only_the_usage_event_is_missing(
         one = relay(hides_usage)
         received = b"".join(one.feed(part) for part in parts) + one.rest()
         assert received == (sent.replace(usage(), b"") if hides_usage else sent)
-        assert one.has_ended
+        assert one.is_done
+
+
+def test_what_dynamo_was_asked_for_is_taken_out_of_each_event_again() -> None:
+    call = Call("POST", "", (), b"", Outgoing(reads_back=True), hides_usage=True)
+    reply = Reply()
+    one = StreamRelay(BY_PATH["/v1/chat/completions"], named("dynamo"), reply, call)
+    events = [chunk(role="assistant"), chunk(content='},"nvext":{'), finish()]
+    worker = b',"nvext":{"worker_id":{"decode_worker_id":18446744073709551557,"decode_dp_rank":0}}}\n\n'
+    sent = b"".join(event.removesuffix(b"}\n\n") + worker for event in [*events, usage()]) + DONE
+    received = b"".join(one.feed(sent[i : i + 50]) for i in range(0, len(sent), 50))
+    assert received == b"".join(events) + DONE
+    assert reply.served_by == "18446744073709551557"
 
 
 async def test_a_stream_arrives_byte_for_byte_without_the_usage_that_we_asked_for(

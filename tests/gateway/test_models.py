@@ -1,0 +1,32 @@
+"""Laws of model names."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.models import engine_model
+from gateway.settings import Models
+
+ALIASES = {"gpt-5": "large", "gpt-*": "small", "own": "own"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "served", "name"),
+    [
+        ("gpt-5", {"large", "small"}, "large"),
+        ("gpt-5.4-nano", {"large", "small"}, "small"),
+        ("small", {"large", "small"}, "small"),
+        ("unknown", {"large", "small"}, None),
+        ("unknown", {"large"}, "large"),
+        ("", {"large"}, "large"),
+        ("unknown", set(), "unknown"),
+    ],
+)
+def test_an_alias_wins_then_a_served_name_then_the_only_model(
+    asked: str, served: set[str], name: str | None
+) -> None:
+    assert engine_model(asked, Models(aliases=ALIASES), served) == name
+
+
+def test_a_single_model_answers_to_its_own_name_alone_where_that_is_configured() -> None:
+    assert engine_model("unknown", Models(answer_any_model=False), {"large"}) is None
