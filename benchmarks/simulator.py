@@ -86,7 +86,9 @@ class Simulation:
     def run(self, sessions: Sequence[PlannedSession]) -> Result:
         for replica_id in self._models:
             capacity_tokens = self._spec.num_blocks * self._spec.block_tokens
-            self._tell(ReplicaReported(replica_id, None, capacity_tokens, self._spec.max_num_seqs, 0))
+            self._tell(
+                ReplicaReported(replica_id, None, capacity_tokens, self._spec.max_num_seqs, 0, 1 / CHARS_PER_TOKEN)
+            )
         for session in sessions:
             self._at(session.arrives_at, lambda session=session: self._arrive(session, 0))  # type: ignore[misc]
         while self._events:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import orjson
 
@@ -25,17 +26,15 @@ _NOT_READY = Failure(503, "server_error", "The gateway is stopping, or no engine
 _NO_KEY = Failure(401, "authentication_error", "The API key is missing or not known here.", code="invalid_api_key")
 
 
+@dataclass(frozen=True, slots=True)
 class Admin:
     """Answers from memory; nothing here asks an engine."""
 
-    def __init__(
-        self, keys: Keys, names: Models, monitor: Monitor, observer: Observer, is_draining: Callable[[], bool]
-    ) -> None:
-        self._keys = keys
-        self._names = names
-        self._monitor = monitor
-        self._observer = observer
-        self._is_draining = is_draining
+    keys: Keys
+    names: Models
+    monitor: Monitor
+    observer: Observer
+    is_draining: Callable[[], bool]
 
     async def handle(self, request: Request, responder: Responder) -> None:
         """Status, headers and body of any path that is no model call."""
@@ -50,15 +49,15 @@ class Admin:
         if request.method not in ("GET", "HEAD"):
             return _told(_unknown(request))
         if path == "/metrics":
-            return 200, CONTENT_TYPE, self._observer.metrics.exposition()
+            return 200, CONTENT_TYPE, self.observer.metrics.exposition()
         if path == "/health":
-            return _json(200, {"status": "ok", "engines": [about(engine) for engine in self._monitor.engines]})
+            return _json(200, {"status": "ok", "engines": [about(engine) for engine in self.monitor.engines]})
         if path == "/ready":
-            is_ready = not self._is_draining() and any(engine.is_up for engine in self._monitor.engines)
+            is_ready = not self.is_draining() and any(engine.is_up for engine in self.monitor.engines)
             return _json(200, {"status": "ready"}) if is_ready else _told(_NOT_READY)
         if not path.startswith("/v1/"):
             return _told(_unknown(request))
-        caller = self._keys.caller(request.headers)
+        caller = self.keys.caller(request.headers)
         if caller is None:
             return _told(_NO_KEY)
         return self._of_tenant(request, caller.tenant)
@@ -66,15 +65,15 @@ class Admin:
     def _of_tenant(self, request: Request, tenant: str) -> tuple[int, str, bytes]:
         path = request.path
         if path == _MODELS:
-            return 200, JSON_TYPE, models.listing(self._names, self._lengths())
+            return 200, JSON_TYPE, models.listing(self.names, self._lengths())
         if path.startswith(_MODELS + "/"):
             name = path.removeprefix(_MODELS + "/").replace("%2F", "/")
-            row = models.row(name, self._names, self._lengths())
+            row = models.row(name, self.names, self._lengths())
             if row is not None:
                 return 200, JSON_TYPE, row
             return _told(Failure(404, "not_found_error", f"The model {name!r} does not exist here."))
         if path.startswith(_RECEIPTS):
-            told = self._observer.receipt(path.removeprefix(_RECEIPTS), tenant)
+            told = self.observer.receipt(path.removeprefix(_RECEIPTS), tenant)
             if told is not None:
                 return _json(200, told)
             return _told(Failure(404, "not_found_error", "There is no such receipt, or it is too old."))
@@ -83,7 +82,7 @@ class Admin:
     def _lengths(self) -> dict[str, int | None]:
         """Served models and their context lengths, where known; the shortest of several engines."""
         lengths: dict[str, int | None] = {}
-        for engine in self._monitor.engines:
+        for engine in self.monitor.engines:
             for name in engine.report.models if engine.is_up else ():
                 known = [n for n in (lengths.get(name), engine.report.max_model_len.get(name)) if n is not None]
                 lengths[name] = min(known, default=None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from gateway.engine_errors import EngineFailed
 from gateway.errors import STATUS, Failure, Refused
@@ -38,17 +38,15 @@ _WHY = {
 }
 
 
+@dataclass(frozen=True, slots=True)
 class Answering:
     """Answers turns. Keeps nothing between two of them."""
 
-    def __init__(
-        self, gate: Gate, forward: Forward, observer: Observer, settings: Settings, clock: Callable[[], float]
-    ) -> None:
-        self._gate = gate
-        self._forward = forward
-        self._observer = observer
-        self._settings = settings
-        self._clock = clock
+    gate: Gate
+    forward: Forward
+    observer: Observer
+    settings: Settings
+    clock: Callable[[], float]
 
     async def answer(self, turn: Turn, exchange: Exchange, responder: Responder) -> None:
         """Answer a turn, however long that takes.
@@ -60,18 +58,18 @@ class Answering:
             await self._answer(turn, exchange, responder)
             return
         try:
-            async with asyncio.timeout(PLAIN_DEADLINE_S - (self._clock() - exchange.timings.received_at)):
+            async with asyncio.timeout(PLAIN_DEADLINE_S - (self.clock() - exchange.timings.received_at)):
                 await self._answer(turn, exchange, responder)
         except TimeoutError:
             if exchange.timings.leased_at is None:
-                raise _refused(Refusal.TOO_LONG, self._settings.policy.max_wait_plain_s) from None
+                raise _refused(Refusal.TOO_LONG, self.settings.policy.max_wait_plain_s) from None
             text = f"No answer within {PLAIN_DEADLINE_S:.0f} s; ask for a stream, which is kept alive."
             raise Refused(Outcome.ENGINE_FAILED, Failure(504, "server_error", text)) from None
 
     async def _answer(self, turn: Turn, exchange: Exchange, responder: Responder) -> None:
-        waiting = Waiting(exchange, responder, self._settings.stream, self._clock, self._observer.receipt_headers)
+        waiting = Waiting(exchange, responder, self.settings.stream, self.clock, self.observer.receipt_headers)
         failed: EngineFailed | None = None
-        for attempt in range(1, self._settings.limits.attempts + 1):
+        for attempt in range(1, self.settings.limits.attempts + 1):
             exchange.num_attempts = attempt
             try:
                 answer = await self._attempt(turn, exchange, responder, waiting)
@@ -83,7 +81,7 @@ class Answering:
                 failed = error
                 turn = self._elsewhere(turn, exchange, error)
             else:
-                await answer.finish(responder, self._observer.receipt_headers(exchange))
+                await answer.finish(responder, self.observer.receipt_headers(exchange))
                 return
         assert failed is not None
         raise failed
@@ -91,24 +89,25 @@ class Answering:
     async def _attempt(self, turn: Turn, exchange: Exchange, responder: Responder, waiting: Waiting) -> Answer:
         """One place and one replica. The slot is given back when the engine is done, which may be before the
         client is. Raises Rejected, EngineFailed."""
-        with self._gate.turn(turn) as place:
+        with self.gate.turn(turn) as place:
             exchange.dispatch = await self._granted(turn, place, exchange, waiting)
             if exchange.timings.leased_at is None:
-                exchange.timings.leased_at = self._clock()
-            with self._forward.call(exchange, exchange.dispatch) as call:
+                exchange.timings.leased_at = self.clock()
+            with self.forward.call(exchange, exchange.dispatch) as call:
                 try:
                     answer = await (waiting.until(call.begin()) if exchange.wants_stream else call.begin())
                 except EngineFailed as error:
                     place.left(error.ending, exchange.reply.usage)
                     raise
                 place.first_byte()
-                exchange.timings.first_byte_at = self._clock()
-                await answer.relay(responder, self._observer.receipt_headers(exchange))
-            ending = Ending.COMPLETE if exchange.outcome is Outcome.ANSWERED else Ending.FAILED
-            reply = exchange.reply
-            if reply.served_by is not None:
-                exchange.notes.append(f"served by {reply.served_by}")
-            place.left(ending, reply.usage, tuple(tool.name for tool in reply.tool_calls))
+                exchange.timings.first_byte_at = self.clock()
+                try:
+                    await answer.relay(responder, self.observer.receipt_headers(exchange))
+                except (asyncio.CancelledError, ConnectionError):
+                    if exchange.is_delivered:
+                        _leave(place, exchange, Ending.COMPLETE)
+                    raise
+            _leave(place, exchange, Ending.COMPLETE if exchange.outcome is Outcome.ANSWERED else Ending.FAILED)
             return answer
 
     async def _granted(self, turn: Turn, place: Place, exchange: Exchange, waiting: Waiting) -> Dispatch:
@@ -124,7 +123,7 @@ class Answering:
     def _refuse_if_hopeless(self, turn: Turn, place: Place, exchange: Exchange) -> None:
         """The second and last time that the wait is estimated: from here on a refusal is no HTTP status."""
         more_s = place.expected_wait_s()
-        if self._clock() - exchange.timings.received_at + more_s > turn.max_wait_s:
+        if self.clock() - exchange.timings.received_at + more_s > turn.max_wait_s:
             place.give_up(KEPT_PLACE * more_s)
             raise _refused(Refusal.TOO_LONG, more_s)
 
@@ -132,7 +131,7 @@ class Answering:
         """The same turn for another replica, in the place in the order that its arrival gives it."""
         assert exchange.dispatch is not None
         failed_id = exchange.dispatch.replica_id
-        self._observer.retried(error.outcome.value)
+        self.observer.retried(error.outcome.value)
         exchange.notes.append(f"{failed_id} failed before its first byte: {error.failure.status}")
         return replace(
             turn,
@@ -140,6 +139,13 @@ class Answering:
             is_retry=True,
             excluded=turn.excluded | {failed_id},
         )
+
+
+def _leave(place: Place, exchange: Exchange, ending: Ending) -> None:
+    reply = exchange.reply
+    if reply.served_by is not None:
+        exchange.notes.append(f"served by {reply.served_by}")
+    place.left(ending, reply.usage, tuple(tool.name for tool in reply.tool_calls))
 
 
 def _refused(refusal: Refusal, retry_after_s: float) -> Refused:

@@ -89,22 +89,11 @@ class App:
 
     def _wire(self, addresses: list[EngineAddress], upstream: AiohttpUpstream) -> None:
         settings, clock = self._settings, self._clock
-        limits, probing, times = settings.limits, settings.probing, settings.timeouts
+        probing, times = settings.probing, settings.timeouts
         facts = FactLog(FilePath(settings.logging.facts)) if settings.logging.facts else None
         receipts = Receipts(settings.receipts.keep_s, settings.receipts.max_kept)
         self.gate = gate = Gate(
-            Scheduler(
-                self._policy,
-                Limits(
-                    ceiling=settings.policy.ceiling,
-                    overcommit=settings.policy.overcommit,
-                    hold_bound_s=settings.policy.hold_bound_s,
-                    max_queue=limits.queue_turns,
-                    max_sessions=settings.identity.max_sessions,
-                ),
-            ),
-            clock,
-            lambda *told: self.observer.told(*told),
+            Scheduler(self._policy, limits_of(settings)), clock, lambda *told: self.observer.told(*told)
         )
         self.monitor = monitor = Monitor(
             addresses,
@@ -127,7 +116,7 @@ class App:
             self.identity,
             gate,
             Answering(gate, forward, observer, settings, clock),
-            PlainCalls(forward, monitor, homes, observer, limits.attempts),
+            PlainCalls(forward, monitor, homes, observer, settings.limits.attempts),
             homes,
             observer,
             Admin(self._keys, settings.models, monitor, observer, lambda: self._is_draining),
@@ -154,6 +143,17 @@ class App:
         self._running.push_async_callback(engine.stop)
         port = await engine.start()
         return replace(address, base_url=f"http://127.0.0.1:{port}")
+
+
+def limits_of(settings: Settings) -> Limits:
+    """What holds for every policy."""
+    return Limits(
+        ceiling=settings.policy.ceiling,
+        overcommit=settings.policy.overcommit,
+        hold_bound_s=settings.policy.hold_bound_s,
+        max_queue=settings.limits.queue_turns,
+        max_sessions=settings.identity.max_sessions,
+    )
 
 
 def policy_of(section: settings.Policy) -> Policy:

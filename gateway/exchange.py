@@ -121,4 +121,6 @@ class Exchange:
     notes: list[str] = field(default_factory=list)
     """What the gateway changed or dropped, for the receipt; never content."""
     reply: Reply = field(default_factory=Reply)
+    is_delivered: bool = False
+    """Whether its client was sent a stream up to the event that ends the answer. Some leave right after it."""
     outcome: Outcome | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from gateway import engine_errors, fields, fitting
 from gateway.engine_errors import EngineFailed
@@ -24,22 +24,15 @@ MAX_REPAIRS = 2
 _REPAIRABLE = frozenset((400, 422))
 
 
+@dataclass(frozen=True, slots=True)
 class Forward:
     """Asks engines. What it learns about one is kept in that engine's abilities."""
 
-    def __init__(
-        self,
-        upstream: Upstream,
-        monitor: Monitor,
-        observer: Observer,
-        timeouts: Timeouts,
-        clock: Callable[[], float],
-    ) -> None:
-        self.monitor = monitor
-        self.observer = observer
-        self.clock = clock
-        self._upstream = upstream
-        self._timeouts = timeouts
+    upstream: Upstream
+    monitor: Monitor
+    observer: Observer
+    timeouts: Timeouts
+    clock: Callable[[], float]
 
     @contextmanager
     def call(self, exchange: Exchange, dispatch: Dispatch) -> Iterator[ModelCall]:
@@ -53,7 +46,7 @@ class Forward:
     async def send(self, engine: RunningEngine, call: Call) -> UpstreamReply:
         """Status and headers of an answer. Raises EngineFailed."""
         try:
-            return await self._upstream.call(call.method, call.url, call.headers, call.body, self._timeouts)
+            return await self.upstream.call(call.method, call.url, call.headers, call.body, self.timeouts)
         except UpstreamRefused:
             self.monitor.failed(engine)
             raise engine_errors.unreachable(engine.name) from None
@@ -70,7 +63,10 @@ class ModelCall:
         self._hints = dispatch.hints
         self._target = forward.monitor.target(dispatch.replica_id)
         self._answer: Answer | None = None
-        exchange.engine_kind = self._target.engine.engine.kind
+        kind = self._target.engine.engine
+        exchange.engine_kind = kind.kind
+        self._repair = kind.repaired(exchange.request.path, exchange.body)
+        exchange.notes += [note for note in self._repair.notes if note not in exchange.notes]
 
     def close(self) -> None:
         if self._answer is not None:
@@ -130,7 +126,7 @@ class ModelCall:
         observer.hinted(engine.name, added.hint_names, "sent")
         if gone := added.drop | added.drop_headers:
             observer.hinted(engine.name, gone, "dropped")
-        return turn_call(exchange, engine, added, bound)
+        return turn_call(exchange, engine, added, self._repair, bound)
 
     def _refused_fields(self, call: Call, failed: EngineFailed) -> frozenset[str]:
         """What the engine complains about of that which we added."""

@@ -6,6 +6,7 @@ import asyncio
 import math
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import orjson
 
@@ -34,34 +35,21 @@ LEAST_RETRY_AFTER_S = 1.0
 _RETRYABLE = frozenset((429, 503, 529))
 
 
+@dataclass(frozen=True, slots=True)
 class Path:
     """Takes every request of the server, and ends each with one answer and one outcome."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        keys: Keys,
-        monitor: Monitor,
-        identity: Identity,
-        gate: Gate,
-        answering: Answering,
-        plain: PlainCalls,
-        homes: Homes,
-        observer: Observer,
-        admin: Admin,
-        clock: Callable[[], float],
-    ) -> None:
-        self._settings = settings
-        self._keys = keys
-        self._monitor = monitor
-        self._identity = identity
-        self._gate = gate
-        self._answering = answering
-        self._plain = plain
-        self._homes = homes
-        self._observer = observer
-        self._admin = admin
-        self._clock = clock
+    settings: Settings
+    keys: Keys
+    monitor: Monitor
+    identity: Identity
+    gate: Gate
+    answering: Answering
+    plain: PlainCalls
+    homes: Homes
+    observer: Observer
+    admin: Admin
+    clock: Callable[[], float]
 
     async def handle(self, request: Request, responder: Responder) -> None:
         """A `transport.Handler`."""
@@ -80,11 +68,11 @@ class Path:
             failure = Failure(405, "invalid_request_error", f"{path} takes POST, not {request.method}.")
             await responder.reply(*_told(dialect, failure, [("Allow", "POST")]))
         else:
-            await self._admin.handle(request, responder)
+            await self.admin.handle(request, responder)
 
     async def _exchange(self, dialect: Dialect, request: Request, responder: Responder) -> None:
         """Law: however this ends, `finished` is told once, with one outcome."""
-        exchange = Exchange(uuid.uuid4().hex, request, dialect, "", Timings(self._clock()))
+        exchange = Exchange(uuid.uuid4().hex, request, dialect, "", Timings(self.clock()))
         try:
             try:
                 await self._serve(exchange, responder)
@@ -92,17 +80,17 @@ class Path:
                 exchange.outcome = refused.outcome
                 await self._refuse(exchange, responder, refused)
         except (asyncio.CancelledError, ConnectionError):
-            exchange.outcome = Outcome.CLIENT_GONE
+            exchange.outcome = Outcome.ANSWERED if exchange.is_delivered else Outcome.CLIENT_GONE
             raise
         except Exception:
             exchange.outcome = Outcome.GATEWAY_ERROR
             raise
         finally:
-            exchange.timings.finished_at = self._clock()
-            self._observer.finished(exchange)
+            exchange.timings.finished_at = self.clock()
+            self.observer.finished(exchange)
 
     async def _serve(self, exchange: Exchange, responder: Responder) -> None:
-        caller = self._keys.caller(exchange.request.headers)
+        caller = self.keys.caller(exchange.request.headers)
         if caller is None:
             text = "The API key is missing or not known here. Send it as `Authorization: Bearer <key>`."
             failure = Failure(401, "authentication_error", text, code="invalid_api_key")
@@ -110,35 +98,38 @@ class Path:
         exchange.tenant, exchange.may_prioritise = caller.tenant, caller.may_prioritise
         if exchange.request.path not in BY_PATH:
             exchange.raw = await self._read(exchange.request)
-            await self._plain.answer_stored(exchange, responder)
+            await self.plain.answer_stored(exchange, responder)
             return
         await self._parse(exchange)
         exchange.engine_model = self._engine_model(exchange.asked_model)
         if exchange.dialect.is_conversation:
             await self._serve_turn(exchange, responder)
         else:
-            await self._plain.answer(exchange, responder)
+            await self.plain.answer(exchange, responder)
 
     async def _serve_turn(self, exchange: Exchange, responder: Responder) -> None:
         script = exchange.dialect.script(exchange.body)
-        who = exchange.recognition = self._identity.recognise(exchange, script, self._clock())
-        exchange.timings.recognised_at = self._clock()
-        side_model = self._settings.models.side_model
+        who = exchange.recognition = self.identity.recognise(exchange, script, self.clock())
+        exchange.timings.recognised_at = self.clock()
+        side_model = self.settings.models.side_model
         if who.kind is TurnKind.SIDE and side_model is not None:
             exchange.engine_model = self._engine_model(side_model)
         is_complete = False
         try:
-            await self._answering.answer(self._turn(exchange, who), exchange, responder)
+            await self.answering.answer(self._turn(exchange, who), exchange, responder)
             is_complete = exchange.outcome is Outcome.ANSWERED
+        except (asyncio.CancelledError, ConnectionError):
+            is_complete = exchange.is_delivered
+            raise
         finally:
-            self._identity.answered(exchange, is_complete, self._clock())
+            self.identity.answered(exchange, is_complete, self.clock())
         if exchange.reply.id and exchange.dispatch is not None and exchange.dialect.name == "responses":
-            self._homes.remember(exchange.tenant, exchange.reply.id, exchange.dispatch.replica_id)
+            self.homes.remember(exchange.tenant, exchange.reply.id, exchange.dispatch.replica_id)
         if who.is_final:
-            self._gate.tell(SessionEnded(who.session_id))
+            self.gate.tell(SessionEnded(who.session_id))
 
     async def _read(self, request: Request) -> bytes:
-        limit_bytes = self._settings.limits.body_bytes
+        limit_bytes = self.settings.limits.body_bytes
         try:
             return await request.read(limit_bytes)
         except BodyTooLarge:
@@ -164,8 +155,8 @@ class Path:
         exchange.wants_usage = dialect.wants_usage(body)
 
     def _engine_model(self, asked: str) -> str:
-        served = {name for engine in self._monitor.engines if engine.is_up for name in engine.report.models}
-        name = models.engine_model(asked, self._settings.models, served)
+        served = {name for engine in self.monitor.engines if engine.is_up for name in engine.report.models}
+        name = models.engine_model(asked, self.settings.models, served)
         if name is None:
             text = f"The model {asked!r} does not exist here. Served: {', '.join(sorted(served))}."
             failure = Failure(404, "not_found_error", text, param="model", code="model_not_found")
@@ -173,10 +164,10 @@ class Path:
         return name
 
     def _turn(self, exchange: Exchange, who: Recognition) -> Turn:
-        body, dialect, policy = exchange.body, exchange.dialect, self._settings.policy
+        body, dialect, policy = exchange.body, exchange.dialect, self.settings.policy
         bound_key = dialect.max_tokens_key(body)
         stateful_id = dialect.stateful_id(body)
-        if stateful_id and self._homes.is_anothers(exchange.tenant, stateful_id):
+        if stateful_id and self.homes.is_anothers(exchange.tenant, stateful_id):
             raise no_such_answer(stateful_id)
         return Turn(
             id=exchange.id,
@@ -193,14 +184,14 @@ class Path:
             remaining_turns=who.remaining_turns,
             is_retry=who.is_retry,
             max_wait_s=policy.max_wait_s if exchange.wants_stream else policy.max_wait_plain_s,
-            pinned_to=self._homes.home(exchange.tenant, stateful_id) if stateful_id else None,
+            pinned_to=self.homes.home(exchange.tenant, stateful_id) if stateful_id else None,
             excluded=self._unable(exchange.request.path),
         )
 
     def _unable(self, path: str) -> frozenset[ReplicaId]:
         """Replicas that are known not to serve the path. Raises Refused when none is left."""
-        unable = [engine for engine in self._monitor.engines if not serves_path(engine, path)]
-        if unable and len(unable) == len(self._monitor.engines):
+        unable = [engine for engine in self.monitor.engines if not serves_path(engine, path)]
+        if unable and len(unable) == len(self.monitor.engines):
             raise engine_errors.lacks_path(unable[0].name, path)
         return frozenset(id_ for engine in unable for id_ in engine.replica_ids)
 
@@ -211,7 +202,7 @@ class Path:
                 await responder.write(exchange.dialect.error_event(refused.failure))
             responder.reset()
             return
-        headers = self._observer.receipt_headers(exchange)
+        headers = self.observer.receipt_headers(exchange)
         status, told_headers, body = _told(exchange.dialect, refused.failure, headers)
         if isinstance(refused, EngineFailed) and refused.body is not None:
             body = refused.body

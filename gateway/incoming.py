@@ -33,10 +33,6 @@ class Answer:
         self._first = b""
         self._is_over = False
 
-    @property
-    def is_stream(self) -> bool:
-        return self._relay is not None
-
     async def begin(self) -> None:
         """Read until the first byte that counts: the first event of an answer, or the last byte of a body.
 
@@ -66,6 +62,7 @@ class Answer:
         if not responder.has_started:
             await responder.start(self._reply.status, headers_for_client(self._reply, ours))
         await responder.write(self._first)
+        self._exchange.is_delivered = self._relay.has_finished
         try:
             await self._pump(self._relay, responder)
         except (UpstreamCut, EventTooLong) as error:
@@ -93,6 +90,7 @@ class Answer:
         async for chunk in self._chunks:
             if out := relay.feed(chunk):
                 await responder.write(out)
+                self._exchange.is_delivered = relay.has_finished
             if relay.failure is not None:
                 return
         self._is_over = True

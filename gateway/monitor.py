@@ -233,7 +233,12 @@ class _Watch:
         for pool in report.pools:
             models = frozenset(report.models)
             replica_id = engine.replica_id(pool.name)
-            self._tell(ReplicaReported(replica_id, models, pool.capacity_tokens, pool.slots, pool.waiting))
+            tokens_per_char = engine.abilities.tokens_per_char
+            self._tell(
+                ReplicaReported(
+                    replica_id, models, pool.capacity_tokens, pool.slots, pool.waiting, tokens_per_char
+                )
+            )
 
     async def _probe(self) -> None:
         engine = self.engine

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.engines.base import Outgoing
+from gateway.engines.base import Outgoing, Repair
 from gateway.exchange import Exchange
 from gateway.fitting import Bound
 from gateway.monitor import RunningEngine
@@ -36,11 +36,18 @@ class Call:
     """We asked for streamed usage and the client did not."""
 
 
-def turn_call(exchange: Exchange, engine: RunningEngine, added: Outgoing, bound: Bound | None) -> Call:
-    """The call for a turn: hints, model name, usage and a bound on the output are spliced into the body."""
+def turn_call(
+    exchange: Exchange, engine: RunningEngine, added: Outgoing, repair: Repair, bound: Bound | None
+) -> Call:
+    """The call for a turn: hints, model name, usage, a bound on the output, and what this engine would refuse as it
+    is, are spliced into the body."""
     body, dialect = exchange.body, exchange.dialect
     put = {key: merged(value, body[key]) if key in body else value for key, value in added.body.items()}
+    put |= repair.body
     drop = set(added.drop)
+    repair = engine.engine.repaired(exchange.request.path, body)
+    put |= repair.body
+    exchange.notes += [note for note in repair.notes if note not in exchange.notes]
     if exchange.engine_model != exchange.asked_model:
         put["model"] = exchange.engine_model
     hides_usage = exchange.wants_stream and not exchange.wants_usage

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from gateway import engine_errors
 from gateway.engine_errors import EngineFailed
@@ -17,34 +18,32 @@ from gateway.outgoing import plain_call
 from gateway.transport import Responder, UpstreamCut, UpstreamReply
 
 
+@dataclass(frozen=True, slots=True)
 class PlainCalls:
     """Passes requests through to an engine and its answers back, byte for byte."""
 
-    def __init__(
-        self, forward: Forward, monitor: Monitor, homes: Homes, observer: Observer, attempts: int
-    ) -> None:
-        self._forward = forward
-        self._monitor = monitor
-        self._homes = homes
-        self._observer = observer
-        self._attempts = attempts
+    forward: Forward
+    monitor: Monitor
+    homes: Homes
+    observer: Observer
+    attempts: int
 
     async def answer(self, exchange: Exchange, responder: Responder) -> None:
         """At the least loaded engine that serves the model and the path. Raises Refused."""
         path = exchange.request.path
-        engines = [engine for engine in self._monitor.engines if _serves(engine, exchange.engine_model)]
+        engines = [engine for engine in self.monitor.engines if _serves(engine, exchange.engine_model)]
         able = [engine for engine in engines if serves_path(engine, path)]
         if engines and not able:
             raise engine_errors.lacks_path(engines[0].name, path)
-        await self._answer(exchange, responder, sorted(able, key=_load)[: self._attempts])
+        await self._answer(exchange, responder, sorted(able, key=_load)[: self.attempts])
 
     async def answer_stored(self, exchange: Exchange, responder: Responder) -> None:
         """At the replica that holds the answer that the path names. Raises Refused."""
         _, _, _, answer_id, *rest = exchange.request.path.split("/")
-        home = self._homes.home(exchange.tenant, answer_id)
+        home = self.homes.home(exchange.tenant, answer_id)
         if home is None or rest not in ([], ["cancel"], ["input_items"]):
             raise no_such_answer(answer_id)
-        await self._answer(exchange, responder, [self._monitor.target(home).engine])
+        await self._answer(exchange, responder, [self.monitor.target(home).engine])
 
     async def _answer(self, exchange: Exchange, responder: Responder, engines: Sequence[RunningEngine]) -> None:
         failed: Refused = Refused(
@@ -59,7 +58,7 @@ class PlainCalls:
                     raise
                 failed = error
                 continue
-            ours = self._observer.receipt_headers(exchange)
+            ours = self.observer.receipt_headers(exchange)
             exchange.outcome = Outcome.ANSWERED
             await responder.reply(reply.status, headers_for_client(reply, ours), body)
             return
@@ -68,7 +67,7 @@ class PlainCalls:
     async def _ask(self, exchange: Exchange, engine: RunningEngine) -> tuple[UpstreamReply, bytes]:
         exchange.num_attempts += 1
         exchange.engine_kind = engine.engine.kind
-        reply = await self._forward.send(engine, plain_call(exchange, engine))
+        reply = await self.forward.send(engine, plain_call(exchange, engine))
         is_read = False
         try:
             body = await reply.read(MAX_BODY_BYTES if reply.status < 400 else MAX_ERROR_BYTES)

@@ -15,6 +15,18 @@ from policies.types import Hints
 Ask = Callable[[str, HeaderList, bytes], Awaitable[tuple[int, bytes]]]
 """POST a body (path, headers, body) to the engine -> status and answer. Raises UpstreamRefused, UpstreamCut."""
 
+# What agents send: instructions, a tool schema, code, a listing; it tells how the model's tokenizer cuts them.
+_SAMPLE = """You are a coding agent. Read the files that matter, then make the smallest change that passes
+the tests. Never guess a path; list the folder first. Keep answers short, and say what you could not check.
+{"type": "function", "function": {"name": "read_file", "description": "Read a text file", "parameters":
+{"type": "object", "properties": {"path": {"type": "string"}, "offset": {"type": "integer"}},
+"required": ["path"]}}}
+def load(path: str) -> dict[str, int]:
+    with open(path, encoding="utf-8") as lines:
+        return {name: int(count) for name, count in (line.split() for line in lines)}
+-rw-r--r-- 1 user user 4711 Nov 21 10:02 src/app/main.py
+"""
+
 _SYSTEM_MARK = "turngatesystemmark"
 _TOOL_MARK = "turngatetoolmark"
 # A prefix hit takes at least one whole block; this is what is asked where the block size is not known.
@@ -48,15 +60,18 @@ async def _hints_and_cache(engine: Engine, abilities: Abilities, report: Report,
     """The same prompt twice with every hint: a refusal shows which one fails, the second answer what is cached."""
     pools = [pool.name for pool in report.pools]
     block_tokens = max((pool.block_tokens or 0 for pool in report.pools), default=0) or _DEFAULT_BLOCK_TOKENS
-    words = "probe " * (3 * min(block_tokens, _MAX_BLOCK_TOKENS))
-    body: Json = {"model": model, "messages": [{"role": "user", "content": words}], "max_tokens": 1}
+    text = _SAMPLE * (1 + 12 * min(block_tokens, _MAX_BLOCK_TOKENS) // len(_SAMPLE))
+    body: Json = {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": 1}
     pool = pools[0] if pools and abilities.can_address_pools else ""
-    cached_tokens = None
+    usage = None
     for _ in range(2):
         status, answer = await _ask_with_hints(engine, abilities, body, pool, ask)
         if status != 200:
             return
-        cached_tokens = _cached_tokens(engine, answer)
+        usage = engine.usage(json_object(answer))
+    cached_tokens = usage.cached_tokens if usage else None
+    if usage is not None and usage.prompt_tokens:
+        abilities.tokens_per_char = usage.prompt_tokens / len(text)
     is_one_pool = len(pools) == 1 or pool
     if abilities.reports_cached_tokens is None and (cached_tokens or is_one_pool):
         abilities.reports_cached_tokens = bool(cached_tokens)
@@ -80,11 +95,6 @@ async def _ask_with_hints(
 
 async def _send(body: Json, sent: Outgoing, ask: Ask) -> tuple[int, bytes]:
     return await ask(CHAT, sent.headers, orjson.dumps({**body, **sent.body}))
-
-
-def _cached_tokens(engine: Engine, answer: bytes) -> int | None:
-    usage = engine.usage(json_object(answer))
-    return usage.cached_tokens if usage else None
 
 
 def _message(answer: bytes) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -74,6 +75,14 @@ class Admission:
 
     def expected_wait_of_s(self, turn_id: TurnId) -> float:
         return self.expected_wait_s(self.held.num_older(turn_id)) if turn_id in self.held else 0.0
+
+    def trim(self) -> None:
+        """Where residents outgrew the ceiling, those who are idle and furthest from their end wait for their next
+        turn at the gate. Whatever was mispredicted, the others stop evicting each other."""
+        for pool in self._fleet.pools.values() if self._policy.gates_residency else ():
+            ceiling_tokens = self._limits.ceiling * (pool.replica.capacity_tokens or math.inf)
+            while pool.idle and pool.ledger.num_residents > 1 and pool.resident_tokens > ceiling_tokens:
+                self._fleet.release(max(pool.idle.values(), key=self._rank_of))
 
     # ---- the decision
 
@@ -150,6 +159,10 @@ class Admission:
         if self._last_at is not None:
             self._interval_s = blend(self._interval_s, now - self._last_at)
         self._last_at = now if self.held else None
+
+    def _rank_of(self, session: Session) -> float:
+        family = self._fleet.families[session.family_id]
+        return self._policy.rank(family, session.num_begun, session.remaining_turns)
 
     def _rank(self, bucket: Bucket) -> float:
         return self._policy.rank(self._fleet.families[bucket.family_id], bucket.num_begun, bucket.declared)

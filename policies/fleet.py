@@ -113,8 +113,11 @@ class Fleet:
 
     def reported(self, fact: ReplicaReported) -> None:
         """Take in what a replica said of itself; it is healthy."""
-        replica = self.pool(fact.replica_id).replica
+        pool = self.pool(fact.replica_id)
+        replica = pool.replica
         replica.is_healthy = True
+        if fact.tokens_per_char is not None:
+            pool.ratio.suppose(fact.tokens_per_char)
         replica.models = replica.models if fact.models is None else fact.models
         replica.capacity_tokens = fact.capacity_tokens or replica.capacity_tokens
         replica.slots = fact.slots or replica.slots

@@ -57,16 +57,27 @@ def saw_answer(
 
 
 class TokenRatio:
-    """Tokens per character of one model, learned from `usage`; prompts only."""
+    """Tokens per character of one model's prompts: a prior, then a sample's, then what `usage` says."""
 
-    PRIOR = 0.25
+    PRIOR = 1 / 3
+    """Rather too much than too little: who is admitted too early evicts others, who is too late is let in with
+    the first answer's usage."""
 
     def __init__(self) -> None:
         self.value = self.PRIOR
         self._is_learned = False
 
+    def suppose(self, value: float) -> None:
+        """The ratio of a sample; answers that came before know better."""
+        if not self._is_learned:
+            self.value = _bounded(value)
+
     def saw(self, chars: int, prompt_tokens: int) -> None:
-        if chars > 0 and prompt_tokens > 0:
-            ratio = min(2.0, max(0.05, prompt_tokens / chars))
-            self.value = blend(self.value if self._is_learned else None, ratio)
+        """An answer's usage."""
+        if chars > 0:
+            self.value = blend(self.value if self._is_learned else None, _bounded(prompt_tokens / chars))
             self._is_learned = True
+
+
+def _bounded(ratio: float) -> float:
+    return min(2.0, max(0.05, ratio))

@@ -235,6 +235,7 @@ class Scheduler:
     # ---- decisions
 
     def _admit(self, now: float) -> None:
+        self._admission.trim()
         while (admitted := self._admission.next(now)) is not None:
             self._make_ready(admitted.turn, self._choose(admitted.turn, admitted.pools), admitted.reason)
 

@@ -208,6 +208,8 @@ class ReplicaReported:
     capacity_tokens: int | None = None
     slots: int | None = None
     waiting: int | None = None
+    tokens_per_char: float | None = None
+    """Of a sample prompt; holds until answers tell better."""
 
 
 @dataclass(frozen=True, slots=True)

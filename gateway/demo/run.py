@@ -39,6 +39,18 @@ def run(png: Path) -> int:
 
 
 async def _run(png: Path) -> None:
+    arms = await play()
+    print("\n" + table(arms))
+    try:
+        draw_png(arms[:2], png)
+    except ImportError:
+        print("\nFor the picture install the extra: pip install 'turngate[demo]'")
+    else:
+        print(f"\nTimeline of the small pool: {png}")
+
+
+async def play() -> list[Arm]:
+    """Run the four arms: (straight, gateway) on half the fleet's peak, then on all of it."""
     sessions = draw(SHAPE, seed=1)
     peak_tokens = peak_union_tokens(sessions)
     num_turns = sum(len(session.turns) for session in sessions)
@@ -51,13 +63,7 @@ async def _run(png: Path) -> None:
     for pool_tokens in (peak_tokens // 2, peak_tokens):
         for is_gated in (False, True):
             arms.append(await _arm(sessions, pool_tokens, is_gated))
-    print("\n" + table(arms))
-    try:
-        draw_png(arms[:2], png)
-    except ImportError:
-        print("\nFor the picture install the extra: pip install 'turngate[demo]'")
-    else:
-        print(f"\nTimeline of the small pool: {png}")
+    return arms
 
 
 def draw_png(arms: list[Arm], png: Path) -> None:

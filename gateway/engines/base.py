@@ -72,6 +72,8 @@ class Abilities:
     refused_fields: set[str] = field(default_factory=set)
     honours_priority: bool | None = None
     reports_cached_tokens: bool | None = None
+    tokens_per_char: float | None = None
+    """Of a text such as agents send, by the served model's tokenizer."""
     can_address_pools: bool = False
     system_before_tools: bool | None = None
     """Order in which the served model's template renders. None: not found out."""
@@ -114,6 +116,20 @@ class Outgoing:
     """Name of the header that addresses the pool. Empty: the engine chooses."""
     reads_back: bool = False
     """The answer will say more than the client asked for: send it through `Engine.without_read_back`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """What an engine would refuse of a client's body, in words that it takes. Empty: nothing is broken."""
+
+    body: Mapping[str, Any] = field(default_factory=dict)
+    """Top-level keys to replace."""
+    notes: tuple[str, ...] = ()
+    """What was done, for the receipt; no content."""
+
+    def __or__(self, other: Repair) -> Repair:
+        """Both; they must be about different keys."""
+        return Repair({**self.body, **other.body}, self.notes + other.notes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +179,10 @@ class Engine(Protocol):
     ) -> Outgoing:
         """Hints and placement for one call. `pool` is the Pool name to address, empty when there is one.
         `client_headers` is case-insensitive; what the client says for itself is never overwritten."""
+        ...
+
+    def repaired(self, path: str, body: Json) -> Repair:
+        """What must change in a client's body because this kind is known to refuse it as it is."""
         ...
 
     def refused_fields(self, status: int, message: str, sent: Outgoing) -> frozenset[str]:

@@ -22,10 +22,12 @@ from gateway.engines.base import (
     Json,
     Outgoing,
     Pool,
+    Repair,
     Report,
 )
 from gateway.engines.exposition import Sample, samples, total
 from gateway.engines.openai import OpenAI, json_page, read_models
+from gateway.engines.responses_input import typed_messages, without_tools
 from policies.types import Hints
 
 PRIORITY_HEADER = "x-dynamo-request-priority"
@@ -49,6 +51,9 @@ _PLACE_HEADERS = frozenset(
 _PLACE_KEYS = frozenset(("backend_instance_id", "decode_worker_id", "prefill_worker_id", "dp_rank"))
 # Schemas that Dynamo reads itself; a client that sends one of them is not given a second identity.
 _SESSION_SCHEMAS = (SESSION_HEADER, "x-session-id", "x-claude-code-session-id")
+
+_REFUSED_TOOLS = frozenset(("custom", "tool_search", "web_search"))
+"""Types of `/v1/responses` tools that its parser does not know (1.6.1); Codex always offers `web_search`."""
 
 MAX_CREDIT_S = 60
 """Queue credit of a session's last turn. Bounded, so that what has waited longer than this goes first."""
@@ -134,6 +139,9 @@ class Dynamo(OpenAI):
             pin=pin,
             reads_back="extra_fields" in nvext,
         )
+
+    def repaired(self, path: str, body: Json) -> Repair:
+        return typed_messages(path, body) | without_tools(path, body, _REFUSED_TOOLS)
 
     def refused_fields(self, status: int, message: str, sent: Outgoing) -> frozenset[str]:
         """A worker that is gone is answered `Invalid request`, and nothing else."""

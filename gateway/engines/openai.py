@@ -9,8 +9,9 @@ from typing import Any
 import orjson
 
 from gateway import fields
-from gateway.engines.base import NO_HEADERS, Abilities, Advice, Claims, Json, Outgoing, Pool, Report
+from gateway.engines.base import NO_HEADERS, Abilities, Advice, Claims, Json, Outgoing, Pool, Repair, Report
 from gateway.engines.refusals import names_field
+from gateway.engines.responses_input import NONE
 from gateway.engines.usage import usage_of
 from policies.types import Hints, Usage
 
@@ -52,6 +53,9 @@ class OpenAI:
         client_headers: Mapping[str, str] = NO_HEADERS,
     ) -> Outgoing:
         return Outgoing()
+
+    def repaired(self, path: str, body: Json) -> Repair:
+        return NONE
 
     def claims(self, body: Json, client_headers: Mapping[str, str]) -> Claims:
         """Those that this request makes; the caller honours them or drops them."""

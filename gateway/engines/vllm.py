@@ -17,10 +17,12 @@ from gateway.engines.base import (
     Json,
     Outgoing,
     Pool,
+    Repair,
     Report,
 )
 from gateway.engines.exposition import Sample, samples, total
 from gateway.engines.openai import OpenAI, is_at_least, json_object, json_page, read_models
+from gateway.engines.responses_input import typed_messages, without_grammars
 from policies.types import Hints
 
 PRIORITY_HEADER = "X-Vllm-Priority"
@@ -97,6 +99,9 @@ class Vllm(OpenAI):
         if pin:
             headers.append((pin, pool))
         return Outgoing(tuple(headers), put, dropped.keys - put.keys(), tuple(names), dropped.headers, pin=pin)
+
+    def repaired(self, path: str, body: Json) -> Repair:
+        return typed_messages(path, body) | without_grammars(path, body)
 
     def refused_fields(self, status: int, message: str, sent: Outgoing) -> frozenset[str]:
         found = super().refused_fields(status, message, sent)

@@ -27,12 +27,13 @@ class Call:
         self.sent = b""
 
     async def start(self, status: int = 200, content_type: str = "text/event-stream") -> None:
+        if self._response is not None:
+            return
         self._response = web.StreamResponse(status=status, headers={"Content-Type": content_type})
         await self._response.prepare(self._request)
 
     async def write(self, data: bytes) -> None:
-        if self._response is None:
-            await self.start()
+        await self.start()
         assert self._response is not None
         await self._response.write(data)
         self.sent += data
@@ -110,7 +111,7 @@ async def answers(call: Call) -> web.StreamResponse | None:
 
 
 def streams(parts: Iterable[bytes]) -> Play:
-    """Exactly these bytes, one write each, and a clean end."""
+    """Exactly these bytes, one write each, and a clean end; also the rest of a stream that has begun."""
 
     async def play(call: Call) -> web.StreamResponse:
         await call.start()

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tests.path.conftest import Gateway, Start
-from tests.path.fake_engine import FakeEngine, chunk, completion, finish, stalls_after
+from tests.path.fake_engine import FakeEngine, chunk, completion, finish, stalls_after, streams
 
 ASK = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 STREAM = ASK | {"stream": True}
@@ -110,12 +110,7 @@ async def test_a_slot_is_free_as_soon_as_the_engine_is_done(start: Start, engine
 
 async def test_stopping_lets_running_answers_finish(start: Start, engine: FakeEngine) -> None:
     go_on = asyncio.Event()
-
-    async def rest(call):  # type: ignore[no-untyped-def]
-        await call.write(finish())
-        return await call.end()
-
-    engine.plays = [stalls_after(chunk(content="half"), until=go_on, then=rest)]
+    engine.plays = [stalls_after(chunk(content="half"), until=go_on, then=streams([finish()]))]
     gateway = await start(engine, timeouts={"shutdown_grace_s": 30})
     client = gateway.begin(STREAM)
     await engine.has_seen(1)
@@ -126,3 +121,22 @@ async def test_stopping_lets_running_answers_finish(start: Start, engine: FakeEn
     assert answer.body == chunk(content="half") + finish()
     assert not answer.is_cut
     await stopping
+
+
+async def test_a_client_that_leaves_with_the_whole_answer_has_been_answered(
+    start: Start, engine: FakeEngine
+) -> None:
+    """Codex closes its connection as soon as it has read `response.completed`."""
+    engine.plays = [stalls_after(chunk(content="whole"), finish())] * 2
+    gateway = await start(engine)
+    session_ids = []
+    for _ in range(2):
+        async with gateway.post(STREAM) as response:
+            session_ids.append(response.headers["X-Turngate-Session"])
+            while finish() not in (got := await response.content.readany()):
+                assert got
+            response.close()
+        await gateway.is_empty()
+    assert await outcomes(gateway, "answered") == 2
+    # A prompt that was answered is not retried: the same again is a sibling.
+    assert len(set(session_ids)) == 2

@@ -201,18 +201,9 @@ async def test_an_engine_that_goes_silent_in_its_answer_is_given_up(start: Start
 async def test_a_slow_drip_arrives_drop_by_drop(start: Start, engine: FakeEngine) -> None:
     go_on = asyncio.Event()
     rest = [finish(), DONE]
-    engine.plays = [stalls_after(chunk(content="1"), until=go_on, then=streams_on(rest))]
+    engine.plays = [stalls_after(chunk(content="1"), until=go_on, then=streams(rest))]
     gateway = await start(engine)
     async with gateway.post(STREAM) as response:
         assert await response.content.readany() == chunk(content="1")
         go_on.set()
         assert await response.content.read() == b"".join(rest)
-
-
-def streams_on(parts: list[bytes]) -> Play:
-    async def play(call):  # type: ignore[no-untyped-def]
-        for part in parts:
-            await call.write(part)
-        return await call.end()
-
-    return play

@@ -220,6 +220,17 @@ async def test_a_stateful_request_goes_to_the_replica_that_holds_its_predecessor
         assert response.status == 404
 
 
+async def test_what_an_engine_is_known_to_refuse_is_said_in_its_words_and_noted(
+    start: Start, engine: FakeEngine
+) -> None:
+    engine.plays = [replies(200, {"object": "response", "status": "completed", "output": []})]
+    gateway = await start(engine)
+    turn = {"role": "assistant", "content": [{"type": "output_text", "text": "a"}]}
+    answer = await gateway.ask({"model": "m", "input": [turn]}, "/v1/responses")
+    assert engine.calls[0].body["input"] == [{"type": "message", **turn}]
+    assert "input" in (await notes(gateway, answer.headers))[0]
+
+
 async def test_a_field_that_the_engine_refuses_is_sent_once_and_never_again(start: Start) -> None:
     engine = FakeEngine()
     gateway = await start(engine)

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from tests.path.conftest import Answer, Gateway, Start, rest_of
-from tests.path.fake_engine import DONE, Call, FakeEngine, Play, chunk, finish, replies, stalls_after
+from tests.path.fake_engine import DONE, Call, FakeEngine, Play, chunk, finish, replies, stalls_after, streams
 
 ONE_SLOT = {"name": "fifo", "slots_per_replica": 1}
 EVENTS = [chunk(content="hello"), finish(), DONE]
@@ -29,18 +29,16 @@ class Held:
     def play(self) -> Play:
         gate = asyncio.Event()
         self.gates.append(gate)
-        return stalls_after(until=gate, then=_stream)
+        return stalls_after(until=gate, then=_answer)
 
     def plays(self, count: int) -> list[Play]:
         return [self.play() for _ in range(count)]
 
 
-async def _stream(call: Call) -> Any:
+async def _answer(call: Call) -> Any:
     if not call.body.get("stream"):
         return await replies(200, {"choices": []})(call)
-    for event in EVENTS:
-        await call.write(event)
-    return await call.end()
+    return await streams(EVENTS)(call)
 
 
 def is_keep_alive(event: bytes) -> bool:
@@ -80,7 +78,7 @@ async def test_a_queued_stream_hears_nothing_then_200_then_keep_alives_then_its_
 
 async def test_keep_alives_end_with_the_first_byte_of_the_engine(start: Start, engine: FakeEngine) -> None:
     go_on = asyncio.Event()
-    engine.plays = [stalls_after(chunk(content="1"), until=go_on, then=_stream)]
+    engine.plays = [stalls_after(chunk(content="1"), until=go_on, then=_answer)]
     gateway = await start(engine, stream={"silent_queue_s": 0})
     async with gateway.post(ask("task")) as response:
         received = await response.content.readany()

@@ -24,7 +24,7 @@ from policies.types import (
     Turn,
     TurnKind,
 )
-from tests.policies.turns_of import TOKENS_PER_BLOCK, done, turn
+from tests.policies.turns_of import TOKENS_PER_BLOCK, TOKENS_PER_CHAR, done, turn
 
 BIG = ("big", 40)
 
@@ -36,7 +36,9 @@ class Fleet:
         self.scheduler = Scheduler(policy or Turns(), Limits())
         self.wake_at: float | None = None
         for number in range(replicas):
-            self.tell(ReplicaReported(f"r{number}", None, blocks * TOKENS_PER_BLOCK, slots, 0), 0.0)
+            self.tell(
+                ReplicaReported(f"r{number}", None, blocks * TOKENS_PER_BLOCK, slots, 0, TOKENS_PER_CHAR), 0.0
+            )
 
     def tell(self, fact: Fact, now: float) -> list[Decision]:
         decisions, self.wake_at = self.scheduler.tell(fact, now)
@@ -129,6 +131,16 @@ def test_a_session_larger_than_the_ceiling_runs_alone() -> None:
     assert ids(fleet.tell(done("huge"), 5.0)) == []
     assert fleet.wake_at is not None
     assert ids(fleet.tell(Tick(), fleet.wake_at)) == ["next"]
+
+
+def test_residents_that_outgrow_the_ceiling_are_held_at_their_next_turn_furthest_from_the_end_first() -> None:
+    fleet = Fleet()
+    for name, remaining in (("near", 1), ("far", 2)):
+        fleet.arrive(turn(f"{name}1", (name, 30), session=name, remaining=remaining))
+        fleet.tell(done(f"{name}1"), 1.0)
+    assert ids(fleet.arrive(turn("near2", ("near", 80), session="near", at=2.0, remaining=0))) == ["near2"]
+    assert fleet.arrive(turn("far2", ("far", 40), session="far", at=3.0, remaining=1)) == []
+    assert ids(fleet.tell(done("near2"), 4.0)) == ["far2"]
 
 
 def test_a_side_request_needs_a_slot_but_no_residency() -> None:

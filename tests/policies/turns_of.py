@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from policies.types import BLOCK_CHARS, Ending, Left, Turn, TurnKind, Usage
 
-TOKENS_PER_BLOCK = BLOCK_CHARS // 4
-"""At the ratio of tokens to characters that nothing has corrected yet."""
+TOKENS_PER_CHAR = 0.25
+TOKENS_PER_BLOCK = round(BLOCK_CHARS * TOKENS_PER_CHAR)
 
 
 def chain(*parts: tuple[str, int]) -> tuple[int, ...]:
