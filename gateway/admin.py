@@ -1,4 +1,4 @@
-"""Everything that is no model call: models, health, readiness, metrics, receipts; and 404 for the rest."""
+"""Everything that is no model call: models, health, readiness, metrics, receipts, sessions; and 404 for the rest."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from gateway.keys import Keys
 from gateway.metrics import CONTENT_TYPE
 from gateway.monitor import Monitor, RunningEngine
 from gateway.observe import Observer
+from gateway.sessions import Sessions
 from gateway.settings import Models
 from gateway.transport import Request, Responder
 
 JSON_TYPE = "application/json"
 _MODELS = "/v1/models"
 _RECEIPTS = "/v1/turngate/receipts/"
+_SESSIONS = "/v1/turngate/sessions"
+_FAMILIES = "/v1/turngate/families"
 _OPENAI = BY_PATH["/v1/chat/completions"]
 """Failures outside any wire format are told in OpenAI's."""
 _NOT_READY = Failure(503, "server_error", "The gateway is stopping, or no engine answers yet.")
@@ -34,7 +37,9 @@ class Admin:
     names: Models
     monitor: Monitor
     observer: Observer
+    sessions: Sessions
     is_draining: Callable[[], bool]
+    clock: Callable[[], float]
 
     async def handle(self, request: Request, responder: Responder) -> None:
         """Status, headers and body of any path that is no model call."""
@@ -77,6 +82,10 @@ class Admin:
             if told is not None:
                 return _json(200, told)
             return _told(Failure(404, "not_found_error", "There is no such receipt, or it is too old."))
+        if path == _SESSIONS:
+            return _json(200, {"sessions": self.sessions.sessions(tenant, self.clock())})
+        if path == _FAMILIES:
+            return _json(200, {"families": self.sessions.families(tenant)})
         return _told(_unknown(request))
 
     def _lengths(self) -> dict[str, int | None]:

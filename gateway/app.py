@@ -26,6 +26,7 @@ from gateway.monitor import Monitor, RunningEngine
 from gateway.observe import Observer
 from gateway.plain import PlainCalls
 from gateway.receipts import Receipts
+from gateway.sessions import Sessions
 from gateway.settings import Settings
 from gateway.transport import Timeouts
 from gateway.transports.aiohttp_server import AiohttpServer
@@ -108,7 +109,7 @@ class App:
         self.identity = Identity(Lineage(settings.identity.max_sessions, settings.identity.session_ttl_s))
         timeouts = Timeouts(times.connect_s, times.first_byte_s, times.idle_s)
         forward = Forward(upstream, monitor, observer, timeouts, clock)
-        homes = Homes()
+        homes, sessions = Homes(), Sessions(settings.identity.max_sessions, settings.identity.session_ttl_s)
         self.path = Path(
             settings,
             self._keys,
@@ -119,7 +120,8 @@ class App:
             PlainCalls(forward, monitor, homes, observer, settings.limits.attempts),
             homes,
             observer,
-            Admin(self._keys, settings.models, monitor, observer, lambda: self._is_draining),
+            sessions,
+            Admin(self._keys, settings.models, monitor, observer, sessions, lambda: self._is_draining, clock),
             clock,
         )
 

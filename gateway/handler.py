@@ -25,6 +25,7 @@ from gateway.keys import Keys
 from gateway.monitor import Monitor
 from gateway.observe import Observer
 from gateway.plain import PlainCalls, no_such_answer, serves_path
+from gateway.sessions import Sessions
 from gateway.settings import Settings
 from gateway.transport import BodyTooLarge, HeaderList, Request, Responder
 from policies.types import ReplicaId, SessionEnded, Turn, TurnKind
@@ -48,6 +49,7 @@ class Path:
     plain: PlainCalls
     homes: Homes
     observer: Observer
+    sessions: Sessions
     admin: Admin
     clock: Callable[[], float]
 
@@ -59,9 +61,7 @@ class Path:
             await self._exchange(dialect, request, responder)
         elif path == RESPONSES and request.headers.get("Upgrade", "").lower() == "websocket":
             failure = Failure(426, "invalid_request_error", "There are no websockets here: POST to this path.")
-            await responder.reply(
-                *_told(BY_PATH[path], failure, [("Upgrade", "HTTP/1.1"), ("Connection", "Upgrade")])
-            )
+            await responder.reply(*_told(BY_PATH[path], failure, [("Upgrade", "HTTP/1.1")]))
         elif path.startswith(RESPONSES + "/"):
             await self._exchange(BY_PATH[RESPONSES], request, responder)
         elif dialect is not None:
@@ -111,11 +111,12 @@ class Path:
         script = exchange.dialect.script(exchange.body)
         who = exchange.recognition = self.identity.recognise(exchange, script, self.clock())
         exchange.timings.recognised_at = self.clock()
+        self.sessions.recognised(exchange, exchange.timings.recognised_at)
         side_model = self.settings.models.side_model
-        if who.kind is TurnKind.SIDE and side_model is not None:
-            exchange.engine_model = self._engine_model(side_model)
         is_complete = False
         try:
+            if who.kind is TurnKind.SIDE and side_model is not None:
+                exchange.engine_model = self._engine_model(side_model)
             await self.answering.answer(self._turn(exchange, who), exchange, responder)
             is_complete = exchange.outcome is Outcome.ANSWERED
         except (asyncio.CancelledError, ConnectionError):
@@ -123,6 +124,7 @@ class Path:
             raise
         finally:
             self.identity.answered(exchange, is_complete, self.clock())
+            self.sessions.finished(exchange, self.clock())
         if exchange.reply.id and exchange.dispatch is not None and exchange.dialect.name == "responses":
             self.homes.remember(exchange.tenant, exchange.reply.id, exchange.dispatch.replica_id)
         if who.is_final:

@@ -39,8 +39,8 @@ class Call:
 def turn_call(
     exchange: Exchange, engine: RunningEngine, added: Outgoing, repair: Repair, bound: Bound | None
 ) -> Call:
-    """The call for a turn: hints, model name, usage, a bound on the output, and what this engine would refuse as it
-    is, are spliced into the body."""
+    """The call for a turn. Spliced into the body: hints, model name, usage, a bound on the output, and other words
+    for what this engine would refuse."""
     body, dialect = exchange.body, exchange.dialect
     put = {key: merged(value, body[key]) if key in body else value for key, value in added.body.items()}
     put |= repair.body

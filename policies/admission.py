@@ -6,7 +6,7 @@ import math
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from policies.fleet import Fleet, Pool
+from policies.fleet import Fleet, Pool, chain_is_cached
 from policies.held import Bucket, HeldTurns
 from policies.learning import blend
 from policies.policy import Policy
@@ -77,11 +77,11 @@ class Admission:
         return self.expected_wait_s(self.held.num_older(turn_id)) if turn_id in self.held else 0.0
 
     def trim(self) -> None:
-        """Where residents outgrew the ceiling, those who are idle and furthest from their end wait for their next
+        """Where residents outgrew the pool, those who are idle and furthest from their end wait for their next
         turn at the gate. Whatever was mispredicted, the others stop evicting each other."""
         for pool in self._fleet.pools.values() if self._policy.gates_residency else ():
-            ceiling_tokens = self._limits.ceiling * (pool.replica.capacity_tokens or math.inf)
-            while pool.idle and pool.ledger.num_residents > 1 and pool.resident_tokens > ceiling_tokens:
+            capacity_tokens = pool.replica.capacity_tokens or math.inf
+            while pool.idle and pool.ledger.num_residents > 1 and pool.resident_tokens > capacity_tokens:
                 self._fleet.release(max(pool.idle.values(), key=self._rank_of))
 
     # ---- the decision
@@ -129,11 +129,12 @@ class Admission:
         family = self._fleet.families[session.family_id]
         growth_tokens = self._policy.growth_tokens(family, session.num_begun, session.remaining_turns)
         present_tokens = pool.resident_tokens + pool.new_tokens(turn)
+        if present_tokens > self._limits.ceiling * capacity_tokens:
+            return False
+        if session.num_begun > 1 and chain_is_cached(pool, session.blocks):
+            return True
         full_tokens = present_tokens + pool.reserve.growth_tokens + growth_tokens
-        return (
-            present_tokens <= self._limits.ceiling * capacity_tokens
-            and full_tokens <= self._limits.overcommit * capacity_tokens
-        )
+        return full_tokens <= self._limits.overcommit * capacity_tokens
 
     def _yields(self, turn: Turn, pool: Pool) -> bool:
         """Make room now for a turn past the bound: idle residents give way, longest idle first."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from policies.remaining import returns_likely
 from policies.types import Family, Session
 
-FEWEST_GAPS = 3
+FEWEST_GAPS = 8
 UNKNOWN_S = 10.0
 """Until a family has shown that many gaps: nine in ten tool calls of agents are shorter
 (TraceLab, arXiv 2606.30560)."""
-LEAST_S, MOST_S = 0.5, 60.0
+LEAST_S, MOST_S = 2.0, 60.0
 MARGIN = 1.5
 QUANTILE = 0.95
 

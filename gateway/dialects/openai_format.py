@@ -22,7 +22,10 @@ class OpenAiFormat:
     def asking_for_usage(self, body: Json) -> Mapping[str, Any]:
         if not fields.flag(body, "stream") or self.wants_usage(body):
             return {}
-        return {"stream_options": fields.obj(body, "stream_options") | {"include_usage": True}}
+        options = fields.obj(body, "stream_options") | {"include_usage": True}
+        # Without `include_usage` it says nothing; next to ours it would put usage into every event.
+        options.pop("continuous_usage_stats", None)
+        return {"stream_options": options}
 
     def is_asked_usage(self, event: Json) -> bool:
         return event.get("choices") == [] and isinstance(event.get("usage"), dict)

@@ -133,7 +133,7 @@ def test_a_session_larger_than_the_ceiling_runs_alone() -> None:
     assert ids(fleet.tell(Tick(), fleet.wake_at)) == ["next"]
 
 
-def test_residents_that_outgrow_the_ceiling_are_held_at_their_next_turn_furthest_from_the_end_first() -> None:
+def test_residents_that_outgrow_the_pool_are_held_at_their_next_turn_furthest_from_the_end_first() -> None:
     fleet = Fleet()
     for name, remaining in (("near", 1), ("far", 2)):
         fleet.arrive(turn(f"{name}1", (name, 30), session=name, remaining=remaining))
