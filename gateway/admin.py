@@ -1,4 +1,4 @@
-"""Everything that is no model call: models, health, readiness, metrics, receipts, sessions; and 404 for the rest."""
+"""Everything that is no model call: models, health, readiness, metrics, receipts, sessions; 404 for the rest."""
 
 from __future__ import annotations
 

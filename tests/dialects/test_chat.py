@@ -137,6 +137,11 @@ def test_a_nonsense_index_costs_no_memory() -> None:
             False,
             {"stream_options": {"include_usage": True, "x": 1}},
         ),
+        (
+            {"stream": True, "stream_options": {"continuous_usage_stats": True}},
+            False,
+            {"stream_options": {"include_usage": True}},
+        ),
         ({}, False, {}),
     ],
 )

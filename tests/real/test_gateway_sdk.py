@@ -1,0 +1,152 @@
+"""The official openai SDK parses the same through the gateway as straight from a real engine."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Literal
+
+import pytest
+import pytest_asyncio
+from openai import AsyncOpenAI, OpenAI
+from pydantic import BaseModel
+
+from tests.real.dynamo import DynamoOptions, dynamo_stack
+from tests.real.gateway import Gateway, engine_url, gateway
+from tests.real.rewrites import reply_key
+from tests.real.scripts import Answer, Call, answer_to, hermes
+from tests.real.vllm import Vllm
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+PARAMETERS = {
+    "type": "object",
+    "properties": {"command": {"type": "string"}},
+    "required": ["command"],
+    "additionalProperties": False,
+}
+FUNCTION = {"name": "bash", "description": "Runs a command", "strict": True, "parameters": PARAMETERS}
+CHAT_TOOLS: Any = [{"type": "function", "function": FUNCTION}]
+RESPONSES_TOOLS: Any = [{"type": "function", **FUNCTION}]
+ASK: Any = [{"role": "user", "content": "What is in this directory?"}]
+CALL = answer_to({}, Call("bash", {"command": "ls -l"}))
+VERDICT = Answer('{"verdict":"yes","word":"a"}')
+VOLATILE = frozenset(
+    {"id", "call_id", "item_id", "created", "created_at", "completed_at", "obfuscation"}
+    | {"prompt_tokens_details", "input_tokens_details"}
+)
+"""What an engine makes anew for each answer, and what its cache says."""
+
+
+class Verdict(BaseModel):
+    """Its schema leaves a random model no choice."""
+
+    verdict: Literal["yes"]
+    word: Literal["a"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One engine, straight and through the gateway."""
+
+    straight_url: str
+    gateway: Gateway
+    model: str
+    says: Callable[[Answer], dict[str, Any]]
+    """Body fields that make the engine answer this."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def on_vllm(vllm_process: Vllm) -> AsyncIterator[Case]:
+    def says(answer: Answer) -> dict[str, Any]:
+        return {"structured_outputs": {"choice": [hermes(answer)]}} if answer.calls else {}
+
+    async with gateway(engine_url("vllm", vllm_process.base_url)) as front:
+        yield Case(vllm_process.base_url, front, vllm_process.model, says)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def on_dynamo() -> AsyncIterator[Case]:
+    def says(answer: Answer) -> dict[str, Any]:
+        return {"nvext": {"annotations": [f"output_replay_id:{reply_key(answer)}"]}}
+
+    async with (
+        dynamo_stack(DynamoOptions(num_workers=2, speedup_ratio=1000, replies=(CALL, VERDICT))) as stack,
+        gateway(engine_url("dynamo", stack.base_url)) as front,
+    ):
+        yield Case(stack.base_url, front, stack.model, says)
+
+
+@pytest.fixture(params=["vllm", "dynamo"])
+def case(request: pytest.FixtureRequest) -> Case:
+    found: Case = request.getfixturevalue(f"on_{request.param}")
+    return found
+
+
+def lasting(value: Any) -> Any:
+    """What two answers of one meaning have in common."""
+    if isinstance(value, dict):
+        return {key: lasting(inner) for key, inner in value.items() if key not in VOLATILE}
+    return [lasting(inner) for inner in value] if isinstance(value, list) else value
+
+
+TOOLS = {"chat": {"messages": ASK, "tools": CHAT_TOOLS}, "responses": {"input": ASK, "tools": RESPONSES_TOOLS}}
+SCHEMA = {
+    "chat": {"messages": ASK, "response_format": Verdict},
+    "responses": {"input": ASK, "text_format": Verdict},
+}
+LIMIT = {"chat": "max_tokens", "responses": "max_output_tokens"}
+
+
+def ask(client: OpenAI, api: str, how: str, fields: dict[str, Any]) -> Any:
+    endpoint: Any = client.chat.completions if api == "chat" else client.responses
+    if how != "stream":
+        return getattr(endpoint, how)(**fields).model_dump()
+    with endpoint.stream(**fields) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_completion() if api == "chat" else stream.get_final_response()
+    return [runs(kinds), final.model_dump()]
+
+
+async def ask_async(client: AsyncOpenAI, api: str, how: str, fields: dict[str, Any]) -> Any:
+    endpoint: Any = client.chat.completions if api == "chat" else client.responses
+    if how != "stream":
+        return (await getattr(endpoint, how)(**fields)).model_dump()
+    async with endpoint.stream(**fields) as stream:
+        kinds = [event.type async for event in stream]
+        final = await (stream.get_final_completion() if api == "chat" else stream.get_final_response())
+    return [runs(kinds), final.model_dump()]
+
+
+def runs(kinds: list[str]) -> list[str]:
+    """How many tokens share an event is a matter of timing: repeats count once."""
+    pairs = ("chunk", "content.delta", "tool_calls.function.arguments.delta")
+    return sorted({kind for kind in kinds if kind in pairs}) + [kind for kind, _ in groupby(kinds) if kind not in pairs]
+
+
+@pytest.mark.parametrize("api", ["chat", "responses"])
+@pytest.mark.parametrize(
+    ("how", "asked", "answer"),
+    [
+        ("create", TOOLS, CALL),
+        ("stream", TOOLS, CALL),
+        ("parse", SCHEMA, VERDICT),
+        ("stream", SCHEMA, VERDICT),
+    ],
+    ids=["tools", "streamed tools", "json schema", "streamed json schema"],
+)
+async def test_the_sdk_parses_the_same_through_the_gateway(
+    case: Case, api: str, how: str, asked: dict[str, dict[str, Any]], answer: Answer
+) -> None:
+    fields = asked[api] | {"model": case.model, LIMIT[api]: 200, "extra_body": case.says(answer)}
+    results = []
+    for base_url in (case.straight_url, case.gateway.base_url):
+        with OpenAI(base_url=f"{base_url}/v1", api_key="any", max_retries=0) as client:
+            results.append(await asyncio.to_thread(ask, client, api, how, fields))
+        async with AsyncOpenAI(base_url=f"{base_url}/v1", api_key="any", max_retries=0) as client_async:
+            results.append(await ask_async(client_async, api, how, fields))
+    straight, *others = map(lasting, results)
+    assert others == [straight] * 3
+    said = json.dumps(straight)
+    assert all(json.dumps(text)[1:-1] in said for text in (["bash", "ls -l"] if answer.calls else ['"verdict":"yes"']))
