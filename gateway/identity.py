@@ -88,7 +88,8 @@ class Identity:
         """The exchange is over; `is_complete`: its client got a whole answer. More than one call is harmless."""
         sighting = self._open.pop(exchange.id, None)
         if sighting is not None:
-            self._lineage.answered(sighting, is_complete, _marks(exchange.reply), now)
+            reply = exchange.reply
+            self._lineage.answered(sighting, is_complete, _marks(reply), now, _said(reply))
 
     def _call(self, exchange: Exchange, script: Script, claim: Claim, group: str | None) -> Call:
         model = exchange.engine_model or exchange.asked_model
@@ -134,6 +135,14 @@ def _marks(reply: Reply) -> tuple[bytes, ...]:
         return tuple(orjson.dumps(call.id)[1:-1] for call in reply.tool_calls if len(call.id) >= _MIN_ID_CHARS)
     text = reply.text.strip()
     return (orjson.dumps(text[-_MARK_CHARS:])[1:-1],) if len(text) >= _MIN_TEXT_CHARS else ()
+
+
+def _said(reply: Reply) -> bytes:
+    """The answer as JSON text; what it calls, where it hardly says anything."""
+    text = reply.text.strip()
+    if len(text) < _MIN_TEXT_CHARS:
+        text = "\n".join(call.arguments for call in reply.tool_calls)
+    return orjson.dumps(text)[1:-1]
 
 
 def _is_out_of_steps(script: Script) -> bool:

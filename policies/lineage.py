@@ -9,6 +9,7 @@ from policies.chains import Chain, block_chain, common, digest, message_chain, n
 from policies.continuation import NOBODY, SEARCHED, Asked, Call, Match, Rule, is_restart, judge, size_of
 from policies.families import Families, Kin
 from policies.strands import Strand, Strands
+from policies.summaries import Summaries, Telling, latest, opening, telling
 from policies.types import BLOCK_CHARS, Blocks, FamilyId, SessionId, TurnKind
 
 
@@ -29,6 +30,8 @@ class Sighting:
     chars: int
     strand: Strand | None
     attempt: int
+    told: Telling | None = None
+    """Of a request without tools and without a name."""
 
 
 class Lineage:
@@ -37,6 +40,7 @@ class Lineage:
     def __init__(self, max_sessions: int = 20_000, ttl_s: float = 4 * 3600.0, max_families: int = 2_000) -> None:
         self._strands = Strands(max_sessions, ttl_s)
         self._families = Families(max_families)
+        self._summaries = Summaries()
 
     @property
     def num_sessions(self) -> int:
@@ -51,18 +55,23 @@ class Lineage:
         self._strands.forget(now)
         chain = message_chain(call.key, call.system, call.messages)
         asked = Asked(call, chain, digest(call.key, *call.tools) if call.tools else 0)
-        match = self._by_chain(asked) if call.name is None else self._by_name(asked, call.name)
+        match = self._unnamed(asked) if call.name is None else self._by_name(asked, call.name)
         if match.strand is not None and match.rule in (Rule.NEXT, Rule.RETRY, Rule.TAIL, Rule.RESTART):
             return self._go_on(match.strand, match.rule, asked, now)
         if match.rule is Rule.SIDE:
-            return self._serve(match.strand, asked)
+            return self._serve(match.strand, asked, now)
         return self._begin(match, asked, now)
 
-    def answered(self, sighting: Sighting, is_complete: bool, marks: tuple[bytes, ...], now: float) -> None:
-        """The call is over. `marks`: what a prompt that follows its answer will carry, see Strand."""
+    def answered(
+        self, sighting: Sighting, is_complete: bool, marks: tuple[bytes, ...], now: float, answer: bytes = b""
+    ) -> None:
+        """The call is over. `marks`: what a prompt that follows its answer will carry, see Strand. `answer`: as
+        JSON text, for a history that restarts from it, or from a summary that tells of it."""
         strand = sighting.strand
         if strand is None:
             return
+        if sighting.told is not None and is_complete:
+            self._summaries.keep(sighting.told, answer)
         if sighting.rule is Rule.SIDE:
             strand.was_summed_up |= is_complete
             return
@@ -71,8 +80,18 @@ class Lineage:
         if sighting.attempt == strand.attempt:
             strand.is_complete = is_complete
             strand.marks = marks if is_complete else ()
+            if is_complete and _has_clues(strand):
+                self._strands.put_clues(strand, latest(answer))
 
     # Finding.
+
+    def _unnamed(self, asked: Asked) -> Match:
+        match = self._by_chain(asked)
+        is_new = match.rule in (Rule.NEW, Rule.FORK, Rule.SIBLING)
+        if is_new and self._summaries and asked.tools and asked.has_history():
+            restarted = self._summaries.restarted(self._strands, asked)
+            return Match(Rule.RESTART, restarted) if restarted else match
+        return match
 
     def _by_chain(self, asked: Asked, name_: SessionId | None = None) -> Match:
         """The deepest point where a known session left off, and what the prompt is to that session.
@@ -134,7 +153,7 @@ class Lineage:
             strand.was_summed_up = False
             self._strands.advance(strand, asked.chain, now)
         strand.tools = asked.tools
-        return self._sent(strand, rule, asked, blocks)
+        return self._sent(strand, rule, asked, blocks, now)
 
     def _begin(self, match: Match, asked: Asked, now: float) -> Sighting:
         call = asked.call
@@ -158,9 +177,11 @@ class Lineage:
         blocks = _blocks(call, _known_blocks(parent, asked))
         self._strands.add(strand, now)
         self._strands.advance(strand, asked.chain, now)
-        return self._sent(strand, match.rule, asked, blocks)
+        if _has_clues(strand) and not asked.has_history():
+            strand.task = opening(call.messages[0]) if call.messages else ()
+        return self._sent(strand, match.rule, asked, blocks, now)
 
-    def _serve(self, strand: Strand | None, asked: Asked) -> Sighting:
+    def _serve(self, strand: Strand | None, asked: Asked, now: float) -> Sighting:
         """A side request: it belongs to a session and leaves no trace in its chain."""
         assert strand is not None
         call = asked.call
@@ -179,11 +200,18 @@ class Lineage:
             chars=call.num_chars,
             strand=strand,
             attempt=strand.attempt,
+            told=Telling(call.key, now, {strand: True}) if call.name is None else None,
         )
 
-    def _sent(self, strand: Strand, rule: Rule, asked: Asked, blocks: Chain) -> Sighting:
+    def _sent(self, strand: Strand, rule: Rule, asked: Asked, blocks: Chain, now: float) -> Sighting:
+        call = asked.call
+        told = None
+        if call.name is None and not asked.tools and rule not in (Rule.NEXT, Rule.TAIL):
+            told = telling(self._strands, call, now)
+        elif _has_clues(strand):
+            self._strands.put_clues(strand, opening(call.messages[-1]) if call.messages else ())
         strand.blocks = blocks
-        strand.tools_first = asked.call.tools_first
+        strand.tools_first = call.tools_first
         strand.attempt += 1
         strand.running += 1
         strand.is_complete = False
@@ -195,11 +223,12 @@ class Lineage:
             kind=strand.kind,
             turn_index=strand.num_turns - 1,
             rule=rule,
-            is_named=asked.call.name is not None,
+            is_named=call.name is not None,
             blocks=blocks,
-            chars=asked.call.num_chars,
+            chars=call.num_chars,
             strand=strand,
             attempt=strand.attempt,
+            told=told,
         )
 
     def _new_id(self, strand: Strand, asked: Asked) -> SessionId:
@@ -217,6 +246,11 @@ def _holds_name(other: Strand, strand: Strand) -> bool:
     if other is strand or other.id != strand.name:
         return False
     return other.kind is TurnKind.AGENT or (other.kind is TurnKind.SINGLE and not strand.tools)
+
+
+def _has_clues(strand: Strand) -> bool:
+    """Whether content has to say where its history restarts."""
+    return strand.tools != 0 and strand.name is None
 
 
 def _mark_side(kin: Kin, call: Call) -> None:

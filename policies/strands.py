@@ -6,10 +6,13 @@ from array import array
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from policies.chains import Chain
 from policies.families import Kin
 from policies.types import Blocks, SessionId, TurnKind
+
+_Key = TypeVar("_Key", int, str)
 
 _PAST_ENDS = 8
 """Ends of earlier turns at which a fork is still noticed, per session."""
@@ -46,6 +49,10 @@ class Strand:
     """Whether the latest attempt was answered to its end."""
     marks: tuple[bytes, ...] = ()
     """Bytes that the next turn carries if it follows the latest answer: tool call ids, or the end of its text."""
+    task: tuple[int, ...] = ()
+    """What its history begins with, see `policies.summaries`; only without a name, as are `clues`."""
+    clues: tuple[int, ...] = ()
+    """Where the index knows it: what it said last, or was last told if that was not answered."""
     was_summed_up: bool = False
     """Whether a side request ended since the last turn: the history may restart from a summary."""
     has_steady_name: bool = False
@@ -66,10 +73,18 @@ class Strands:
         self._by_age: OrderedDict[int, Strand] = OrderedDict()
         self._by_link: dict[int, list[Strand]] = {}
         self._by_name: dict[str, list[Strand]] = {}
+        self._by_clue: dict[int, list[Strand]] = {}
         self._num_born = 0
 
     def __len__(self) -> int:
         return len(self._by_age)
+
+    def __contains__(self, strand: Strand) -> bool:
+        return strand.serial in self._by_age
+
+    @property
+    def has_clues(self) -> bool:
+        return bool(self._by_clue)
 
     def at(self, link: int) -> Sequence[Strand]:
         """Strands that have sent a prompt ending at `link` or up to TAIL messages behind it, oldest first."""
@@ -78,6 +93,10 @@ class Strands:
     def named(self, name: str) -> Sequence[Strand]:
         return self._by_name.get(name, ())
 
+    def with_clue(self, clue: int) -> Sequence[Strand]:
+        """Strands that said this last, or were last told it."""
+        return self._by_clue.get(clue, ())
+
     def next_serial(self) -> int:
         self._num_born += 1
         return self._num_born
@@ -85,32 +104,40 @@ class Strands:
     def add(self, strand: Strand, now: float) -> None:
         self._by_age[strand.serial] = strand
         if strand.name is not None:
-            self._by_name.setdefault(strand.name, []).append(strand)
+            _put(self._by_name, strand.name, strand)
         strand.seen_at = now
         self.forget(now)
 
     def rename(self, strand: Strand, name: str) -> None:
         self._drop_name(strand)
         strand.name = name
-        self._by_name.setdefault(name, []).append(strand)
+        _put(self._by_name, name, strand)
 
     def advance(self, strand: Strand, chain: Chain, now: float) -> None:
         """The strand has sent this prompt: it is found there from now on, and at the ends of its last turns."""
         if strand.chain:
             strand.ends.append(strand.chain[-1])
-            self._put(strand.chain[-1], strand)
+            _put(self._by_link, strand.chain[-1], strand)
         for link in strand.tips:
-            self._take(link, strand)
+            _take(self._by_link, link, strand)
         if len(strand.ends) > _PAST_ENDS:
             # The first end stays: there its task ends, and there most forks begin.
-            self._take(strand.ends[1], strand)
+            _take(self._by_link, strand.ends[1], strand)
             del strand.ends[1]
         # The system text alone (link 0) says nothing about a session.
         strand.tips = tuple(chain[max(1, len(chain) - 1 - TAIL) :])
         for link in strand.tips:
-            self._put(link, strand)
+            _put(self._by_link, link, strand)
         strand.chain = chain
         self.touch(strand, now)
+
+    def put_clues(self, strand: Strand, clues: tuple[int, ...]) -> None:
+        """It is found by these from now on, and no longer by earlier ones."""
+        for clue in strand.clues:
+            _take(self._by_clue, clue, strand)
+        strand.clues = tuple(dict.fromkeys(clues))
+        for clue in strand.clues:
+            _put(self._by_clue, clue, strand)
 
     def touch(self, strand: Strand, now: float) -> None:
         strand.seen_at = now
@@ -124,21 +151,21 @@ class Strands:
                 return
             del self._by_age[strand.serial]
             for link in (*strand.ends, *strand.tips):
-                self._take(link, strand)
+                _take(self._by_link, link, strand)
+            self.put_clues(strand, ())
             self._drop_name(strand)
-
-    def _put(self, link: int, strand: Strand) -> None:
-        self._by_link.setdefault(link, []).append(strand)
-
-    def _take(self, link: int, strand: Strand) -> None:
-        there = self._by_link[link]
-        there.remove(strand)
-        if not there:
-            del self._by_link[link]
 
     def _drop_name(self, strand: Strand) -> None:
         if strand.name is not None:
-            there = self._by_name[strand.name]
-            there.remove(strand)
-            if not there:
-                del self._by_name[strand.name]
+            _take(self._by_name, strand.name, strand)
+
+
+def _put(index: dict[_Key, list[Strand]], key: _Key, strand: Strand) -> None:
+    index.setdefault(key, []).append(strand)
+
+
+def _take(index: dict[_Key, list[Strand]], key: _Key, strand: Strand) -> None:
+    there = index[key]
+    there.remove(strand)
+    if not there:
+        del index[key]

@@ -88,8 +88,9 @@ def assert_done(run: AgentRun) -> None:
 
 
 def assert_all_answered(line: Line) -> None:
-    assert {e.status for e in line.outside.exchanges} == {200}
-    assert {receipt["outcome"] for receipt in line.gateway.receipts()} == {"answered"}
+    failed: list[object] = [(e.status, e.response_body) for e in line.outside.exchanges if e.status != 200]
+    failed += [receipt for receipt in line.gateway.receipts() if receipt["outcome"] != "answered"]
+    assert not failed, failed
 
 
 async def eight_opencodes(line: Line, model: str) -> None:

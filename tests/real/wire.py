@@ -13,7 +13,6 @@ from tests.real.gateway import Gateway, engine_url, gateway
 from tests.real.shim import Exchange, Headers, shim
 from tests.real.shim import Shim as Tap
 
-POST_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
 JSON_TYPE = {"Content-Type": "application/json"}
 
 
@@ -74,6 +73,20 @@ class Wire:
             (call, {(name.lower(), value) for name, value in call.received.headers}) for call in self.tap.exchanges
         ]
         return tuple(call for call, pairs in headers if named in pairs)
+
+
+@asynccontextmanager
+async def long_answer(wire: Wire) -> AsyncIterator[aiohttp.ClientResponse]:
+    """Holds a slot of the gateway from its first bytes on; close it to give the slot back."""
+    body = {"model": wire.model, "messages": [{"role": "user", "content": "Count."}], "stream": True}
+    url = wire.gateway.base_url + "/v1/chat/completions"
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(url, json=body | {"max_tokens": 20_000, "ignore_eos": True}) as response,
+    ):
+        assert response.status == 200
+        await response.content.readany()
+        yield response
 
 
 @asynccontextmanager

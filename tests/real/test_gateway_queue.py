@@ -1,0 +1,105 @@
+"""A client that waits for a slot is kept by events that raw readers, the openai SDK and its helpers all accept."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+import pytest_asyncio
+from openai import AsyncOpenAI
+
+from tests.real.dynamo import Dynamo
+from tests.real.vllm import Vllm
+from tests.real.wire import Wire, data_of, events, long_answer, wire
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+ONE_SLOT = {"policy__slots_per_replica": 1, "stream__silent_queue_s": 0.2, "stream__keep_alive_s": 0.2}
+MIN_KEEP_ALIVES = 2
+ASK: Any = [{"role": "user", "content": "Say something."}]
+STREAMS = {
+    "/v1/chat/completions": {"messages": ASK, "max_tokens": 6},
+    "/v1/completions": {"prompt": "def", "max_tokens": 6},
+    "/v1/responses": {"input": "Say", "max_output_tokens": 6},
+    "/v1/messages": {"messages": ASK, "max_tokens": 6},
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def queue(vllm_process: Vllm) -> AsyncIterator[Wire]:
+    async with wire("vllm", vllm_process.base_url, vllm_process.model, **ONE_SLOT) as running:
+        yield running
+
+
+def is_keep_alive(event: bytes) -> bool:
+    """Told by the data, which a comment has not: an empty delta under an id of ours, or a ping."""
+    data = data_of(event)
+    if data["type" if "type" in data else "object"] == "ping":
+        return event == b'event: ping\ndata: {"type":"ping"}\n\n'
+    answer_id: str = data.get("response", data)["id"]
+    says = [choice.get("delta") or choice.get("text") for choice in data.get("choices", [])]
+    return answer_id.startswith("turngate-") and not any(says)
+
+
+def is_usage(event: bytes) -> bool:
+    data = data_of(event)
+    return data is not None and data.get("choices") == []
+
+
+@pytest.mark.parametrize("path", STREAMS)
+async def test_keep_alives_come_whole_before_the_engines_bytes_and_never_between(queue: Wire, path: str) -> None:
+    body = STREAMS[path] | {"model": queue.model, "stream": True}
+    headers = {"X-Request-Id": f"waits-{path}"}
+    async with (
+        long_answer(queue) as blocker,
+        aiohttp.ClientSession() as session,
+        asyncio.timeout(20),
+        session.post(queue.gateway.base_url + path, json=body, headers=headers) as response,
+    ):
+        assert response.status == 200
+        received = b""
+        while received.count(b"\n\n") < MIN_KEEP_ALIVES:
+            received += await response.content.readany()
+        blocker.close()
+        received += await response.content.read()
+    (call,) = queue.calls(f"waits-{path}")
+    sent = [event for event in events(call.response_body) if not is_usage(event)]
+    got = events(received)
+    ours = got[: len(got) - len(sent)]
+    assert len(ours) >= MIN_KEEP_ALIVES
+    assert all(map(is_keep_alive, ours))
+    assert got[len(ours) :] == sent
+
+
+@pytest.mark.parametrize("how", ["chat events", "chat helper", "responses events"])
+async def test_the_sdk_accepts_keep_alives(queue: Wire, how: str) -> None:
+    async with (
+        AsyncOpenAI(base_url=f"{queue.gateway.base_url}/v1", api_key="any", max_retries=0) as client,
+        long_answer(queue) as blocker,
+        asyncio.timeout(20),
+    ):
+        fields: Any = {"model": queue.model, "extra_body": {"structured_outputs": {"choice": ["All is well."]}}}
+        num_early = 0
+        text = ""
+        if how == "chat helper":
+            async with client.chat.completions.stream(messages=ASK, **fields) as stream:
+                async for event in stream:
+                    if event.type == "chunk" and (num_early := num_early + 1) == MIN_KEEP_ALIVES:
+                        blocker.close()
+                text = (await stream.get_final_completion()).choices[0].message.content or ""
+        else:
+            made = (
+                client.chat.completions.create(messages=ASK, stream=True, **fields)
+                if how == "chat events"
+                else client.responses.create(input="Say", stream=True, **fields)
+            )
+            async for part in await made:
+                if (num_early := num_early + 1) == MIN_KEEP_ALIVES:
+                    blocker.close()
+                if how == "chat events":
+                    text += "".join(choice.delta.content or "" for choice in part.choices)
+                elif part.type == "response.completed":
+                    text = part.response.output_text
+    assert text == "All is well."
