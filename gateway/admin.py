@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import orjson
 
 from gateway import models
+from gateway.breaks import PrefixBreaks
 from gateway.dialects import BY_PATH
 from gateway.errors import Failure
 from gateway.keys import Keys
@@ -38,6 +39,7 @@ class Admin:
     monitor: Monitor
     observer: Observer
     sessions: Sessions
+    breaks: PrefixBreaks
     is_draining: Callable[[], bool]
     clock: Callable[[], float]
 
@@ -85,7 +87,7 @@ class Admin:
         if path == _SESSIONS:
             return _json(200, {"sessions": self.sessions.sessions(tenant, self.clock())})
         if path == _FAMILIES:
-            return _json(200, {"families": self.sessions.families(tenant)})
+            return _json(200, {"families": self.breaks.joined(self.sessions.families(tenant), tenant)})
         return _told(_unknown(request))
 
     def _lengths(self) -> dict[str, int | None]:

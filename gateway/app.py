@@ -13,8 +13,9 @@ from typing import cast
 from gateway import config, settings
 from gateway.admin import Admin
 from gateway.answer import Answering
+from gateway.breaks import PrefixBreaks
 from gateway.engines.base import EngineAddress
-from gateway.factlog import FactLog
+from gateway.factlog import FactLog, Header
 from gateway.forward import Forward
 from gateway.gate import Gate
 from gateway.handler import Path
@@ -22,6 +23,7 @@ from gateway.homes import Homes
 from gateway.hosted import HostedEngine
 from gateway.identity import Identity
 from gateway.keys import Keys
+from gateway.kvevents import listening
 from gateway.monitor import Monitor, RunningEngine
 from gateway.observe import Observer
 from gateway.plain import PlainCalls
@@ -54,6 +56,7 @@ class App:
         self._clock = clock
         self._addresses = config.addresses(settings)
         self._keys = Keys(config.callers(settings))
+        self._secret = config.identity_secret(settings)
         self._policy = policy_of(settings.policy)
         self._running = AsyncExitStack()
         self._is_draining = False
@@ -69,6 +72,9 @@ class App:
         self._running.callback(self.observer.close)
         self._running.callback(self.gate.stop)
         self._running.push_async_callback(self.monitor.stop)
+        await self._running.enter_async_context(
+            listening(self.monitor.engines, self.gate.tell, self.observer.evicted)
+        )
         await self.monitor.start()
         server = AiohttpServer(self.path.handle)
         self._running.push_async_callback(server.stop, self._settings.timeouts.shutdown_grace_s)
@@ -91,7 +97,7 @@ class App:
     def _wire(self, addresses: list[EngineAddress], upstream: AiohttpUpstream) -> None:
         settings, clock = self._settings, self._clock
         probing, times = settings.probing, settings.timeouts
-        facts = FactLog(FilePath(settings.logging.facts)) if settings.logging.facts else None
+        facts = FactLog(FilePath(settings.logging.facts), recorded(settings)) if settings.logging.facts else None
         receipts = Receipts(settings.receipts.keep_s, settings.receipts.max_kept)
         self.gate = gate = Gate(
             Scheduler(self._policy, limits_of(settings)), clock, lambda *told: self.observer.told(*told)
@@ -106,10 +112,12 @@ class App:
             probes_hints=probing.hints,
         )
         self.observer = observer = Observer(clock, gate.view, lambda: monitor.engines, receipts, facts)
-        self.identity = Identity(Lineage(settings.identity.max_sessions, settings.identity.session_ttl_s))
+        lineage = Lineage(settings.identity.max_sessions, settings.identity.session_ttl_s)
+        self.identity = Identity(lineage, self._secret)
         timeouts = Timeouts(times.connect_s, times.first_byte_s, times.idle_s)
         forward = Forward(upstream, monitor, observer, timeouts, clock)
         homes, sessions = Homes(), Sessions(settings.identity.max_sessions, settings.identity.session_ttl_s)
+        breaks = PrefixBreaks(settings.identity, observer.metrics)
         self.path = Path(
             settings,
             self._keys,
@@ -121,7 +129,17 @@ class App:
             homes,
             observer,
             sessions,
-            Admin(self._keys, settings.models, monitor, observer, sessions, lambda: self._is_draining, clock),
+            breaks,
+            Admin(
+                self._keys,
+                settings.models,
+                monitor,
+                observer,
+                sessions,
+                breaks,
+                lambda: self._is_draining,
+                clock,
+            ),
             clock,
         )
 
@@ -151,11 +169,17 @@ def limits_of(settings: Settings) -> Limits:
     """What holds for every policy."""
     return Limits(
         ceiling=settings.policy.ceiling,
-        overcommit=settings.policy.overcommit,
+        price=settings.policy.price,
         hold_bound_s=settings.policy.hold_bound_s,
         max_queue=settings.limits.queue_turns,
         max_sessions=settings.identity.max_sessions,
     )
+
+
+def recorded(settings: Settings) -> Header:
+    """What `limits_of` and `policy_of` read, for the log of facts."""
+    sections = ("policy", "limits", "identity")
+    return Header({name: getattr(settings, name).model_dump(mode="json", exclude={"secret"}) for name in sections})
 
 
 def policy_of(section: settings.Policy) -> Policy:

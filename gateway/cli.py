@@ -41,6 +41,11 @@ def parser() -> argparse.ArgumentParser:
     serve = _command(commands, "serve", "run the gateway", SERVE_EXAMPLES)
     check = _command(commands, "check", "validate the configuration and say what it means")
     doctor = _command(commands, "doctor", "ask the engines what they are and what they honour")
+    doctor.add_argument(
+        "--gateway",
+        metavar="URL",
+        help="ask a running gateway instead: which prompts break their siblings' prefix",
+    )
     engine = _command(commands, "engine", "run the embedded engine alone: a model of one, for trying things out")
     for command in (serve, check, doctor):
         command.add_argument(

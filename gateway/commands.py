@@ -15,6 +15,9 @@ from typing import Any
 from gateway import config, logs
 from gateway.settings import Settings
 
+KV_EVENTS_S = 0.5
+"""How long `doctor` waits for the events of its own probes."""
+
 
 def run(arguments: argparse.Namespace, flags: Mapping[str, Any]) -> int:
     """Run one parsed command; its exit status. Raises ConfigError."""
@@ -33,7 +36,8 @@ def run(arguments: argparse.Namespace, flags: Mapping[str, Any]) -> int:
         case "engine":
             return _run_loop(engine(settings, arguments.engine_host, arguments.engine_port))
         case _:
-            return _run_loop(doctor(settings))
+            asked = arguments.gateway
+            return _run_loop(doctor(settings) if asked is None else doctor_of_gateway(settings, asked))
 
 
 def demo(arguments: argparse.Namespace) -> int:
@@ -81,6 +85,7 @@ async def doctor(settings: Settings) -> int:
     """Asks every engine once, and says what it found; 1 when one is not up."""
     from gateway.doctor import as_text
     from gateway.hosted import hosted
+    from gateway.kvevents import listening
     from gateway.monitor import Monitor
     from gateway.transports.aiohttp_upstream import AiohttpUpstream
 
@@ -92,9 +97,31 @@ async def doctor(settings: Settings) -> int:
             addresses, upstream, lambda fact: None, time.monotonic, timeout_s=settings.probing.timeout_s
         )
         running.push_async_callback(monitor.stop)
+        await running.enter_async_context(listening(monitor.engines, lambda fact: None, lambda *counts: None))
         await monitor.start()
+        await asyncio.sleep(KV_EVENTS_S if any(address.kv_events for address in addresses) else 0)
         print(as_text(monitor.engines))
         return 0 if all(engine.is_up for engine in monitor.engines) else 1
+
+
+async def doctor_of_gateway(settings: Settings, url: str) -> int:
+    """Asks a running gateway, once for each tenant that has a key here, which prompts break their siblings'
+    prefix; 1 when it does not say."""
+    from gateway import break_report
+    from gateway.transports.aiohttp_upstream import AiohttpUpstream
+
+    keys = {caller.tenant: key for key, caller in config.callers(settings).items()} or {"": ""}
+    upstream = AiohttpUpstream()
+    try:
+        timeout_s = settings.probing.timeout_s
+        told = [await break_report.families(upstream, url, key, timeout_s) for key in keys.values()]
+        print(break_report.as_text(row for rows in told for row in rows))
+    except break_report.NotTold as error:
+        print(f"turngate: {error}", file=sys.stderr)
+        return 1
+    finally:
+        await upstream.close()
+    return 0
 
 
 def check(settings: Settings) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from textwrap import indent, wrap
@@ -19,7 +19,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from gateway.engines.base import EngineAddress
+from gateway.engines.base import EngineAddress, KvEventSource
 from gateway.hosts import host_urls, parse_address
 from gateway.settings import EngineEntry, Section, Settings
 
@@ -126,6 +126,12 @@ def callers(settings: Settings) -> dict[str, Caller]:
     return {secret(entry.key): Caller(entry.tenant, entry.may_prioritise) for entry in settings.keys}
 
 
+def identity_secret(settings: Settings) -> bytes | None:
+    """The key of all ids; None: each gateway makes its own. Raises ConfigError."""
+    reference = settings.identity.secret
+    return secret(reference).encode() if reference else None
+
+
 def refuse_exposure(settings: Settings) -> None:
     """Raises ConfigError when other machines would be served without a key and nobody said that they may."""
     listen = settings.listen
@@ -157,9 +163,10 @@ def addresses(settings: Settings) -> list[EngineAddress]:
 def _address(entry: EngineEntry) -> EngineAddress:
     try:
         key = secret(entry.api_key) if entry.api_key else None
-        return parse_address(entry.url, entry.name, key, entry.metrics_urls)
+        address = parse_address(entry.url, entry.name, key, entry.metrics_urls)
     except ValueError as error:
         raise ConfigError(str(error)) from None
+    return replace(address, kv_events=tuple(KvEventSource(one.url, one.replay_url) for one in entry.kv_events))
 
 
 def _read_text(path: Path) -> str:

@@ -59,10 +59,23 @@ def _engine(engine: RunningEngine) -> dict[str, Any]:
             "cached_tokens": abilities.reports_cached_tokens,
             "prefix_cache": report.caches_prefixes,
         },
+        "kv_events": _kv_events(engine),
         "system_before_tools": abilities.system_before_tools,
         "refused_fields": sorted(abilities.refused_fields),
         "advice": [{"problem": found.problem, "remedy": found.remedy} for found in advice],
     }
+
+
+def _kv_events(engine: RunningEngine) -> str | None:
+    """None: not configured."""
+    if not engine.address.kv_events:
+        return None
+    heard = engine.kv_events
+    return heard.problem or (
+        f"{heard.num_batches} batches heard"
+        if heard.num_batches
+        else "configured, none heard yet (an engine sends none while nothing new is cached)"
+    )
 
 
 def _block(row: dict[str, Any]) -> str:
@@ -84,6 +97,8 @@ def _facts(row: dict[str, Any]) -> list[tuple[str, str]]:
         ("cached tokens", {True: "reported", False: "not reported", None: "not known"}[honours["cached_tokens"]]),
         ("prompt order", _ORDER[row["system_before_tools"]]),
     ]
+    if row["kv_events"]:
+        facts.append(("KV events", row["kv_events"]))
     if row["refused_fields"]:
         facts.append(("not sent", " ".join(row["refused_fields"])))
     return facts

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from policies.breaks import Found
 from policies.types import Blocks, Dispatch, TurnKind, Usage
 
 if TYPE_CHECKING:
@@ -115,6 +116,8 @@ class Exchange:
     may_prioritise: bool = False
     """Whether the client's key lets it set its own priority and worker pin."""
     recognition: Recognition | None = None
+    prefix_break: Found | None = None
+    """Of a session's first prompt, once compared with its siblings'."""
     dispatch: Dispatch | None = None
     engine_kind: str = ""
     num_attempts: int = 0

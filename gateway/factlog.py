@@ -1,12 +1,14 @@
 """The log of facts: what the Scheduler was told and what it decided, one JSON line each, to be replayed.
 
-Off unless configured. It holds sizes, times and hashes, no content.
+Each start of a gateway begins with a header: the settings that its decisions depend on. Off unless configured. It
+holds sizes, times and hashes, no content.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from io import BufferedWriter, FileIO
 from pathlib import Path
 from typing import Any, get_args
@@ -21,24 +23,36 @@ BUFFER_BYTES = 256 * 1024
 FLUSH_EVERY_S = 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A gateway started."""
+
+    settings: Mapping[str, Any]
+    """Sections of the configuration, as its file has them."""
+
+
 class FactLog:
     """Appends to a file. A disk that fails ends the log, never the gateway. Owned by the event loop."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, header: Header = Header({})) -> None:
         """Raises OSError when the file cannot be opened."""
         self._path = path
         self._file = BufferedWriter(FileIO(path, "ab"), BUFFER_BYTES)
         self._flushed_at = 0.0
+        self._write({"settings": header.settings})
 
     def record(self, now: float, fact: Fact, decisions: Sequence[Decision]) -> None:
         """Call it after each `tell`. Lines reach the disk within about a second of the next one."""
         if self._file.closed:
             return
-        line = {"now": now, "fact": _named(fact), "decisions": [_named(decision) for decision in decisions]}
+        is_due = now - self._flushed_at >= FLUSH_EVERY_S
+        self._flushed_at = now if is_due else self._flushed_at
+        self._write({"now": now, "fact": _named(fact), "decisions": list(map(_named, decisions))}, is_due)
+
+    def _write(self, line: Mapping[str, Any], is_due: bool = False) -> None:
         try:
             self._file.write(orjson.dumps(line, default=_listed, option=orjson.OPT_APPEND_NEWLINE))
-            if now - self._flushed_at >= FLUSH_EVERY_S:
-                self._flushed_at = now
+            if is_due:
                 self._file.flush()
         except OSError as error:
             LOG.error("the log of facts %s ends here: %s", self._path, error)
@@ -51,8 +65,8 @@ class FactLog:
             LOG.error("the end of the log of facts %s is lost: %s", self._path, error)
 
 
-def read(path: Path) -> Iterator[tuple[float, Fact, list[Decision]]]:
-    """The log as values again: tell a fresh Scheduler each fact at its time and compare the decisions.
+def lines(path: Path) -> Iterator[Header | tuple[float, Fact, list[Decision]]]:
+    """The log as values again: headers, and facts with their times and decisions.
 
     Raises ValueError on a line that is not of this format.
     """
@@ -64,7 +78,15 @@ def read(path: Path) -> Iterator[tuple[float, Fact, list[Decision]]]:
 
     with path.open("rb") as file:
         for line in map(orjson.loads, file):
-            yield line["now"], value(line["fact"]), [value(decision) for decision in line["decisions"]]
+            if "settings" in line:
+                yield Header(line["settings"])
+            else:
+                yield line["now"], value(line["fact"]), [value(decision) for decision in line["decisions"]]
+
+
+def read(path: Path) -> Iterator[tuple[float, Fact, list[Decision]]]:
+    """The facts alone: tell a fresh Scheduler each one at its time and compare the decisions."""
+    return (line for line in lines(path) if not isinstance(line, Header))
 
 
 def _named(value: Fact | Decision) -> list[Any]:

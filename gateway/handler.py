@@ -13,6 +13,7 @@ import orjson
 from gateway import engine_errors, fields, models
 from gateway.admin import Admin
 from gateway.answer import Answering
+from gateway.breaks import PrefixBreaks
 from gateway.dialects import BY_PATH
 from gateway.dialects.base import Dialect
 from gateway.engine_errors import EngineFailed
@@ -50,6 +51,7 @@ class Path:
     homes: Homes
     observer: Observer
     sessions: Sessions
+    breaks: PrefixBreaks
     admin: Admin
     clock: Callable[[], float]
 
@@ -108,10 +110,12 @@ class Path:
             await self.plain.answer(exchange, responder)
 
     async def _serve_turn(self, exchange: Exchange, responder: Responder) -> None:
+        self.breaks.prepare(exchange)
         script = exchange.dialect.script(exchange.body)
         who = exchange.recognition = self.identity.recognise(exchange, script, self.clock())
         exchange.timings.recognised_at = self.clock()
         self.sessions.recognised(exchange, exchange.timings.recognised_at)
+        self.breaks.recognised(exchange, script, exchange.engine_model in self.identity.tools_first)
         side_model = self.settings.models.side_model
         is_complete = False
         try:
@@ -125,8 +129,9 @@ class Path:
         finally:
             self.identity.answered(exchange, is_complete, self.clock())
             self.sessions.finished(exchange, self.clock())
-        if exchange.reply.id and exchange.dispatch is not None and exchange.dialect.name == "responses":
-            self.homes.remember(exchange.tenant, exchange.reply.id, exchange.dispatch.replica_id)
+            self.breaks.finished(exchange)
+            if exchange.reply.id and exchange.dispatch is not None and exchange.dialect.name == "responses":
+                self.homes.remember(exchange.tenant, exchange.reply.id, exchange.dispatch.replica_id)
         if who.is_final:
             self.gate.tell(SessionEnded(who.session_id))
 

@@ -12,6 +12,7 @@ from typing import Generic, Protocol, TypeVar
 from prometheus_client import (
     CollectorRegistry,
     Counter,
+    Gauge,
     Histogram,
     Info,
     ProcessCollector,
@@ -96,7 +97,20 @@ class Metrics:
         self.recomputed_tokens = Bounded(
             counter("recomputed_tokens", "Prompt tokens of a session's earlier turn prefilled again", "replica")
         )
+        self.kv_evicted_blocks = Bounded(
+            counter("kv_evicted_blocks", "KV blocks evicted, where engines publish events", "replica")
+        )
+        horizon = "Idle time that nine in ten evicted prefixes had reached, where engines publish events"
+        self.kv_horizon = Bounded(Gauge("turngate_kv_horizon_seconds", horizon, ("replica",), registry=registry))
         self.hints = Bounded(counter("hints", "Hints by what became of them", "engine", "hint", "result"))
+        self.prefix_breaks = Bounded(
+            counter("prefix_breaks", "Sessions that leave their siblings' prefix and return to it", "kind")
+        )
+        self.prefix_break_tokens = Bounded(
+            counter(
+                "prefix_break_tokens", "Tokens behind such breaks that siblings share and no cache finds", "kind"
+            )
+        )
         self.retries = Bounded(counter("retries", "Model calls tried again", "cause"))
 
     def exposition(self) -> bytes:

@@ -28,6 +28,14 @@ MAX_RETRY_S = 5.0
 MAX_COUNTED = 10
 
 
+@dataclass(slots=True)
+class KvEvents:
+    """What was heard of an engine's KV events; written by their listener."""
+
+    num_batches: int = 0
+    problem: str = ""
+
+
 @dataclass(slots=True, eq=False)
 class RunningEngine:
     """One configured engine and what is known of it now."""
@@ -42,6 +50,7 @@ class RunningEngine:
     """Why it is not up, for people; empty when it is."""
     changed_at: float = 0.0
     """Since when it is up or not."""
+    kv_events: KvEvents = field(default_factory=KvEvents)
 
     @property
     def name(self) -> str:

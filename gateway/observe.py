@@ -10,7 +10,7 @@ from gateway.exchange import Exchange, Json, Outcome
 from gateway.factlog import FactLog
 from gateway.metrics import Metrics, Watched
 from gateway.receipts import Receipts, overhead_s, queued_s, receipt, ttft_s
-from policies.types import Decision, Fact, TurnKind
+from policies.types import Decision, Fact, ReplicaId, TurnKind
 from policies.view import FleetView
 
 LOG = logging.getLogger("turngate.request")
@@ -68,6 +68,12 @@ class Observer:
     def retried(self, cause: str) -> None:
         """A model call goes out once more; `cause` is one word of a small set."""
         self.metrics.retries(cause).inc()
+
+    def evicted(self, replica_id: ReplicaId, num_blocks: int, horizon_s: float | None) -> None:
+        """An engine published that it evicted blocks; nine in ten had been idle for `horizon_s` at least."""
+        self.metrics.kv_evicted_blocks(replica_id).inc(num_blocks)
+        if horizon_s is not None:
+            self.metrics.kv_horizon(replica_id).set(horizon_s)
 
     def receipt(self, receipt_id: str, tenant: str) -> Json | None:
         """None when there is none for this tenant."""

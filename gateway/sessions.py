@@ -84,7 +84,7 @@ class Sessions:
             )
             family["turns"] += seen.num_turns
             for counts, name in ((family["sessions"], seen.who.kind), (family["states"], seen.state)):
-                counts[name] = counts.get(name, 0) + 1
+                counts[name.value] = counts.get(name.value, 0) + 1
         return list(families.values())
 
     def _of(self, tenant: str) -> Iterator[Seen]:

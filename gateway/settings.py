@@ -6,18 +6,31 @@ help, in `--dump-config` too. A secret is only ever a reference (`env:NAME` or `
 
 from __future__ import annotations
 
+import re
 from ipaddress import ip_address
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 SecretRef = Annotated[str, Field(pattern=r"^(env:[A-Za-z_][A-Za-z0-9_]*|file:.+)$")]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0)]
 SecondsOrZero = Annotated[float, Field(ge=0)]
+NotNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Factor = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
+
+
+def _compiled(pattern: str) -> str:
+    try:
+        re.compile(pattern.encode())
+    except re.error as error:
+        raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+    return pattern
+
+
+Pattern = Annotated[str, AfterValidator(_compiled)]
 
 
 class Section(BaseModel):
@@ -44,6 +57,30 @@ class Listen(Section):
             return self.host == "localhost"
 
 
+class KvEventEntry(Section):
+    """One publisher of KV events."""
+
+    url: str = Field(pattern=r"^@?(tcp|ipc)://.+")
+    """`tcp://host:port`: connect, for an engine whose `endpoint` is `tcp://*:port`. `tcp://*:port`, or
+    `@tcp://address:port`: listen, for an engine whose `endpoint` names this host. Anybody who reaches it is
+    believed."""
+    replay_url: str | None = Field(None, pattern=r"^(tcp|ipc)://.+")
+    """Its `replay_endpoint`, to fill gaps from. null: what was known is forgotten at a gap."""
+
+
+def _split(value: Any) -> Any:
+    """`a,b` as a list: several engines fit one environment variable."""
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+def _as_entry(value: Any) -> Any:
+    """A bare URL is an entry with every other key at its default."""
+    return {"url": value} if isinstance(value, str) else value
+
+
+KvEvents = Annotated[tuple[Annotated[KvEventEntry, BeforeValidator(_as_entry)], ...], BeforeValidator(_split)]
+
+
 class EngineEntry(Section):
     """One engine process, or one Dynamo frontend with all the workers behind it."""
 
@@ -55,6 +92,9 @@ class EngineEntry(Section):
     """Sent to the engine as a bearer token. null: none."""
     metrics_urls: tuple[str, ...] = ()
     """Further metrics pages, such as a Dynamo worker's system port."""
+    kv_events: KvEvents = ()
+    """Where it publishes KV events (`--kv-events-config`), one entry per data-parallel rank. Needs
+    `turngate[kvevents]`. Example: ["tcp://gpu1:5557", {url: "tcp://gpu1:5558", replay_url: "tcp://gpu1:6558"}]"""
 
 
 class Models(Section):
@@ -84,9 +124,9 @@ class Policy(Section):
     """Size of a replica's KV pool. null: what the engine reports."""
     ceiling: Share = 0.95
     """Share of the KV pool that resident sessions may fill now; nobody is admitted beyond it."""
-    overcommit: Factor = 1.1
-    """Share of the KV pool that they may be expected to fill when each has grown to its full size. Above 1
-    because they are not all at their largest at once."""
+    price: NotNegative = 3
+    """How many times the time to compute evicted tokens again counts against the time that holding a session
+    wastes. 0: admit whatever fits now."""
     max_wait_s: SecondsOrZero = 300
     """A stream that is expected to wait longer is refused with 429 at once."""
     max_wait_plain_s: SecondsOrZero = 400
@@ -105,12 +145,26 @@ class Stream(Section):
 
 
 class Identity(Section):
-    """How much is remembered to recognise sessions."""
+    """How sessions are recognised, and how much is remembered for it."""
 
+    secret: SecretRef | None = None
+    """Key of all session and family ids. Gateways that share it give equal ids. null: a new one at every start."""
     max_sessions: Count = 20_000
     """Sessions remembered at once; the least recently seen is forgotten first."""
     session_ttl_s: Seconds = 3600
     """A session that is not heard of for this long is forgotten."""
+    volatile_spans: Literal["report", "move", "strip"] = "report"
+    """What becomes of text in a system prompt that keeps siblings from sharing their prefix: only reported, moved
+    behind the first user message, or stripped. Requests are changed by the last two alone."""
+    volatile_patterns: tuple[Pattern, ...] = (r"^x-(?:anthropic|amz)-[^\n]*\n?",)
+    """Regular expressions of such text; ^ and $ match at lines."""
+    volatile_learned: tuple[Literal["header", "date", "path", "id", "number"], ...] = (
+        "header",
+        "date",
+        "path",
+        "id",
+    )
+    """Kinds of text that count as such once they have broken three sessions at one place. Empty: none."""
 
 
 class Probing(Section):
@@ -192,16 +246,6 @@ class Embedded(Section):
     """Factor on its speed. 2: everything takes half the time."""
 
 
-def _split(value: Any) -> Any:
-    """`a,b` as a list: several engines fit one environment variable."""
-    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
-
-
-def _as_entry(value: Any) -> Any:
-    """A bare URL is an engine with every other key at its default."""
-    return {"url": value} if isinstance(value, str) else value
-
-
 Engines = Annotated[tuple[Annotated[EngineEntry, BeforeValidator(_as_entry)], ...], BeforeValidator(_split)]
 
 
@@ -210,7 +254,7 @@ class Settings(Section):
 
     listen: Listen = Listen()
     engines: Engines = ()
-    """Engines, as URLs or as objects with url, name, api_key and metrics_urls.
+    """Engines, as URLs or as objects with url, name, api_key, metrics_urls and kv_events.
     Example: [vllm://127.0.0.1:8000, {url: "sglang://gpu2:30000", api_key: "env:SGLANG_KEY"}]"""
     hosts_file: str | None = None
     """File with one more engine URL per line; # starts a comment. null: none."""

@@ -36,7 +36,7 @@ def splice(raw: bytes, body: Mapping[str, Any], put: Mapping[str, Any], drop: Co
 
 def _change(raw: bytes, replaced: Mapping[str, Any], dropped: Collection[str]) -> bytes:
     """A member that stays brings the separator before it, unless it is the first that stays."""
-    members = list(_members(raw))
+    members = list(members_of(raw))
     out = [raw[: members[0][1]]]
     end_before = None
     is_first = True
@@ -54,19 +54,19 @@ def _change(raw: bytes, replaced: Mapping[str, Any], dropped: Collection[str]) -
     return b"".join(out)
 
 
-def _members(raw: bytes) -> Iterator[tuple[str, int, int, int]]:
-    """Key, start of the key, start of the value and end of the value of each top-level member."""
-    at: int | None = raw.index(b"{") + 1
+def members_of(raw: bytes, start: int = 0) -> Iterator[tuple[str, int, int, int]]:
+    """Key, start of the key, start of the value and end of the value of each member of the object at `start`."""
+    at: int | None = raw.index(b"{", start) + 1
     while at is not None:
         key = _KEY.match(raw, at)
         assert key is not None, "raw is not the text of body"
-        end = _value_end(raw, key.end())
+        end = value_end(raw, key.end())
         yield orjson.loads(key[1]), key.start(1), key.end(), end
         comma = _COMMA.match(raw, end)
         at = comma.end() if comma else None
 
 
-def _value_end(raw: bytes, start: int) -> int:
+def value_end(raw: bytes, start: int) -> int:
     """Where the JSON value that starts at `start` ends."""
     if raw[start] not in b"{[":
         scalar = _SCALAR.match(raw, start)

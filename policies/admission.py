@@ -10,6 +10,7 @@ from policies.fleet import Fleet, Pool, chain_is_cached
 from policies.held import Bucket, HeldTurns
 from policies.learning import blend
 from policies.policy import Policy
+from policies.remaining import expected_turns
 from policies.types import Reason, Session, SessionId, Turn, TurnId
 
 
@@ -19,9 +20,9 @@ class Limits:
 
     ceiling: float = 0.95
     """Share of a replica's cache that residents may fill now; nobody is admitted beyond it."""
-    overcommit: float = 1.1
-    """Share of it that they may be expected to fill when each has grown to its full size. Above 1 because they
-    are not all at their largest at once."""
+    price: float = 3.0
+    """How many times the time to compute evicted tokens again counts against the time that holding wastes. Above
+    1 because a prefill also delays the answers that others are getting; 0 admits whatever fits now."""
     hold_bound_s: float = 60.0
     """Wait after which idle residents yield, W in the design."""
     max_queue: int = 10_000
@@ -121,20 +122,38 @@ class Admission:
         return None if alone is None else Admitted(turn, [alone], Reason.ALONE)
 
     def fits(self, turn: Turn, pool: Pool) -> bool:
-        """Whether the session at its expected full size fits beside the residents at theirs."""
+        """Whether admitting the session costs the fleet less than holding it.
+
+        It fits now, and either its pool stays within its size as far as the forecast sees, or what it is expected
+        to evict in a turn, at `price` times the time to compute that again, is less than the share of the
+        pool's time that one more session in the batch saves.
+        """
         capacity_tokens = pool.replica.capacity_tokens
         if capacity_tokens is None:
             return True
         session = self._fleet.sessions[turn.session_id]
-        family = self._fleet.families[session.family_id]
-        growth_tokens = self._policy.growth_tokens(family, session.num_begun, session.remaining_turns)
-        present_tokens = pool.resident_tokens + pool.new_tokens(turn)
-        if present_tokens > self._limits.ceiling * capacity_tokens:
+        new_tokens = pool.new_tokens(turn)
+        if pool.resident_tokens + new_tokens > self._limits.ceiling * capacity_tokens:
             return False
         if session.num_begun > 1 and chain_is_cached(pool, session.blocks):
             return True
-        full_tokens = present_tokens + pool.reserve.growth_tokens + growth_tokens
-        return full_tokens <= self._limits.overcommit * capacity_tokens
+        evicted_tokens = self._evicted_tokens(session, new_tokens, pool)
+        share_tokens = pool.pace.cycle_tokens / (pool.ledger.num_residents + 1)
+        return self._limits.price * evicted_tokens <= share_tokens
+
+    def _evicted_tokens(self, session: Session, new_tokens: float, pool: Pool) -> float:
+        """Tokens per turn by which the session makes the residents outgrow the pool, while it lives."""
+        assert pool.replica.capacity_tokens is not None
+        family = self._fleet.families[session.family_id]
+        own = self._policy.forecast(family, session.num_begun, session.remaining_turns)
+        others = pool.reserve.forecast or [0.0] * len(own)
+        room_tokens = pool.replica.capacity_tokens - pool.resident_tokens
+        overflow_tokens = sum(
+            max(0.0, theirs + ours + new_tokens - room_tokens) - max(0.0, theirs - room_tokens)
+            for theirs, ours in zip(others, own, strict=True)
+        )
+        turns = 1 + expected_turns(family, session.num_begun, session.remaining_turns)
+        return overflow_tokens / min(turns, len(own))
 
     def _yields(self, turn: Turn, pool: Pool) -> bool:
         """Make room now for a turn past the bound: idle residents give way, longest idle first."""

@@ -10,7 +10,8 @@ Split when unsure: a session wrongly split costs a lease, two wrongly merged cor
 4. Another continuation of what a session sent is a fork: a new session with a parent.
 5. No tools where the session or its family offers them: a side request, which moves nothing.
 An id given by the client widens 3 (undo, a changed date, a history restarted from a summary) and never
-joins what runs at the same time: two runs under one id are two sessions.
+joins what runs at the same time: two runs under one id are two sessions. Without one, a history that restarts
+from a summary is found by `policies.summaries`.
 """
 
 from __future__ import annotations

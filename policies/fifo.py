@@ -21,8 +21,8 @@ class Fifo:
     def rank(self, family: Family, num_begun: int, declared: int | None) -> float:
         return 0.0
 
-    def growth_tokens(self, family: Family, num_begun: int, declared: int | None) -> float:
-        return 0.0
+    def forecast(self, family: Family, num_begun: int, declared: int | None) -> Sequence[float]:
+        return (0.0,)
 
     def lease_s(self, session: Session, family: Family) -> float:
         return 0.0

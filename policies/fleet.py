@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from policies.learning import TokenRatio
-from policies.reserve import Growth, Reserve
+from policies.pace import Pace
+from policies.reserve import Forecast, Reserve
 from policies.residency import Ledger
 from policies.types import (
     BLOCK_CHARS,
     Blocks,
+    CacheLost,
     Family,
     FamilyId,
     Replica,
@@ -72,6 +74,7 @@ class Pool:
     ledger: Ledger = field(default_factory=Ledger)
     ready: Ready = field(default_factory=Ready)
     ratio: TokenRatio = field(default_factory=TokenRatio)
+    pace: Pace = field(default_factory=Pace)
     idle: dict[SessionId, Session] = field(default_factory=dict)
     """Residents between two turns, longest idle first."""
 
@@ -99,8 +102,8 @@ class Pool:
 class Fleet:
     """Lookups and bounded memory; no decisions."""
 
-    def __init__(self, growth: Growth, max_sessions: int) -> None:
-        self._growth = growth
+    def __init__(self, forecast: Forecast, max_sessions: int) -> None:
+        self._forecast = forecast
         self._max_sessions = max_sessions
         self.sessions: OrderedDict[SessionId, Session] = OrderedDict()
         self.families: OrderedDict[FamilyId, Family] = OrderedDict()
@@ -108,12 +111,15 @@ class Fleet:
 
     def pool(self, replica_id: ReplicaId) -> Pool:
         if replica_id not in self.pools:
-            self.pools[replica_id] = Pool(Replica(replica_id), Reserve(self._growth))
+            self.pools[replica_id] = Pool(Replica(replica_id), Reserve(self._forecast))
         return self.pools[replica_id]
 
-    def reported(self, fact: ReplicaReported) -> None:
+    def reported(self, fact: ReplicaReported | CacheLost) -> None:
         """Take in what a replica said of itself; it is healthy."""
         pool = self.pool(fact.replica_id)
+        if isinstance(fact, CacheLost):
+            self._cut(pool, fact.kept_tokens)
+            return
         replica = pool.replica
         replica.is_healthy = True
         if fact.tokens_per_char is not None:
@@ -195,6 +201,18 @@ class Fleet:
             if family.num_sessions:
                 break
             del self.families[family.id]
+
+    def _cut(self, pool: Pool, kept_tokens: Mapping[SessionId, int] | None) -> None:
+        """The engine itself said what is left of its cache: no inference is needed. Sessions that are not known
+        here are of another gateway, or forgotten."""
+        if kept_tokens is None:
+            self.clear_cache(pool)
+            return
+        for session_id, tokens in kept_tokens.items():
+            session = self.sessions.get(session_id)
+            if session is not None and session.blocks and session.replica_id == pool.replica.id:
+                block_tokens = session.prompt_tokens / len(session.blocks) or pool.tokens(1)
+                pool.ledger.cut(session_id, int(tokens / block_tokens))
 
     def clear_cache(self, pool: Pool) -> None:
         """The replica lost its cache; nobody is resident there any more."""

@@ -1,10 +1,19 @@
-"""How much a session will still add to the cache: tokens that admission reserves beyond its present prompt."""
+"""What sessions will hold some turns from now: growth while they live, all of it given back once they end.
+
+A session at its k-th turn, whose private part is p tokens and whose turns add a tokens each, holds p + a t + o
+tokens t turns later if it is still alive (o: its answer), and nothing if it has ended. With S(t) the chance that
+it lives that long, the expected change against now is S(t) (a t + o) - (1 - S(t)) p. Summed over the residents
+this is the pool's forecast. Siblings of different age are not at their largest at the same time, and sessions of
+uncertain length do not all reach it; a sum of full sizes would count both as if they did.
+"""
 
 from __future__ import annotations
 
-from policies.remaining import expected_turns
+from policies.remaining import survival
 from policies.types import Family
 
+HORIZON = 8
+"""Turns that a forecast looks ahead; further growth is met when it comes nearer."""
 LEAST_TOKENS, MOST_TOKENS = 256.0, 2_048.0
 """Bounds of the guess for a family whose sessions have not shown a second turn: a turn adds about as much as
 the private part of the first prompt did."""
@@ -16,11 +25,21 @@ def append_tokens(family: Family) -> float:
     """Tokens that one more turn adds to the prompt, its answer included."""
     if family.append_tokens is not None:
         return family.append_tokens
-    guess = MOST_TOKENS if family.private_tokens is None else family.private_tokens
-    return min(MOST_TOKENS, max(LEAST_TOKENS, guess))
+    return min(MOST_TOKENS, max(LEAST_TOKENS, private_tokens(family)))
 
 
-def growth_tokens(family: Family, num_begun: int, declared: int | None) -> float:
-    """Expected tokens beyond the prompt of the turn that was begun last: its answer and all later turns."""
+def private_tokens(family: Family) -> float:
+    """Tokens of a first prompt that are not the family's."""
+    return MOST_TOKENS if family.private_tokens is None else family.private_tokens
+
+
+def forecast(family: Family, num_begun: int, declared: int | None) -> list[float]:
+    """Expected change of what a session holds, in tokens, after 0, 1, ... HORIZON turns; `num_begun` counts the
+    turn that it is in, or was in last."""
+    append = append_tokens(family)
     output = OUTPUT_TOKENS if family.output_tokens is None else family.output_tokens
-    return output + expected_turns(family, num_begun, declared) * append_tokens(family)
+    present = private_tokens(family) + max(0, num_begun - 1) * append
+    return [
+        alive * (append * ahead + output) - (1 - alive) * present
+        for ahead, alive in enumerate(survival(family, num_begun, declared, HORIZON))
+    ]

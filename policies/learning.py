@@ -52,7 +52,6 @@ def saw_answer(
         family.append_tokens = blend(family.append_tokens, prompt_tokens - session.prompt_tokens)
     session.prompt_tokens = prompt_tokens
     if output_tokens is not None:
-        session.output_tokens = output_tokens
         family.output_tokens = blend(family.output_tokens, output_tokens)
 
 

@@ -9,7 +9,7 @@ from policies.chains import Chain, block_chain, common, digest, message_chain, n
 from policies.continuation import NOBODY, SEARCHED, Asked, Call, Match, Rule, is_restart, judge, size_of
 from policies.families import Families, Kin
 from policies.strands import Strand, Strands
-from policies.summaries import Summaries, Telling, latest, opening, telling
+from policies.summaries import OPENING_BYTES, Summaries, Telling, latest, opening, telling
 from policies.types import BLOCK_CHARS, Blocks, FamilyId, SessionId, TurnKind
 
 
@@ -32,6 +32,8 @@ class Sighting:
     attempt: int
     told: Telling | None = None
     """Of a request without tools and without a name."""
+    last_message: bytes = b""
+    """The start of it."""
 
 
 class Lineage:
@@ -80,8 +82,8 @@ class Lineage:
         if sighting.attempt == strand.attempt:
             strand.is_complete = is_complete
             strand.marks = marks if is_complete else ()
-            if is_complete and _has_clues(strand):
-                self._strands.put_clues(strand, latest(answer))
+            if _has_clues(strand):
+                self._strands.put_clues(strand, latest(answer) if is_complete else opening(sighting.last_message))
 
     # Finding.
 
@@ -208,8 +210,6 @@ class Lineage:
         told = None
         if call.name is None and not asked.tools and rule not in (Rule.NEXT, Rule.TAIL):
             told = telling(self._strands, call, now)
-        elif _has_clues(strand):
-            self._strands.put_clues(strand, opening(call.messages[-1]) if call.messages else ())
         strand.blocks = blocks
         strand.tools_first = call.tools_first
         strand.attempt += 1
@@ -229,6 +229,7 @@ class Lineage:
             strand=strand,
             attempt=strand.attempt,
             told=told,
+            last_message=call.messages[-1][:OPENING_BYTES] if call.messages else b"",
         )
 
     def _new_id(self, strand: Strand, asked: Asked) -> SessionId:

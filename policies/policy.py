@@ -26,8 +26,8 @@ class Policy(Protocol):
         """
         ...
 
-    def growth_tokens(self, family: Family, num_begun: int, declared: int | None) -> float:
-        """Tokens to reserve beyond the prompt of the turn that was begun last."""
+    def forecast(self, family: Family, num_begun: int, declared: int | None) -> Sequence[float]:
+        """Expected change of the tokens that a session holds after 0, 1, ... further turns; always as long."""
         ...
 
     def lease_s(self, session: Session, family: Family) -> float:

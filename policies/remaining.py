@@ -44,6 +44,27 @@ def expected_turns(family: Family, num_begun: int, declared: int | None) -> floa
     return values[min(num_begun, len(values) - 1)]
 
 
+def survival(family: Family, num_begun: int, declared: int | None, horizon: int) -> list[float]:
+    """Chance that a session still takes turns after 0, 1, ... `horizon` further ones; the first is 1.
+
+    Admission rests on it, so what nobody has shown counts as alive for `PRIOR_TURNS` turns, then as ended: who is
+    let in by mistake evicts others, who is held by mistake waits until somebody has shown more.
+    """
+    if declared is not None:
+        return [1.0 if ahead <= declared else 0.0 for ahead in range(horizon + 1)]
+    alive, values, num_unknown = 1.0, [1.0], 0
+    for num_turns in range(num_begun, num_begun + horizon):
+        ended = family.ended[num_turns] if num_turns < len(family.ended) else 0
+        continued = family.continued[num_turns] if num_turns < len(family.continued) else 0
+        if ended + continued:
+            alive *= (continued + PRIOR_WEIGHT) / (ended + continued + PRIOR_WEIGHT)
+        else:
+            num_unknown += 1
+            alive = alive if num_unknown <= PRIOR_TURNS else 0.0
+        values.append(alive)
+    return values
+
+
 def returns_likely(session: Session, family: Family, least: float = 0.2) -> bool:
     """Whether the session is expected to send another turn."""
     if session.remaining_turns is not None:

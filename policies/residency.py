@@ -65,6 +65,8 @@ class Ledger:
         self._present = BlockCounts()
         """Residents and released together: what the engine should still have."""
         self._chains: dict[SessionId, Blocks] = {}
+        self._cut: dict[SessionId, int] = {}
+        """Leading blocks that are left of chains that the engine evicted in part, by its own account."""
         self._released: OrderedDict[SessionId, None] = OrderedDict()
 
     @property
@@ -83,8 +85,10 @@ class Ledger:
         """Make a session resident with these blocks, or replace the blocks of a resident."""
         old = self._chains.get(session_id, ())
         common = shared_length(old, blocks)
-        self._present.add(blocks[common:])
-        self._present.remove(old[common:])
+        present = min(common, self._cut.get(session_id, common))
+        self._present.add(blocks[present:])
+        self._present.remove(self._cached(session_id)[present:])
+        self._cut.pop(session_id, None)
         if self.is_resident(session_id):
             self._resident.add(blocks[common:])
             self._resident.remove(old[common:])
@@ -101,16 +105,21 @@ class Ledger:
     def evict(self, capacity_blocks: float) -> None:
         """Drop the longest released until everything present fits the pool, as an LRU cache would."""
         while self._released and len(self._present) > capacity_blocks:
-            session_id, _ = self._released.popitem(last=False)
-            self._present.remove(self._chains.pop(session_id))
+            self._drop(next(iter(self._released)))
 
     def forget(self, session_id: SessionId) -> None:
         """The session is gone for good."""
         if self.is_resident(session_id):
             self.release(session_id)
         if session_id in self._chains:
-            del self._released[session_id]
-            self._present.remove(self._chains.pop(session_id))
+            self._drop(session_id)
+
+    def cut(self, session_id: SessionId, blocks: int) -> None:
+        """The engine has only so many leading blocks left of a session; a resident stays one, and recomputes."""
+        cached = self._cached(session_id)
+        if blocks < len(cached):
+            self._present.remove(cached[blocks:])
+            self._cut[session_id] = blocks
 
     def expected_blocks(self, blocks: Blocks) -> int:
         """Leading blocks that should be found in the engine's cache."""
@@ -123,6 +132,17 @@ class Ledger:
     def private_blocks(self, session_id: SessionId) -> int:
         """Blocks that would leave the union if this resident was released."""
         return self._resident.private(self._chains[session_id])
+
+    def _cached(self, session_id: SessionId) -> Blocks:
+        """What of a session's chain counts as present."""
+        chain = self._chains.get(session_id, ())
+        return chain[: self._cut[session_id]] if session_id in self._cut else chain
+
+    def _drop(self, session_id: SessionId) -> None:
+        """Forget a released session."""
+        self._present.remove(self._cached(session_id))
+        self._cut.pop(session_id, None)
+        del self._released[session_id], self._chains[session_id]
 
 
 def shared_length(one: Blocks, other: Blocks) -> int:

@@ -20,6 +20,7 @@ from policies.place import Option
 from policies.policy import Policy
 from policies.types import (
     Arrived,
+    CacheLost,
     Decision,
     Dispatch,
     Ending,
@@ -47,7 +48,7 @@ class Scheduler:
 
     def __init__(self, policy: Policy, limits: Limits) -> None:
         self._policy, self._limits = policy, limits
-        self._fleet = Fleet(policy.growth_tokens, limits.max_sessions)
+        self._fleet = Fleet(policy.forecast, limits.max_sessions)
         self._admission = Admission(self._fleet, policy, limits)
         self._ready: dict[TurnId, tuple[Pool, Reason, float]] = {}
         """Turns that wait for a slot only: (where, why, tokens that the cache should miss)."""
@@ -62,11 +63,10 @@ class Scheduler:
             case Arrived(turn):
                 self._arrived(turn, now, decisions)
             case FirstByte(turn_id):
-                if turn_id in self._running:
-                    self._running[turn_id][1].replica.running[turn_id] = 0
+                self._first_byte(turn_id, now)
             case Left():
                 self._left(fact, now)
-            case ReplicaReported():
+            case ReplicaReported() | CacheLost():
                 self._fleet.reported(fact)
             case ReplicaLost(replica_id):
                 self._lost(self._fleet.pool(replica_id), now, decisions)
@@ -74,7 +74,7 @@ class Scheduler:
                 self._ended(session_id, now)
         self._expire_leases(now)
         self._admit(now)
-        self._dispatch(decisions)
+        self._dispatch(now, decisions)
         return decisions, self._next_wake(now)
 
     def view(self) -> FleetView:
@@ -107,8 +107,12 @@ class Scheduler:
         if session.num_begun:
             if not session.num_running and not session.num_waiting:
                 learning.saw_gap(family, now - session.idle_since)
+                home = self._fleet.home(session)
+                if home is not None:
+                    home.pace.saw_cycle(now - session.begun_at)
             learning.saw_continuation(family, session)
         session.num_begun += 1
+        session.begun_at = now
         self._relearn(family)
         return session
 
@@ -172,6 +176,12 @@ class Scheduler:
         else:
             return  # refused before: it holds nothing
         self._rest(session, now)
+
+    def _first_byte(self, turn_id: TurnId, now: float) -> None:
+        if turn_id in self._running:
+            pool = self._running[turn_id][1]
+            pool.replica.running[turn_id] = 0
+            pool.pace.prefill_ended(turn_id, now)
 
     def _learn(self, turn: Turn, session: Session, pool: Pool, fact: Left) -> None:
         """What a finished call teaches about its session, its family and its model."""
@@ -272,17 +282,18 @@ class Scheduler:
         pool.ready.put(turn, (-turn.urgency, float(is_side), rank, turn.arrived_at))
         self._ready[turn.id] = (pool, reason, missing_tokens)
 
-    def _dispatch(self, decisions: list[Decision]) -> None:
+    def _dispatch(self, now: float, decisions: list[Decision]) -> None:
         """Give free slots to ready turns."""
         for pool in self._fleet.pools.values():
             while pool.ready and (pool.replica.free_slots or not self._policy.bounds_slots):
-                decisions.append(self._start(pool.ready.pop(), pool))
+                decisions.append(self._start(pool.ready.pop(), pool, now))
 
-    def _start(self, turn: Turn, pool: Pool) -> Dispatch:
+    def _start(self, turn: Turn, pool: Pool, now: float) -> Dispatch:
         session, family = self._fleet.sessions[turn.session_id], self._fleet.families[turn.family_id]
         _, reason, missing_tokens = self._ready.pop(turn.id)
         session.num_waiting -= 1
         session.num_running += 1
+        pool.pace.prefill_began(turn.id, missing_tokens, not pool.replica.queued_prefill_tokens, now)
         pool.replica.running[turn.id] = round(missing_tokens)
         self._running[turn.id] = (turn, pool)
         expected_cached_tokens = round(pool.prompt_tokens(turn) - missing_tokens)

@@ -52,7 +52,7 @@ class Strand:
     task: tuple[int, ...] = ()
     """What its history begins with, see `policies.summaries`; only without a name, as are `clues`."""
     clues: tuple[int, ...] = ()
-    """Where the index knows it: what it said last, or was last told if that was not answered."""
+    """Where the index knows it: passages of its latest answer; of its last message, where that failed."""
     was_summed_up: bool = False
     """Whether a side request ended since the last turn: the history may restart from a summary."""
     has_steady_name: bool = False

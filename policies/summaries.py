@@ -1,18 +1,17 @@
 """Histories that restart from a summary: which session goes on there, told by content alone.
 
 An agent that runs out of context asks, without tools, for a summary of its history, and goes on from that. The
-session is found by what it said last: passages of its latest answer stand in the request for the summary
-(OpenCode, which writes out the history) or are kept behind the summary (Qwen Code). It goes on in a prompt that
+session is found by what it said last: passages of its latest answer (of its last message, where that failed)
+stand in the request for the summary, or the client keeps them behind the summary. It goes on in a prompt that
 1. has the same system text and tools, begins with that summary, and in it the model has spoken before: a
    summary handed to a new agent is a first message;
 2. points to exactly one such session, idle since before the summary was asked for; to be pointed to, one
    passage is enough: it makes another link doubtful;
-3. holds all that was kept of that session: its latest answer, and what its task began with.
+3. holds all of those passages; or the request for the summary does, and the opening of the task too.
 """
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,11 +19,12 @@ from dataclasses import dataclass
 from policies.continuation import SEARCHED, Asked, Call
 from policies.strands import Strand, Strands
 
-_BREAK = re.compile(rb'\\+[nrt]|\\*"|: ')
+_BREAKS = (b"\\n", b"\\r", b"\\t", b'"', b": ")
 _LEAST_BYTES = 12
 """A shorter passage occurs by chance."""
-_HEAD_BYTES = 512
-_TAIL_BYTES = 4096
+OPENING_BYTES = 4096
+_ANSWER_BYTES = 2048
+_SUMMARY_BYTES = 4096
 _HEAD_MESSAGES = 4
 """A summary stands in one of the first messages."""
 _ANSWER_PASSAGES = 4
@@ -36,18 +36,20 @@ def passages(text: bytes) -> list[int]:
 
     They stay equal when a client quotes the text, escapes it once more, or puts a role before it.
     """
-    parts = map(bytes.strip, _BREAK.split(text))
-    return [hash(part) for part in parts if len(part) >= _LEAST_BYTES]
+    for break_ in _BREAKS:
+        text = text.replace(break_, b"\n")
+    long = (part.strip(b"\\ ") for part in text.split(b"\n") if len(part) >= _LEAST_BYTES)
+    return [hash(part) for part in long if len(part) >= _LEAST_BYTES]
 
 
 def opening(message: bytes) -> tuple[int, ...]:
-    """The first passage of a message; nothing if it has none."""
-    return tuple(passages(message[:_HEAD_BYTES])[:1])
+    """The first passage of a message, looked for in OPENING_BYTES; nothing if it has none."""
+    return tuple(passages(message[:OPENING_BYTES])[:1])
 
 
 def latest(answer: bytes) -> tuple[int, ...]:
     """The last passages of a turn's answer."""
-    return _last(answer, _ANSWER_PASSAGES)
+    return _last(answer, _ANSWER_BYTES, _ANSWER_PASSAGES)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,7 +84,7 @@ class Summaries:
 
     def keep(self, told: Telling, answer: bytes) -> None:
         """The request was answered so."""
-        if end := _last(answer, _SUMMARY_PASSAGES):
+        if end := _last(answer, _SUMMARY_BYTES, _SUMMARY_PASSAGES):
             self._kept.append((told, end))
 
     def restarted(self, strands: Strands, asked: Asked) -> Strand | None:
@@ -136,10 +138,10 @@ def _pointed_to(strands: Strands, told: Iterable[int]) -> Collection[Strand] | N
     return pointed
 
 
-def _last(text: bytes, count: int) -> tuple[int, ...]:
-    found = passages(text[-_TAIL_BYTES:])
-    # The first one may be cut.
-    return tuple(found[len(text) > _TAIL_BYTES :][-count:])
+def _last(text: bytes, num_bytes: int, count: int) -> tuple[int, ...]:
+    found = passages(text[-num_bytes:])
+    is_cut = len(text) > num_bytes and len(found) > 1
+    return tuple(found[is_cut:][-count:])
 
 
 def _stands_in(text: Sequence[int], end: tuple[int, ...]) -> bool:

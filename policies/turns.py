@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies.growth import append_tokens, growth_tokens
+from policies.growth import append_tokens, forecast
 from policies.leases import lease_s
 from policies.place import Option, Place, by_prefix
 from policies.remaining import expected_turns
@@ -25,8 +25,8 @@ class Turns:
     def rank(self, family: Family, num_begun: int, declared: int | None) -> float:
         return (1 + expected_turns(family, num_begun, declared)) * append_tokens(family)
 
-    def growth_tokens(self, family: Family, num_begun: int, declared: int | None) -> float:
-        return growth_tokens(family, num_begun, declared)
+    def forecast(self, family: Family, num_begun: int, declared: int | None) -> Sequence[float]:
+        return forecast(family, num_begun, declared)
 
     def lease_s(self, session: Session, family: Family) -> float:
         return lease_s(session, family)

@@ -6,7 +6,7 @@ Times are seconds of the driver's monotonic clock, sizes are tokens unless a nam
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
@@ -92,6 +92,8 @@ class Session:
     prompt_tokens: int = 0
     """Of its last turn, as reported, else estimated."""
     output_tokens: int = 0
+    begun_at: float = 0.0
+    """When its last turn arrived."""
     idle_since: float = 0.0
     lease_until: float = 0.0
     """While idle: until when its residency is kept."""
@@ -208,8 +210,7 @@ class ReplicaReported:
     capacity_tokens: int | None = None
     slots: int | None = None
     waiting: int | None = None
-    tokens_per_char: float | None = None
-    """Of a sample prompt; holds until answers tell better."""
+    tokens_per_char: float | None = None  # of a sample prompt; holds until answers tell better
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +218,14 @@ class ReplicaLost:
     """It stopped answering. Its cache is taken as gone; turns in flight there end by their own facts."""
 
     replica_id: ReplicaId
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLost:
+    """It said what it evicted: sessions, each with the prefix tokens that are left of it. None: everything."""
+
+    replica_id: ReplicaId
+    kept_tokens: Mapping[SessionId, int] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +240,7 @@ class Tick:
     """Nothing happened, but a time that `tell` asked for has come."""
 
 
-Fact: TypeAlias = Arrived | FirstByte | Left | ReplicaReported | ReplicaLost | SessionEnded | Tick
+Fact: TypeAlias = Arrived | FirstByte | Left | ReplicaReported | ReplicaLost | CacheLost | SessionEnded | Tick
 
 
 class Reason(StrEnum):

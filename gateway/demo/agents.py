@@ -6,6 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +15,7 @@ import orjson
 from gateway.demo.workload import CHARS_PER_TOKEN, PlannedSession, PlannedTurn
 from gateway.fields import integer, obj
 from gateway.sse import EventSplitter, data_of
-from gateway.transport import Timeouts, Upstream
+from gateway.transport import Timeouts, Upstream, UpstreamCut, UpstreamRefused
 
 TIMEOUTS = Timeouts(connect_s=10.0, first_byte_s=600.0, idle_s=600.0)
 _WORDS = ("state", "cache", "agent", "index", "token", "queue", "slots", "merge", "patch", "build")
@@ -39,6 +40,8 @@ class SessionRecord:
     id: str
     arrived_at: float
     turns: list[TurnRecord] = field(default_factory=list)
+    failure: str | None = None
+    """Why it did not run to its end."""
 
     @property
     def completion_s(self) -> float:
@@ -52,6 +55,21 @@ def prose(name: str, num_chars: int) -> str:
     return " ".join(words)[:num_chars]
 
 
+class Client:
+    """What an agent's client does around its model calls; this one, unmodified, does nothing."""
+
+    def headers(self, session: PlannedSession, index: int) -> list[tuple[str, str]]:
+        """Of the call of turn `index`."""
+        return []
+
+    def place(self, session: PlannedSession, index: int) -> AbstractAsyncContextManager[None]:
+        """Held during a model call; the turn's clock runs while it is waited for."""
+        return nullcontext()
+
+    async def left(self, session: PlannedSession) -> None:
+        """The session has ended, well or not."""
+
+
 class Fleet:
     """Runs planned sessions against one base URL, all on one connection pool."""
 
@@ -62,19 +80,25 @@ class Fleet:
         model: str,
         on_turn: Callable[[], None],
         chars_per_token: float = CHARS_PER_TOKEN,
+        client: Client | None = None,
     ) -> None:
         self._upstream = upstream
         self._chars_per_token = chars_per_token
         self._url = f"{base_url}/v1/chat/completions"
         self._model = model
         self._on_turn = on_turn
+        self._client = client or Client()
         self._started_at = 0.0
 
-    async def run(self, sessions: Sequence[PlannedSession]) -> list[SessionRecord]:
+    async def run(self, sessions: Sequence[PlannedSession], within_s: float | None = None) -> list[SessionRecord]:
+        """A session that fails, or is not done in time, says so in its record."""
         self._started_at = time.monotonic()
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._session(session)) for session in sessions]
-        return [task.result() for task in tasks]
+        records = [SessionRecord(session.id, session.arrives_at) for session in sessions]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s), asyncio.TaskGroup() as group:
+                for session, record in zip(sessions, records, strict=True):
+                    group.create_task(self._attend(session, record))
+        return records
 
     def _now(self) -> float:
         return time.monotonic() - self._started_at
@@ -82,37 +106,48 @@ class Fleet:
     def _prose(self, name: str, num_tokens: int) -> str:
         return prose(name, round(num_tokens * self._chars_per_token))
 
-    async def _session(self, session: PlannedSession) -> SessionRecord:
+    async def _attend(self, session: PlannedSession, record: SessionRecord) -> None:
+        try:
+            await self._session(session, record)
+        except (RuntimeError, UpstreamRefused, UpstreamCut) as error:
+            record.failure = str(error) or type(error).__name__
+        except asyncio.CancelledError:
+            record.failure = "not done in time"
+            raise
+        finally:
+            await self._client.left(session)
+
+    async def _session(self, session: PlannedSession, record: SessionRecord) -> None:
         await asyncio.sleep(session.arrives_at)
-        record = SessionRecord(session.id, self._now())
+        record.arrived_at = self._now()
         shared = self._prose(session.family_id, session.shared_tokens)
         messages: list[dict[str, Any]] = [{"role": "system", "content": shared}]
         known_tokens = session.shared_tokens
         for index, turn in enumerate(session.turns):
             name = f"{session.id} {index}"
             messages.append({"role": "user", "content": self._prose(name, turn.prompt_tokens - known_tokens)})
-            answer = await self._turn(record, index, turn, messages)
+            record.turns.append(TurnRecord(index, self._now()))
+            async with self._client.place(session, index):
+                answer = await self._call(session, record.turns[-1], turn, messages)
             messages.append({"role": "assistant", "content": answer})
             known_tokens = turn.prompt_tokens + turn.output_tokens
             self._on_turn()
             if index + 1 < len(session.turns):
                 await asyncio.sleep(turn.gap_s)
-        return record
 
-    async def _turn(
-        self, session: SessionRecord, index: int, turn: PlannedTurn, messages: list[dict[str, Any]]
+    async def _call(
+        self, session: PlannedSession, record: TurnRecord, turn: PlannedTurn, messages: list[dict[str, Any]]
     ) -> str:
-        record = TurnRecord(index, self._now())
-        session.turns.append(record)
         body = {
             "model": self._model,
             "messages": messages,
             "max_tokens": turn.output_tokens,
+            "temperature": 0,
             "ignore_eos": True,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        headers = [("content-type", "application/json")]
+        headers = [("content-type", "application/json"), *self._client.headers(session, record.index)]
         reply = await self._upstream.call("POST", self._url, headers, orjson.dumps(body), TIMEOUTS)
         if reply.status != 200:
             refusal = await reply.read(10_000)

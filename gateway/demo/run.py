@@ -86,6 +86,8 @@ async def _arm(sessions: list[PlannedSession], pool_tokens: int, is_gated: bool)
         stack.push_async_callback(upstream.close)
         records = await Fleet(upstream, base_url, MODEL, progress.step).run(sessions)
     progress.end()
+    if failures := [record.failure for record in records if record.failure]:
+        raise RuntimeError(f"{len(failures)} sessions failed, one with: {failures[0]}")
     return Arm(name, pool_tokens, records, floor_tokens(sessions))
 
 

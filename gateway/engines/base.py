@@ -21,6 +21,15 @@ CONVERSATIONS = frozenset((CHAT, COMPLETIONS, RESPONSES, MESSAGES))
 
 
 @dataclass(frozen=True, slots=True)
+class KvEventSource:
+    """Where one engine process, or one data-parallel rank of it, publishes what its KV cache holds."""
+
+    url: str
+    """`tcp://host:port` to connect to; with `*` as the host, or behind an `@`, to listen on."""
+    replay_url: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class EngineAddress:
     """Where an engine listens, from configuration: `kind://host:port[/path]`."""
 
@@ -32,6 +41,7 @@ class EngineAddress:
     """Further metrics pages, such as a Dynamo worker's system port."""
     name: str = ""
     """Unique among the configured engines."""
+    kv_events: tuple[KvEventSource, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

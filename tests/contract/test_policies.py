@@ -50,8 +50,8 @@ SLOTS, CAPACITY_TOKENS, HOLD_BOUND_S = 3, 60 * TOKENS_PER_BLOCK, 20.0
 class Play:
     """A random but repeatable life of a fleet: facts in, decisions checked, replicas come and go."""
 
-    def __init__(self, policy: Policy, seed: int, slots: int = SLOTS) -> None:
-        self.limits = Limits(hold_bound_s=HOLD_BOUND_S)
+    def __init__(self, policy: Policy, seed: int, slots: int = SLOTS, price: float = 3.0) -> None:
+        self.limits = Limits(hold_bound_s=HOLD_BOUND_S, price=price)
         self.policy = policy
         self.scheduler = Scheduler(policy, self.limits)
         self.rng = random.Random(seed)
@@ -178,12 +178,13 @@ def test_each_turn_is_decided_once_slots_hold_and_nobody_starves(make: Callable[
     assert sum(view.waiting.values()) == 0
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_nobody_is_admitted_into_a_pool_beyond_its_ceiling(seed: int) -> None:
-    play = Play(Turns(), seed, slots=1_000)
+@pytest.mark.parametrize("price", [0.0, 3.0, 1e3])
+@pytest.mark.parametrize("seed", range(8))
+def test_nobody_is_admitted_into_a_pool_beyond_its_ceiling(seed: int, price: float) -> None:
+    play = Play(Turns(), seed, slots=1_000, price=price)
     for _ in range(400):
         play.step()
-    assert any(isinstance(d, Dispatch) and d.reason is Reason.ADMITTED for d in play.decisions)
+    assert any(isinstance(d, Dispatch) and d.reason in ADMISSIONS for d in play.decisions)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -211,12 +212,12 @@ class Watched:
         assert state(family) == before
         return value
 
-    def growth_tokens(self, family: Family, num_begun: int, declared: int | None) -> float:
+    def forecast(self, family: Family, num_begun: int, declared: int | None) -> Sequence[float]:
         before = state(family)
-        value = self._policy.growth_tokens(family, num_begun, declared)
+        values = self._policy.forecast(family, num_begun, declared)
         assert state(family) == before
-        assert value >= 0
-        return value
+        assert len(values) == len(self._policy.forecast(family, 0, 0))
+        return values
 
     def lease_s(self, session: Session, family: Family) -> float:
         before = state(family), state(session)

@@ -48,3 +48,22 @@ def test_a_policy_is_a_short_name_or_an_import_path() -> None:
     assert policy_of(Policy(name="policies.fifo:Fifo")).name == "fifo"
     with pytest.raises(ConfigError, match="turns, fifo, passthrough"):
         policy_of(Policy(name="best"))
+
+
+async def test_gateways_with_one_secret_give_one_id_to_a_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IDS", "a secret of both")
+    both = Settings.model_validate(SETTINGS.model_dump() | {"identity": {"secret": "env:IDS"}})
+    ids = [await _session_id(settings) for settings in (both, both, SETTINGS, SETTINGS)]
+    assert len(set(ids)) == 3
+    assert ids[0] == ids[1]
+
+
+async def _session_id(settings: Settings) -> str:
+    app = App(settings)
+    await app.start()
+    try:
+        url, headers = f"http://127.0.0.1:{app.port}/v1/chat/completions", {"X-Turngate-Session": "s"}
+        async with aiohttp.ClientSession() as client, client.post(url, json=ASK, headers=headers) as response:
+            return response.headers["X-Turngate-Session"]
+    finally:
+        await app.stop()

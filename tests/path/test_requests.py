@@ -12,6 +12,7 @@ from tests.path.conftest import Gateway, Start
 from tests.path.fake_engine import FakeEngine, completion, error, replies
 
 ASK = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+TOOL = {"type": "function", "function": {"name": "ls"}}
 TOO_LARGE = (
     "This model's maximum context length is 32768 tokens. However, you requested 30000 output tokens and your"
     " prompt contains {} input tokens, for a total of too many tokens."
@@ -255,3 +256,17 @@ async def test_readiness_follows_the_engines_and_liveness_does_not(start: Start,
     async with gateway.get("/health") as response:
         about = (await response.json())["engines"][0]
     assert (response.status, about["name"], about["is_up"]) == (200, "e1", False)
+
+
+async def test_sessions_and_families_are_shown_to_whoever_may_use_them(start: Start, engine: FakeEngine) -> None:
+    gateway = await start(engine)
+    answer = await gateway.ask(ASK | {"tools": [TOOL]}, x_turngate_session="mine")
+    async with gateway.get("/v1/turngate/sessions") as response:
+        (session,) = (await response.json())["sessions"]
+    assert session["session"] == answer.headers["X-Turngate-Session"]
+    assert (session["kind"], session["turns"], session["state"]) == ("agent", 1, "idle")
+    assert (session["source"], session["replica"]) == ("x-turngate-session", "e1")
+    async with gateway.get("/v1/turngate/families") as response:
+        (family,) = (await response.json())["families"]
+    assert (family["family"], family["turns"]) == (session["family"], 1)
+    assert (family["sessions"], family["states"]) == ({"agent": 1}, {"idle": 1})

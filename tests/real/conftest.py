@@ -5,14 +5,16 @@ from collections.abc import AsyncIterator
 import pytest_asyncio
 
 from tests.real.dynamo import Dynamo, DynamoOptions, dynamo_stack
-from tests.real.vllm import Vllm, vllm_server
+from tests.real.vllm import Vllm, VllmOptions, vllm_server
 
 FUNCTIONAL_SPEEDUP = 1000.0
+VLLM_BLOCKS = 4000
+"""Eight OpenCodes (10k tokens each, of which 2.7k are shared) fit with room to spare."""
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def vllm_process() -> AsyncIterator[Vllm]:
-    async with vllm_server() as running:
+    async with vllm_server(VllmOptions(num_blocks=VLLM_BLOCKS)) as running:
         yield running
 
 

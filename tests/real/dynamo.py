@@ -19,6 +19,8 @@ INSIDE = Path(__file__).parent / "inside"
 READY_DEADLINE_S = 60.0
 # Any number does; without one the mocker imports transformers to compute it.
 KV_BYTES_PER_TOKEN = 114688
+HIDDEN_MODEL_NAME = "behind"
+"""Of the workers, when what serves the model is a router of their own."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,8 @@ class DynamoOptions:
     tool_parser: str | None = "hermes"
     replies: tuple[Answer, ...] = ()
     """Answers that requests may ask for by `rewrites.replayed`; other requests get random text."""
+    thunderagent: tuple[str, ...] | None = None
+    """Arguments of `dynamo.thunderagent_router` between the frontend and the workers; None: without it."""
     frontend_arguments: tuple[str, ...] = ()
     worker_arguments: tuple[str, ...] = ()
 
@@ -90,6 +94,9 @@ async def dynamo_stack(options: DynamoOptions = DynamoOptions()) -> AsyncIterato
             command = _worker_command(options, replay_file)
             running = await stack.enter_async_context(server(f"worker-{number}", command, worker_env, log_dir))
             workers.append(Worker(f"http://127.0.0.1:{port}/metrics", running))
+        if options.thunderagent is not None:
+            command = _thunderagent_command(options)
+            await stack.enter_async_context(server("thunderagent", command, env, log_dir))
         port = free_port()
         frontend = await stack.enter_async_context(
             server("frontend", _frontend_command(options, port), env, log_dir)
@@ -140,7 +147,7 @@ def _worker_command(options: DynamoOptions, replay_file: Path | None) -> list[st
     command += [DYNAMO_PYTHON, INSIDE / "dynamo_worker.py"]
     flags: Mapping[str, object] = {
         "--model-path": DYNAMO_MODEL_DIR,
-        "--model-name": options.model_name,
+        "--model-name": options.model_name if options.thunderagent is None else HIDDEN_MODEL_NAME,
         "--engine-type": options.engine_type,
         "--num-gpu-blocks-override": options.num_blocks,
         "--block-size": options.block_tokens,
@@ -156,11 +163,22 @@ def _worker_command(options: DynamoOptions, replay_file: Path | None) -> list[st
     return [*command, *_given(flags), *options.worker_arguments]
 
 
+def _thunderagent_command(options: DynamoOptions) -> list[str | Path]:
+    flags: Mapping[str, object] = {
+        "--endpoint": "dynamo.backend.generate",
+        "--model-name": options.model_name,
+        "--model-path": DYNAMO_MODEL_DIR,
+        "--router-block-size": options.block_tokens,
+    }
+    command: list[str | Path] = [DYNAMO_PYTHON, "-m", "dynamo.thunderagent_router"]
+    return [*command, *_given(flags), *(options.thunderagent or ())]
+
+
 def _frontend_command(options: DynamoOptions, port: int) -> list[str | Path]:
     flags: Mapping[str, object] = {
         "--http-host": "127.0.0.1",
         "--http-port": port,
-        "--router-mode": options.router_mode,
+        "--router-mode": options.router_mode if options.thunderagent is None else "round-robin",
         "--router-queue-threshold": options.router_queue_threshold,
         "--router-session-affinity-ttl-secs": options.session_affinity_ttl_s,
     }
@@ -184,7 +202,7 @@ async def _wait_until_ready(dynamo: Dynamo) -> None:
         async with session.get(f"{dynamo.base_url}/health") as response:
             instances = (await response.json())["instances"]
         serving = {i["instance_id"] for i in instances if i["endpoint"] == "generate"}
-        return len(serving) == dynamo.options.num_workers
+        return len(serving) == dynamo.options.num_workers + (dynamo.options.thunderagent is not None)
 
     for worker in dynamo.workers:
         await worker.server.wait_until_ready(_has_metrics(worker), READY_DEADLINE_S)

@@ -1,5 +1,6 @@
 """The gateway as its users start it: `turngate serve` in a process of its own, and what it says of itself."""
 
+import asyncio
 import json
 import re
 import sys
@@ -15,7 +16,9 @@ import aiohttp
 from tests.real.process import Server, free_port, server
 
 READY_DEADLINE_S = 60.0
-_SAMPLE = re.compile(r"(\w+)(?:\{(.*)\})? (\S+)$")
+IDLE_DEADLINE_S = 60.0
+POLL_INTERVAL_S = 0.05
+_SAMPLE = re.compile(r"([\w:]+)(?:\{(.*)\})? (\S+)$")
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 Json = dict[str, Any]
@@ -47,6 +50,12 @@ class Gateway:
         """Of /v1/turngate/families, in order of first arrival."""
         return list((await self.get("/v1/turngate/families"))["families"])
 
+    async def until_idle(self) -> None:
+        """Returns once no request is in it: then every receipt is written. A client is gone a little earlier."""
+        async with asyncio.timeout(IDLE_DEADLINE_S):
+            while any(row["state"] != "idle" for row in await self.sessions()):
+                await asyncio.sleep(POLL_INTERVAL_S)
+
     async def receipt(self, receipt_id: str) -> Json:
         return await self.get(f"/v1/turngate/receipts/{receipt_id}")
 
@@ -56,14 +65,18 @@ class Gateway:
         return [line for line in lines if "outcome" in line]
 
     async def metric(self, name: str, **labels: str) -> float:
-        """Sum of the Prometheus samples of that name which have these labels; 0 when there is none."""
-        async with aiohttp.ClientSession() as session, session.get(f"{self.base_url}/metrics") as response:
-            page = await response.text()
-        samples = [match for line in page.splitlines() if (match := _SAMPLE.match(line)) and match[1] == name]
-        return sum(float(s[3]) for s in samples if labels.items() <= dict(_LABEL.findall(s[2] or "")).items())
+        return await sample(f"{self.base_url}/metrics", name, **labels)
 
     async def stop(self) -> None:
         await self.server.stop()
+
+
+async def sample(metrics_url: str, name: str, **labels: str) -> float:
+    """Sum of the Prometheus samples of that name which have these labels; 0 when there is none."""
+    async with aiohttp.ClientSession() as session, session.get(metrics_url) as response:
+        page = await response.text()
+    samples = [match for line in page.splitlines() if (match := _SAMPLE.match(line)) and match[1] == name]
+    return sum(float(s[3]) for s in samples if labels.items() <= dict(_LABEL.findall(s[2] or "")).items())
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""Install the real parts: `python -m tests.real.install vllm|dynamo|opencode|codex|all`.
+"""Install the real parts: `python -m tests.real.install vllm|dynamo|opencode|codex|peers|all`.
 
 Needs Python 3.11, Node 20 with npm and a package index; everything lands in `$TURNGATE_CACHE`
 (default `~/.cache/turngate`). A part is complete once its stamp is written, and made again from
@@ -134,6 +134,16 @@ def install_codex(log: Log) -> None:
     log.run("codex --version", [parts.CODEX_COMMAND, "--version"])
 
 
+def install_peers(log: Log) -> None:
+    """Other gateways, for benchmarks."""
+    pip = make_venv(parts.PEERS_PYTHON, log)
+    pinned = [f"smg=={parts.SMG_VERSION}", f"vllm-router=={parts.VLLM_ROUTER_VERSION}"]
+    constraints: list[str | Path] = ["-c", INSIDE / "constraints-peers.txt"]
+    log.run("pip install " + " ".join(pinned), [*pip, "install", *constraints, *pinned])
+    for name in ("smg", "vllm-router"):
+        log.run(f"{name} --help", [parts.PEERS_PYTHON.with_name(name), "--help"])
+
+
 def make_venv(python: Path, log: Log) -> list[str | Path]:
     """Returns the command that runs pip in it."""
     log.run("make the environment", [sys.executable, "-m", "venv", python.parents[1]])
@@ -164,6 +174,13 @@ PARTS = {
         ),
         Part("opencode", parts.OPENCODE_DIR, parts.OPENCODE_VERSION, (), install_opencode),
         Part("codex", parts.CODEX_DIR, parts.CODEX_VERSION, (), install_codex),
+        Part(
+            "peers",
+            parts.PEERS_DIR,
+            f"smg {parts.SMG_VERSION}, vllm-router {parts.VLLM_ROUTER_VERSION}",
+            ("constraints-peers.txt",),
+            install_peers,
+        ),
     )
 }
 
@@ -193,7 +210,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="+", choices=[*PARTS, "all"])
     wanted = parser.parse_args().parts
-    names = list(PARTS) if "all" in wanted else wanted
+    # Tests run without the peers, which are for benchmarks.
+    names = [name for name in PARTS if name != "peers"] if "all" in wanted else wanted
     with only_one_installer():
         for name in names:
             try:

@@ -8,6 +8,8 @@ DYNAMO_VERSION = "1.6.1"
 OPENCODE_VERSION = "1.18.33"
 CODEX_VERSION = "0.169.0"
 RIPGREP_VERSION = "1.18.0"
+SMG_VERSION = "1.13.0"
+VLLM_ROUTER_VERSION = "0.1.17"
 
 CACHE_DIR = Path(os.environ.get("TURNGATE_CACHE") or Path.home() / ".cache" / "turngate")
 
@@ -27,6 +29,9 @@ RIPGREP_BIN_DIR = OPENCODE_DIR / "node_modules" / "@vscode" / "ripgrep-linux-x64
 
 CODEX_DIR = CACHE_DIR / "codex"
 CODEX_COMMAND = CODEX_DIR / "node_modules" / ".bin" / "codex"
+
+PEERS_DIR = CACHE_DIR / "peers"
+PEERS_PYTHON = PEERS_DIR / "venv" / "bin" / "python"
 
 
 class NotInstalledError(Exception):

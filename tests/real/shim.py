@@ -14,8 +14,9 @@ import aiohttp
 from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
 
+# Less `upgrade`, so that a refusal to upgrade can be seen through the shim.
 HOP_BY_HOP = frozenset(
-    {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "expect"}
+    {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "expect"}
     | {"host", "content-length", "proxy-authorization", "proxy-authenticate"}
 )
 MAX_BODY_BYTES = 64 * 1024 * 1024

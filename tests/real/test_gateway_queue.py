@@ -1,7 +1,6 @@
 """A client that waits for a slot is kept by events that raw readers, the openai SDK and its helpers all accept."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI
 
-from tests.real.dynamo import Dynamo
 from tests.real.vllm import Vllm
 from tests.real.wire import Wire, data_of, events, long_answer, wire
 
@@ -53,7 +51,7 @@ async def test_keep_alives_come_whole_before_the_engines_bytes_and_never_between
     body = STREAMS[path] | {"model": queue.model, "stream": True}
     headers = {"X-Request-Id": f"waits-{path}"}
     async with (
-        long_answer(queue) as blocker,
+        long_answer(queue.gateway.base_url, queue.model) as blocker,
         aiohttp.ClientSession() as session,
         asyncio.timeout(20),
         session.post(queue.gateway.base_url + path, json=body, headers=headers) as response,
@@ -77,7 +75,7 @@ async def test_keep_alives_come_whole_before_the_engines_bytes_and_never_between
 async def test_the_sdk_accepts_keep_alives(queue: Wire, how: str) -> None:
     async with (
         AsyncOpenAI(base_url=f"{queue.gateway.base_url}/v1", api_key="any", max_retries=0) as client,
-        long_answer(queue) as blocker,
+        long_answer(queue.gateway.base_url, queue.model) as blocker,
         asyncio.timeout(20),
     ):
         fields: Any = {"model": queue.model, "extra_body": {"structured_outputs": {"choice": ["All is well."]}}}

@@ -31,8 +31,8 @@ VOLATILE = frozenset(
     {"id", "call_id", "item_id", "created", "created_at", "completed_at", "obfuscation"}
     | {"prompt_tokens_details", "input_tokens_details", "system_fingerprint"}
 )
-"""What an engine makes anew for each answer, what its cache says, and what vLLM puts into the last event of a stream,
-which is the usage that only we asked for."""
+"""What an engine makes anew for each answer, what its cache says, and the fingerprint, which vLLM puts into
+the last event of a stream: the usage, where only the gateway asked for that."""
 
 
 class Verdict(BaseModel):
@@ -123,7 +123,8 @@ async def ask_async(client: AsyncOpenAI, api: str, how: str, fields: dict[str, A
 def joined(events: list[Any]) -> dict[str, Any]:
     """A stream without its timing, which decides how many tokens share an event."""
     if not hasattr(events[0], "choices"):
-        return {"types": [kind for kind, _ in groupby(event.type for event in events)]} | events[-1].to_dict()
+        types = [kind for kind, _ in groupby(event.type for event in events)]
+        return {"types": types, "last": events[-1].to_dict()}
     deltas = [choice.delta for event in events for choice in event.choices]
     calls = [call.function for delta in deltas for call in delta.tool_calls or []]
     return {
@@ -159,4 +160,6 @@ async def test_the_sdk_parses_the_same_through_the_gateway(
     straight, *others = map(lasting, results)
     assert others == [straight] * 3
     said = json.dumps(straight)
-    assert all(json.dumps(text)[1:-1] in said for text in (["bash", "ls -l"] if answer.calls else ['"verdict":"yes"']))
+    assert all(
+        json.dumps(text)[1:-1] in said for text in (["bash", "ls -l"] if answer.calls else ['"verdict":"yes"'])
+    )

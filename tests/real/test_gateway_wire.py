@@ -1,4 +1,4 @@
-"""Byte truth on real engines: the gateway takes out what only it had asked for, adds hints, and changes nothing else."""
+"""Byte truth on real engines: the gateway adds hints, takes out what only it asked for, and changes nothing."""
 
 import asyncio
 import json
@@ -238,7 +238,8 @@ async def test_the_worker_that_dynamo_names_for_us_is_taken_out_to_the_byte(
         if named is not None and "nvext" in named:
             member = b',"nvext":' + json.dumps(named["nvext"], separators=(",", ":")).encode()
             num_named += str(named["nvext"]["worker_id"]["decode_worker_id"]) == chosen
-        assert ours == theirs.replace(member, b"") and theirs.count(member or b"\0") == bool(member)
+        assert theirs.count(member) == 1 or not member
+        assert ours == theirs.replace(member, b"")
     if path == RESPONSES and stream:
         assert num_named == 0  # Dynamo does not name it there
     else:

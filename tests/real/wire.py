@@ -76,10 +76,10 @@ class Wire:
 
 
 @asynccontextmanager
-async def long_answer(wire: Wire) -> AsyncIterator[aiohttp.ClientResponse]:
+async def long_answer(base_url: str, model: str) -> AsyncIterator[aiohttp.ClientResponse]:
     """Holds a slot of the gateway from its first bytes on; close it to give the slot back."""
-    body = {"model": wire.model, "messages": [{"role": "user", "content": "Count."}], "stream": True}
-    url = wire.gateway.base_url + "/v1/chat/completions"
+    body = {"model": model, "messages": [{"role": "user", "content": "Count."}], "stream": True}
+    url = base_url + "/v1/chat/completions"
     async with (
         aiohttp.ClientSession() as session,
         session.post(url, json=body | {"max_tokens": 20_000, "ignore_eos": True}) as response,

@@ -1,0 +1,129 @@
+"""What stands between the clients and the engine, and what the clients do themselves, arm by arm."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.fleet.clients import (
+    DeclaringClient,
+    DynamoSessionClient,
+    NamedSessionClient,
+    SessionCapClient,
+    SlotsClient,
+    StrictPriorityClient,
+)
+from benchmarks.fleet.engines import Engine
+from benchmarks.fleet.fleets import FleetSpec
+from benchmarks.peers import smg, vllm_router
+from gateway.demo.agents import Client
+from gateway.demo.processes import command
+from gateway.transport import Upstream
+
+ANY = ("embedded", "dynamo", "vllm")
+DYNAMO = ("dynamo",)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What an arm's client may need to know of its run."""
+
+    fleet: FleetSpec
+    upstream: Upstream
+    base_url: str
+    model: str
+
+
+def unmodified(setting: Setting) -> Client:
+    return Client()
+
+
+def straight(engine: Engine) -> AbstractAsyncContextManager[str]:
+    return nullcontext(engine.base_url)
+
+
+def gateway(*settings: str) -> Callable[[Engine], AbstractAsyncContextManager[str]]:
+    """Turngate in front, with its defaults but for `settings`."""
+
+    @asynccontextmanager
+    async def serve(engine: Engine) -> AsyncIterator[str]:
+        arguments = ["serve", "--port", "0", "--engine", engine.base_url.replace("http", engine.kind, 1)]
+        async with command(
+            [*arguments, *(part for setting in settings for part in ("--set", setting))]
+        ) as base_url:
+            yield base_url
+
+    return serve
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    what: str
+    """For the report."""
+    front: Callable[[Engine], AbstractAsyncContextManager[str]] = straight
+    """Lends the base URL that the clients talk to."""
+    client: Callable[[Setting], Client] = unmodified
+    engine_options: Mapping[str, Any] = field(default_factory=dict)
+    has_history: bool = False
+    """Another fleet of the same family has gone through before."""
+    engines: tuple[str, ...] = ANY
+
+
+ARMS = {
+    "straight": Arm("clients call the engine"),
+    "passthrough": Arm("Turngate, policy.name=passthrough", gateway("policy.name=passthrough")),
+    "fifo": Arm("Turngate, policy.name=fifo", gateway("policy.name=fifo")),
+    "request-cap": Arm(
+        "Turngate, policy.name=fifo, policy.slots_per_replica=16",
+        gateway("policy.name=fifo", "policy.slots_per_replica=16"),
+    ),
+    "session-cap": Arm(
+        "an oracle: clients that together keep at most the best number of sessions alive",
+        client=lambda setting: SessionCapClient(setting.fleet.session_cap),
+    ),
+    "turns": Arm("Turngate, default settings", gateway()),
+    "turns-declared": Arm(
+        "the same, clients that declare their remaining turns", gateway(), lambda setting: DeclaringClient()
+    ),
+    "turns-history": Arm("the same, after another fleet of the family", gateway(), has_history=True),
+    "dynamo-priority": Arm(
+        "Dynamo's router, queue threshold 0.1, clients that ask for strict priority by turns left",
+        client=lambda setting: StrictPriorityClient(),
+        engine_options={"router_queue_threshold": 0.1},
+        engines=DYNAMO,
+    ),
+    "dynamo-affinity": Arm(
+        "Dynamo's router with session affinity, clients that name their session",
+        client=lambda setting: NamedSessionClient("x-dynamo-session-id"),
+        engine_options={"session_affinity_ttl_s": 600},
+        engines=DYNAMO,
+    ),
+    "thunderagent": Arm(
+        "dynamo.thunderagent_router of Dynamo 1.6.1, clients that name their session and say when it ends",
+        client=lambda setting: DynamoSessionClient(setting.upstream, setting.base_url, setting.model),
+        engine_options={"thunderagent": ()},
+        engines=DYNAMO,
+    ),
+    "thunderagent-1s": Arm(
+        "the same with a scheduler tick of 1 s instead of 5 s",
+        client=lambda setting: DynamoSessionClient(setting.upstream, setting.base_url, setting.model),
+        engine_options={"thunderagent": ("--scheduler-interval-seconds", "1")},
+        engines=DYNAMO,
+    ),
+    "smg": Arm("smg 1.13.0, policy cache_aware", smg),
+    "vllm-router": Arm("vllm-router 0.1.17, policy cache_aware", vllm_router()),
+    "vllm-router-programs": Arm(
+        "the same with --enable-program-scheduling, clients that name their session",
+        vllm_router("--enable-program-scheduling"),
+        client=lambda setting: NamedSessionClient("x-session-id"),
+    ),
+    "batch-agent-10": Arm(
+        "emulated slot discipline of batch-agent 0.2.0 (most turns done first), its default of 10",
+        client=lambda setting: SlotsClient(10),
+    ),
+    "batch-agent-16": Arm(
+        "the same with 16 slots, the best of its settings on base", client=lambda setting: SlotsClient(16)
+    ),
+}

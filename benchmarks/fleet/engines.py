@@ -1,0 +1,103 @@
+"""The engines: each lends a fresh one per cell, or the same one with an empty cache where a start takes long."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import orjson
+
+from benchmarks.fleet.fleets import FleetSpec
+from gateway.demo.agents import TIMEOUTS, prose
+from gateway.demo.processes import command
+from gateway.fields import integer, obj
+from gateway.transport import Upstream
+from tests.real.dynamo import DynamoOptions, dynamo_stack
+from tests.real.gateway import sample
+from tests.real.parts import SMALL_MODEL_DIR
+from tests.real.vllm import VllmOptions, vllm_server
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    base_url: str
+    kind: str
+    """As the gateway calls it."""
+    model: str
+    metrics_urls: tuple[str, ...] = ()
+    """Where `vllm:num_preemptions_total` is counted."""
+    hits_answers: bool = False
+    """Whether an answer that comes back inside the next prompt is found in its cache."""
+
+    async def preemptions(self) -> int:
+        return sum([int(await sample(url, "vllm:num_preemptions_total")) for url in self.metrics_urls])
+
+
+Fresh = Callable[..., AbstractAsyncContextManager[Engine]]
+"""Lends an engine with an empty cache; keywords change its options."""
+
+
+@asynccontextmanager
+async def embedded(fleet: FleetSpec) -> AsyncIterator[Fresh]:
+    assert fleet.num_workers == 1, "the embedded engine has one worker"
+    capacity = f"embedded.capacity_tokens={fleet.num_blocks * fleet.block_tokens}"
+
+    @asynccontextmanager
+    async def fresh() -> AsyncIterator[Engine]:
+        async with command(
+            ["engine", "--port", "0", "--set", capacity, "--set", "embedded.slots=256"]
+        ) as base_url:
+            yield Engine(base_url, "vllm", "embedded", hits_answers=True)
+
+    yield fresh
+
+
+@asynccontextmanager
+async def dynamo(fleet: FleetSpec) -> AsyncIterator[Fresh]:
+    options = DynamoOptions(
+        num_workers=fleet.num_workers, num_blocks=fleet.num_blocks, block_tokens=fleet.block_tokens
+    )
+
+    @asynccontextmanager
+    async def fresh(**changes: Any) -> AsyncIterator[Engine]:
+        async with dynamo_stack(replace(options, **changes)) as stack:
+            metrics_urls = tuple(worker.metrics_url for worker in stack.workers)
+            yield Engine(stack.base_url, "dynamo", stack.model, metrics_urls)
+
+    yield fresh
+
+
+@asynccontextmanager
+async def vllm(fleet: FleetSpec) -> AsyncIterator[Fresh]:
+    """One server for all cells: it takes a minute to start."""
+    assert fleet.num_workers == 1, "vLLM runs as one worker here"
+    options = VllmOptions(
+        SMALL_MODEL_DIR, num_blocks=fleet.num_blocks, block_tokens=fleet.block_tokens, max_context_tokens=16_384
+    )
+    async with vllm_server(options) as server:
+
+        @asynccontextmanager
+        async def fresh() -> AsyncIterator[Engine]:
+            await server.reset_prefix_cache()
+            yield Engine(server.base_url, "vllm", server.model, (server.metrics_url,))
+
+        yield fresh
+
+
+ENGINES = {"embedded": embedded, "dynamo": dynamo, "vllm": vllm}
+PARALLEL = {"embedded": 2, "dynamo": 3, "vllm": 1}
+"""Cells at a time. The mocker sleeps instead of computing, so that up to nine stacks disturb each other by less
+than 1 %; vLLM computes."""
+
+
+async def measured_chars_per_token(upstream: Upstream, engine: Engine) -> float:
+    """Of the filler text, by the engine's own tokenizer."""
+    num_chars = 20_000
+    message = {"role": "user", "content": prose("calibration", num_chars)}
+    body = orjson.dumps({"model": engine.model, "messages": [message], "max_tokens": 1})
+    headers = [("content-type", "application/json")]
+    reply = await upstream.call("POST", f"{engine.base_url}/v1/chat/completions", headers, body, TIMEOUTS)
+    usage = obj(orjson.loads(await reply.read(1_000_000)), "usage")
+    return num_chars / (integer(usage, "prompt_tokens") or 1)

@@ -1,0 +1,59 @@
+"""The workloads: which sessions run against how large a cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gateway.demo.workload import Shape
+
+BASE_RATE_PER_S = 40 / 45.0
+"""R: the sessions per second that the base engine finishes when all go straight (`--fleet base`, straight)."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSpec:
+    """A workload, and the engine's KV cache under it."""
+
+    shape: Shape
+    num_blocks: int
+    """Per worker."""
+    num_workers: int = 1
+    block_tokens: int = 16
+    session_cap: int = 20
+    """Of the arm that knows the best one."""
+
+    @property
+    def within_s(self) -> float:
+        """A run that takes longer has failed."""
+        rate = self.shape.arrival_rate_per_s
+        return 240.0 + (2 * self.shape.num_sessions / rate if rate else 6.0 * self.shape.num_sessions)
+
+
+def _open(load: float) -> FleetSpec:
+    return FleetSpec(Shape(200, arrival_rate_per_s=load * BASE_RATE_PER_S), 2_500, session_cap=24)
+
+
+def _cpu(num_sessions: int) -> FleetSpec:
+    """For the 7M model on a CPU: about five sessions fit."""
+    shape = Shape(num_sessions, first_tokens=600, append_tokens=600, output_tokens=(36, 84), gap_s=(0.5, 0.5))
+    return FleetSpec(shape, num_blocks=600, block_tokens=32, session_cap=5)
+
+
+FLEETS = {
+    "below": FleetSpec(Shape(8), 8_192),
+    "base": FleetSpec(Shape(40), 2_500),
+    "base-37": FleetSpec(Shape(37), 2_500),
+    "base-43": FleetSpec(Shape(43), 2_500),
+    "base-50": FleetSpec(Shape(50), 2_500),
+    "ctl": FleetSpec(Shape(40), 8_192),
+    "mixed": FleetSpec(Shape(40, (2, 4, 8)), 2_500),
+    "w4": FleetSpec(Shape(40), 900, num_workers=4, session_cap=28),
+    "open": _open(1.0),
+    "open-0.8": _open(0.8),
+    "open-1.15": _open(1.15),
+    "cpu-16": _cpu(16),
+    "cpu-32": _cpu(32),
+    "cpu-64": _cpu(64),
+}
+"""`below` is far from any cliff (8 sessions where 40 fit), `ctl` has no pressure either. In `base` about 20 of the
+sessions fit, in `w4` 5 or 6 per worker. Each `open` fleet arrives at that multiple of BASE_RATE_PER_S."""

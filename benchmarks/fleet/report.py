@@ -1,0 +1,109 @@
+"""The table of a fleet's cells, and their store: one line of JSON per cell, so that a run can be resumed."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import orjson
+
+from benchmarks.fleet.arms import ARMS
+from benchmarks.fleet.cells import Cell
+from benchmarks.fleet.figures import SHORTEST_FIFO_WAIT_S, Figures
+
+Cells = dict[tuple[str, int], Cell]
+"""By arm and seed."""
+
+BASELINE = "straight"
+COLUMNS: Sequence[tuple[str, Callable[[Figures], float]]] = (
+    ("makespan s", lambda f: f.makespan_s),
+    ("mean session s", lambda f: f.mean_session_s),
+    ("p99 session s", lambda f: f.p99_session_s),
+    ("p99 TTFT turn 1 s", lambda f: f.p99_ttft_first_s),
+    ("p99 TTFT later s", lambda f: f.p99_ttft_later_s),
+    ("uncached tokens", lambda f: f.uncached_tokens),
+)
+
+
+def load(file: Path) -> Cells:
+    cells = {}
+    for line in file.read_bytes().splitlines() if file.exists() else ():
+        found = orjson.loads(line)
+        cell = Cell(**found | {"figures": Figures(**found["figures"])})
+        cells[cell.arm, cell.seed] = cell
+    return cells
+
+
+def save(file: Path, cells: Cells) -> None:
+    """In order of arm and seed."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    order = {arm: place for place, arm in enumerate(ARMS)}
+    found = sorted(cells.values(), key=lambda cell: (order[cell.arm], cell.seed))
+    file.write_bytes(b"".join(orjson.dumps(asdict(cell), option=orjson.OPT_APPEND_NEWLINE) for cell in found))
+
+
+def by_arm(cells: Cells) -> dict[str, dict[int, Figures]]:
+    """Arm -> seed -> figures, in the order of ARMS."""
+    found: dict[str, dict[int, Figures]] = {}
+    for arm in ARMS:
+        if runs := {seed: cell.figures for (name, seed), cell in sorted(cells.items()) if name == arm}:
+            found[arm] = runs
+    return found
+
+
+def table(cells: Cells, note: str) -> str:
+    arms = by_arm(cells)
+    loads = [cell.load for cell in cells.values()]
+    lines = [
+        "Medians over the seeds; in brackets the ratio to `straight`: **of the sums over the seeds**, and median",
+        "and range of the ratios seed by seed. Seconds are the clients' own, waiting before the engine included.",
+        f"{note} Load of the machine at the start of a cell: {min(loads):.1f} to {max(loads):.1f}.",
+        "",
+        "| arm | seeds | " + " | ".join(name for name, _ in COLUMNS) + " | x floor | preemptions | errors |",
+        "|---" * (len(COLUMNS) + 5) + "|",
+    ]
+    lines += [_row(arm, runs, arms.get(BASELINE, {})) for arm, runs in arms.items()]
+    lines += ["", *(f"- `{arm}`: {ARMS[arm].what}." for arm in arms)]
+    if any(arrived for cell in cells.values() for arrived, *_ in cell.sessions if arrived > 1):
+        lines += ["", *_waits(arms)]
+    failures = sorted({f"- `{cell.arm}`: {failure}" for cell in cells.values() for failure in cell.failures})
+    if failures:
+        lines += ["", "Sessions that did not run to their end, because:", "", *failures]
+    return "\n".join(lines)
+
+
+def _row(arm: str, runs: Mapping[int, Figures], baseline: Mapping[int, Figures]) -> str:
+    values = [_cell(runs, {} if arm == BASELINE else baseline, of) for _, of in COLUMNS]
+    floor = sum(run.uncached_tokens for run in runs.values()) / sum(run.floor_tokens for run in runs.values())
+    preemptions = statistics.mean(run.preemptions for run in runs.values())
+    errors = sum(run.errors for run in runs.values())
+    seeds = " ".join(map(str, runs))
+    return f"| {arm} | {seeds} | " + " | ".join(values) + f" | {floor:.3f} | {preemptions:.0f} | {errors} |"
+
+
+def _cell(runs: Mapping[int, Figures], baseline: Mapping[int, Figures], of: Callable[[Figures], float]) -> str:
+    median = statistics.median(of(run) for run in runs.values())
+    shown = f"{median:,.0f}" if median > 1_000 else f"{median:.2f}"
+    pairs = [(of(run), of(baseline[seed])) for seed, run in runs.items() if seed in baseline]
+    if not pairs or not all(base for _, base in pairs):
+        return shown
+    ratios = [new / base for new, base in pairs]
+    of_sums = sum(new for new, _ in pairs) / sum(base for _, base in pairs)
+    if len(pairs) == 1:
+        return f"{shown} (**{of_sums:.3f}x**)"
+    return f"{shown} (**{of_sums:.3f}x**; {statistics.median(ratios):.3f} [{min(ratios):.3f}-{max(ratios):.3f}])"
+
+
+def _waits(arms: Mapping[str, Mapping[int, Figures]]) -> Iterable[str]:
+    yield "Longest wait for a session's first token, and the most that it was of the wait that the session's"
+    yield "place in the arrivals would have got from the same starts in order"
+    yield f"(counted as {SHORTEST_FIFO_WAIT_S:.0f} s at least):"
+    yield ""
+    yield "| arm | longest s | of the FIFO wait |"
+    yield "|---|---|---|"
+    for arm, runs in arms.items():
+        longest = max(run.longest_first_wait_s for run in runs.values())
+        worst = max(run.worst_wait_over_fifo for run in runs.values())
+        yield f"| {arm} | {longest:.1f} | {worst:.2f}x |"

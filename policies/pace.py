@@ -1,0 +1,44 @@
+"""How fast one pool prefills, and how long a turn of its sessions takes from begin to begin."""
+
+from __future__ import annotations
+
+from policies.learning import blend
+from policies.types import TurnId
+
+PREFILL_TOKENS_PER_S = 8_000.0
+CYCLE_S = 3.0
+"""Until both have been seen: a 32B-class model on one 80 GB GPU, and agents with short tools."""
+FEWEST_TOKENS = 256
+"""Shorter prefills tell more of the engine's overhead than of its speed."""
+
+
+class Pace:
+    """Learned from facts; written by the Scheduler."""
+
+    def __init__(self) -> None:
+        self._prefill_tokens_per_s: float | None = None
+        self._cycle_s: float | None = None
+        self._alone: dict[TurnId, tuple[float, float]] = {}
+        """Prefills that began while no other one was under way: (when, tokens)."""
+
+    @property
+    def cycle_tokens(self) -> float:
+        """Tokens that the pool could prefill in the time of one turn: what a session's turn is worth at most."""
+        if self._prefill_tokens_per_s is None or self._cycle_s is None:
+            return PREFILL_TOKENS_PER_S * CYCLE_S
+        return self._prefill_tokens_per_s * self._cycle_s
+
+    def prefill_began(self, turn_id: TurnId, tokens: float, is_alone: bool, now: float) -> None:
+        self._alone.clear()  # a second prefill slows down the first
+        if is_alone and tokens >= FEWEST_TOKENS:
+            self._alone[turn_id] = now, tokens
+
+    def prefill_ended(self, turn_id: TurnId, now: float) -> None:
+        """Its first byte came."""
+        began_at, tokens = self._alone.pop(turn_id, (now, 0.0))
+        if now > began_at:
+            self._prefill_tokens_per_s = blend(self._prefill_tokens_per_s, tokens / (now - began_at))
+
+    def saw_cycle(self, cycle_s: float) -> None:
+        """A session began its next turn `cycle_s` after the one before."""
+        self._cycle_s = blend(self._cycle_s, cycle_s)

@@ -1,0 +1,195 @@
+"""A client that is gone, however and whenever it goes, leaves an idle engine and no used slot within a second."""
+
+import asyncio
+import json
+import socket
+import struct
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from tests.real.dynamo import DynamoOptions, dynamo_stack
+from tests.real.gateway import Gateway, engine_url, gateway, sample
+from tests.real.vllm import Vllm
+from tests.real.wire import long_answer
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+IDLE_WITHIN_S = 1.0
+PHASE_DEADLINE_S = 30.0
+MAX_TRIES = 3
+LONG_PROMPT_WORDS = 25_000
+"""Seconds of prefill on either engine, within their contexts."""
+RST_ON_CLOSE = struct.pack("ii", 1, 0)
+CLIENT = """
+import socket, sys
+connection = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+connection.sendall(sys.stdin.buffer.read())
+while part := connection.recv(65536):
+    sys.stdout.buffer.write(part)
+    sys.stdout.buffer.flush()
+"""
+tasks = count()
+
+
+@dataclass(frozen=True)
+class Setup:
+    """An engine, and a gateway that gives it one turn at a time."""
+
+    gateway: Gateway
+    model: str
+    metrics_url: str
+
+    async def num_in_engine(self) -> float:
+        """Running and waiting, as the engine itself says."""
+        return await sample(self.metrics_url, "vllm:num_requests_running") + await sample(
+            self.metrics_url, "vllm:num_requests_waiting"
+        )
+
+    async def is_empty(self) -> bool:
+        return await self.num_in_engine() == 0 and await self.gateway.metric("turngate_slots_used") == 0
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def on_vllm(vllm_process: Vllm) -> AsyncIterator[Setup]:
+    async with gateway(engine_url("vllm", vllm_process.base_url), policy__slots_per_replica=1) as front:
+        yield Setup(front, vllm_process.model, vllm_process.metrics_url)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def on_dynamo() -> AsyncIterator[Setup]:
+    """At its own speed: prefills must last."""
+    async with (
+        dynamo_stack(DynamoOptions(num_blocks=8192)) as stack,
+        gateway(engine_url("dynamo", stack.base_url), policy__slots_per_replica=1) as front,
+    ):
+        yield Setup(front, stack.model, stack.workers[0].metrics_url)
+
+
+@pytest.fixture(params=["vllm", "dynamo"])
+def setup(request: pytest.FixtureRequest) -> Setup:
+    found: Setup = request.getfixturevalue(f"on_{request.param}")
+    return found
+
+
+@dataclass(frozen=True)
+class Client:
+    reader: asyncio.StreamReader
+    leave: Callable[[], None]
+
+
+def request_bytes(body: dict[str, Any]) -> bytes:
+    text = json.dumps(body).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: any\r\nContent-Length: {len(text)}\r\n"
+    return f"{head}Content-Type: application/json\r\n\r\n".encode() + text
+
+
+@asynccontextmanager
+async def client(way: str, port: int, request: bytes) -> AsyncIterator[Client]:
+    """Has sent the request on entry. `way`: how it leaves, by FIN, by RST, or killed as a process."""
+    if way == "kill":
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-ISc", CLIENT, str(port)),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(request)
+        process.stdin.write_eof()
+        yield Client(process.stdout, process.kill)
+        await process.wait()
+        return
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    connection = writer.get_extra_info("socket")
+    writer.write(request)
+    await writer.drain()
+
+    def leave() -> None:
+        if way == "rst":
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RST_ON_CLOSE)
+        else:
+            connection.shutdown(socket.SHUT_RDWR)
+        writer.transport.abort()
+
+    yield Client(reader, leave)
+    writer.transport.abort()
+
+
+def body_of(phase: str, model: str) -> dict[str, Any]:
+    """An answer that would last far longer than the test. No two prompts begin alike, so none is cached."""
+    prompt = f"Task {next(tasks)}. " + "word " * (LONG_PROMPT_WORDS if phase == "prefill" else 10)
+    return {
+        "model": model,
+        "messages": [{"role": "user", "content": prompt}],
+        "stream": phase != "plain",
+        "max_tokens": 2_000 if phase == "prefill" else 20_000,
+        "ignore_eos": True,
+    }
+
+
+async def seconds_until(is_so: Callable[[], Awaitable[bool]]) -> float:
+    started = time.monotonic()
+    async with asyncio.timeout(PHASE_DEADLINE_S):
+        while not await is_so():
+            await asyncio.sleep(0.005)
+    return time.monotonic() - started
+
+
+async def seconds_to_idle(setup: Setup, phase: str, way: str) -> float:
+    """From the client's end to the moment at which neither engine nor gateway knows of it any more."""
+    front = setup.gateway
+    port = int(front.base_url.rpartition(":")[2])
+    request = request_bytes(body_of(phase, setup.model))
+
+    async def is_queued() -> bool:
+        return await front.metric("turngate_queue_depth") == 1
+
+    async def is_in_engine() -> bool:
+        return await setup.num_in_engine() == 1
+
+    async def has_left_queue() -> bool:
+        return await front.metric("turngate_queue_depth") == 0
+
+    async with AsyncExitStack() as stack:
+        if phase == "queued":
+            holder = await stack.enter_async_context(long_answer(front.base_url, setup.model))
+        victim = await stack.enter_async_context(client(way, port, request))
+        if phase == "stream":
+            await asyncio.wait_for(victim.reader.readuntil(b"data: {"), PHASE_DEADLINE_S)
+        else:
+            await seconds_until(is_queued if phase == "queued" else is_in_engine)
+        victim.leave()
+        if phase != "queued":
+            took_s = await seconds_until(setup.is_empty)
+        else:
+            took_s = await seconds_until(has_left_queue)
+            assert (await setup.num_in_engine(), await front.metric("turngate_slots_used")) == (1, 1)
+            holder.close()
+            took_s = max(took_s, await seconds_until(setup.is_empty))
+        if phase != "stream":
+            assert await victim.reader.read() == b""
+    return took_s
+
+
+@pytest.mark.parametrize("way", ["fin", "rst", "kill"])
+@pytest.mark.parametrize("phase", ["queued", "prefill", "stream", "plain"])
+async def test_a_client_that_is_gone_leaves_nothing_behind(
+    setup: Setup, phase: str, way: str, record_property: Callable[[str, float], None]
+) -> None:
+    gone = await setup.gateway.metric("turngate_outcomes_total", outcome="client_gone")
+    took_s: list[float] = []
+    # A machine that stalls for a second says nothing about the gateway; a leak would last.
+    while not took_s or (min(took_s) > IDLE_WITHIN_S and len(took_s) < MAX_TRIES):
+        took_s.append(await seconds_to_idle(setup, phase, way))
+    record_property("seconds_to_idle", min(took_s))
+    assert min(took_s) <= IDLE_WITHIN_S
+    num_gone = len(took_s) * (2 if phase == "queued" else 1)
+    assert await setup.gateway.metric("turngate_outcomes_total", outcome="client_gone") == gone + num_gone

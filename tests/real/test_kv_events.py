@@ -1,0 +1,112 @@
+"""What real engines publish of their cache, as the gateway understands it: evictions, of whom, and resets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from gateway.factlog import read
+from policies.types import CacheLost, SessionId
+from tests.real.dynamo import DynamoOptions, dynamo_stack
+from tests.real.gateway import Gateway, engine_url, gateway
+from tests.real.process import free_port
+from tests.real.vllm import VllmOptions, vllm_server
+
+BLOCK_TOKENS = 32
+DEADLINE_S = 20.0
+
+
+async def ask(base_url: str, model: str, session: str, text: str) -> dict[str, Any]:
+    """Usage of one short answer."""
+    body = {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": 4}
+    async with aiohttp.ClientSession() as http:
+        headers = {"X-Turngate-Session": session}
+        async with http.post(f"{base_url}/v1/chat/completions", json=body, headers=headers) as response:
+            answer = await response.json()
+            assert response.status == 200, answer
+    usage: dict[str, Any] = answer["usage"]
+    return usage
+
+
+def prompt(session: str, num_words: int) -> str:
+    return f"session {session}: " + " ".join(f"{session}{number}" for number in range(num_words))
+
+
+def losses(facts: Path) -> list[CacheLost]:
+    return [fact for _, fact, _ in read(facts) if isinstance(fact, CacheLost)]
+
+
+def kept(facts: Path) -> dict[SessionId, int]:
+    """The last that was said of each session."""
+    told: dict[SessionId, int] = {}
+    for loss in losses(facts):
+        told.update(loss.kept_tokens or {})
+    return told
+
+
+async def until_evicted(running: Gateway) -> float:
+    async with asyncio.timeout(DEADLINE_S):
+        while not (number := await running.metric("turngate_kv_evicted_blocks_total")):
+            await asyncio.sleep(0.1)
+    return number
+
+
+async def session_id(running: Gateway, position: int) -> SessionId:
+    found: SessionId = (await running.sessions())[position]["session"]
+    return found
+
+
+async def test_vllm_says_which_session_lost_how_much_and_when_all_is_gone(tmp_path: Path) -> None:
+    port, facts = free_port(), tmp_path / "facts.jsonl"
+    config = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"tcp://127.0.0.1:{port}"}
+    options = VllmOptions(
+        num_blocks=200,
+        block_tokens=BLOCK_TOKENS,
+        max_context_tokens=6000,
+        extra_arguments=("--kv-events-config", json.dumps(config)),
+    )
+    async with vllm_server(options) as vllm:
+        engine = {"url": engine_url("vllm", vllm.base_url), "kv_events": [f"@tcp://127.0.0.1:{port}"]}
+        async with gateway(engines=[engine], logging__facts=str(facts)) as running:
+            first = await ask(running.base_url, vllm.model, "a", prompt("a", 600))
+            for name in ("b", "c"):
+                await ask(running.base_url, vllm.model, name, prompt(name, 600))
+            assert await until_evicted(running) > 0
+            again = await ask(running.base_url, vllm.model, "a", prompt("a", 600))
+            cached_tokens = again["prompt_tokens_details"]["cached_tokens"]
+            lost_id = await session_id(running, 0)
+            await vllm.reset_prefix_cache()
+            await asyncio.sleep(1.5)  # the log of facts is flushed once a second
+            await ask(running.base_url, vllm.model, "b", "hello")
+            horizon_s = await running.metric("turngate_kv_horizon_seconds")
+        left_tokens = kept(facts)[lost_id]
+    print("prompt", first["prompt_tokens"], "kept", left_tokens, "cached", cached_tokens, "horizon", horizon_s)
+    assert cached_tokens <= left_tokens < first["prompt_tokens"]
+    assert left_tokens - cached_tokens <= 128 + BLOCK_TOKENS
+    assert any(loss.kept_tokens is None for loss in losses(facts))
+    assert horizon_s > 0
+
+
+async def test_dynamo_counts_evictions_although_it_names_no_session(tmp_path: Path) -> None:
+    port, replay, facts = free_port(), free_port(), tmp_path / "facts.jsonl"
+    options = DynamoOptions(
+        num_blocks=100,
+        speedup_ratio=1000.0,
+        worker_arguments=("--zmq-kv-events-ports", str(port), "--zmq-replay-ports", str(replay)),
+    )
+    async with dynamo_stack(options) as dynamo:
+        await ask(dynamo.base_url, dynamo.model, "early", prompt("early", 100))
+        source = {"url": f"tcp://127.0.0.1:{port}", "replay_url": f"tcp://127.0.0.1:{replay}"}
+        engine = {"url": engine_url("dynamo", dynamo.base_url), "kv_events": [source]}
+        async with gateway(engines=[engine], logging__facts=str(facts)) as running:
+            for name in ("a", "b", "c", "d"):
+                await ask(running.base_url, dynamo.model, name, prompt(name, 200))
+            evicted = await until_evicted(running)
+            horizon_s = await running.metric("turngate_kv_horizon_seconds")
+    print("evicted", evicted, "horizon", horizon_s)
+    assert horizon_s > 0
+    assert kept(facts) == {}
