@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import TypeAlias
 
-from benchmarks.simulator import Decider, World
+from benchmarks.simulated import Decider, World
 from benchmarks.workloads import AgentRun, everyone
 from policies.types import Arrived, Decision, Dispatch, Fact, Left, Reason, ReplicaReported, Turn, TurnKind
 
@@ -115,7 +115,7 @@ def shortest_first(runs: Sequence[AgentRun], world: World, budget: float) -> Cla
     return Clairvoyant(runs, lambda run: work_s(run, world), room)
 
 
-def session_cap(runs: Sequence[AgentRun], num_sessions: int) -> Clairvoyant:
+def session_cap(runs: Sequence[AgentRun], _world: World, num_sessions: int) -> Clairvoyant:
     """At most that many sessions per replica, first come first served; it knows when a session has ended."""
     places = {run.id: float(place) for place, run in enumerate(runs)}
     return Clairvoyant(runs, lambda run: places[run.id], num_sessions, one)

@@ -116,15 +116,19 @@ class App:
         self.identity = Identity(lineage, self._secret)
         timeouts = Timeouts(times.connect_s, times.first_byte_s, times.idle_s)
         forward = Forward(upstream, monitor, observer, timeouts, clock)
+        self.path = self._path(forward)
+
+    def _path(self, forward: Forward) -> Path:
+        settings, clock, monitor, observer = self._settings, self._clock, self.monitor, self.observer
         homes, sessions = Homes(), Sessions(settings.identity.max_sessions, settings.identity.session_ttl_s)
         breaks = PrefixBreaks(settings.identity, observer.metrics)
-        self.path = Path(
+        return Path(
             settings,
             self._keys,
             monitor,
             self.identity,
-            gate,
-            Answering(gate, forward, observer, settings, clock),
+            self.gate,
+            Answering(self.gate, forward, observer, settings, clock),
             PlainCalls(forward, monitor, homes, observer, settings.limits.attempts),
             homes,
             observer,

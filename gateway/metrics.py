@@ -83,9 +83,8 @@ class Metrics:
         self.turns = Bounded(counter("turns", "Turns given a slot", "kind", "reason"))
         self.wait = Bounded(histogram("wait_seconds", "Time from recognised to slot", WAIT_BUCKETS_S, "reason"))
         self.ttft = Bounded(histogram("ttft_seconds", "Request in to first byte out", TTFT_BUCKETS_S, "turn"))
-        self.overhead = histogram(
-            "overhead_seconds", "Time spent in the gateway: all but queue and engine", OVERHEAD_BUCKETS_S
-        )
+        overhead = "Time spent in the gateway: all but queue and engine"
+        self.overhead = histogram("overhead_seconds", overhead, OVERHEAD_BUCKETS_S)
         self.policy = histogram("policy_seconds", "Time to decide on one fact", POLICY_BUCKETS_S)
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of answers, as engines reported them")
         self.output_tokens = counter("output_tokens", "Output tokens of answers, as engines reported them")
@@ -94,9 +93,8 @@ class Metrics:
                 "cached_tokens", "Prompt tokens cached, where engines say: foreseen and real", "replica", "kind"
             )
         )
-        self.recomputed_tokens = Bounded(
-            counter("recomputed_tokens", "Prompt tokens of a session's earlier turn prefilled again", "replica")
-        )
+        recomputed = "Prompt tokens of a session's earlier turn prefilled again"
+        self.recomputed_tokens = Bounded(counter("recomputed_tokens", recomputed, "replica"))
         self.kv_evicted_blocks = Bounded(
             counter("kv_evicted_blocks", "KV blocks evicted, where engines publish events", "replica")
         )
@@ -104,13 +102,9 @@ class Metrics:
         self.kv_horizon = Bounded(Gauge("turngate_kv_horizon_seconds", horizon, ("replica",), registry=registry))
         self.hints = Bounded(counter("hints", "Hints by what became of them", "engine", "hint", "result"))
         self.prefix_breaks = Bounded(
-            counter("prefix_breaks", "Sessions that leave their siblings' prefix and return to it", "kind")
+            counter("prefix_breaks", "Sessions that break their siblings' prefix", "kind")
         )
-        self.prefix_break_tokens = Bounded(
-            counter(
-                "prefix_break_tokens", "Tokens behind such breaks that siblings share and no cache finds", "kind"
-            )
-        )
+        self.prefix_break_tokens = Bounded(counter("prefix_break_tokens", "Shared tokens behind a break", "kind"))
         self.retries = Bounded(counter("retries", "Model calls tried again", "cause"))
 
     def exposition(self) -> bytes:

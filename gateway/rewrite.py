@@ -48,7 +48,7 @@ class Rewrite:
 
     def __init__(self, moves: bool, patterns: Iterable[str], kinds: Collection[str]) -> None:
         self._moves = moves
-        self._patterns = [re.compile(pattern.encode(), re.MULTILINE) for pattern in patterns]
+        self._patterns = [re.compile(pattern, re.MULTILINE) for pattern in patterns]
         self._learned = Volatile(kinds)
 
     def learn(self, found: Found) -> None:
@@ -61,7 +61,7 @@ class Rewrite:
         """Cut the body of an exchange, and note it for the receipt. The same for every turn of a session."""
         texts = list(_system_texts(exchange.dialect.name, exchange.body))
         for text in texts:
-            text.cuts = _merged(m.span() for pattern in self._patterns for m in pattern.finditer(text.text))
+            text.cuts = _merged(found for pattern in self._patterns for found in _matches(pattern, text.text))
         self._cut_learned(exchange, texts)
         changed = [text for text in texts if text.cuts]
         if not changed:
@@ -71,10 +71,8 @@ class Rewrite:
         user, moved = None, b""
         # What a stored answer follows on from has been told already.
         if self._moves and exchange.dialect.stateful_id(exchange.body) is None:
-            user, moved = (
-                _first_user_text(exchange.dialect.name, exchange.body),
-                b"\n".join(map(bytes.strip, taken)),
-            )
+            moved = b"\n".join(map(bytes.strip, taken))
+            user = _first_user_text(exchange.dialect.name, exchange.body)
             if user is None:
                 return
         exchange.raw = _edited(exchange.raw, changes, user, moved)
@@ -167,6 +165,13 @@ def _apart(text: bytes, cuts: Cuts) -> tuple[list[bytes], list[bytes]]:
         kept.append(text[done:start])
         done = end
     return [*kept, text[done:]], [text[start:end] for start, end in cuts]
+
+
+def _matches(pattern: re.Pattern[str], text: bytes) -> Iterator[tuple[int, int]]:
+    """Where it matches, in bytes, which are never part of a character."""
+    told = text.decode()
+    for match in pattern.finditer(told):
+        yield len(told[: match.start()].encode()), len(told[: match.end()].encode())
 
 
 def _merged(cuts: Iterable[tuple[int, int]]) -> Cuts:

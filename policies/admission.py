@@ -20,7 +20,7 @@ class Limits:
 
     ceiling: float = 0.95
     """Share of a replica's cache that residents may fill now; nobody is admitted beyond it."""
-    price: float = 3.0
+    price: float = 4.0
     """How many times the time to compute evicted tokens again counts against the time that holding wastes. Above
     1 because a prefill also delays the answers that others are getting; 0 admits whatever fits now."""
     hold_bound_s: float = 60.0

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import nsmallest
 from itertools import accumulate
@@ -200,12 +200,12 @@ def _head(tools: Sequence[bytes], system: bytes, messages: Sequence[bytes], tool
 
 
 def _compared(head: _Head, siblings: _Siblings, owner: int) -> Break | None:
-    """The break towards the nearest variant. The prompt takes that one's place, or a place of its own."""
+    """The break towards the nearest variant. One that shares its head takes its place."""
     broken = None
     if siblings.variants:
         nearest = max(siblings.variants, key=lambda variant: _agreeing(head.hashes, variant))
         broken = _break(head, nearest, owner)
-        if broken is None:
+        if broken is None and 2 * _agreeing(head.hashes, nearest) >= len(head.hashes):
             siblings.variants.remove(nearest)
     siblings.variants.insert(0, head.hashes)
     del siblings.variants[MAX_VARIANTS:]
@@ -213,17 +213,24 @@ def _compared(head: _Head, siblings: _Siblings, owner: int) -> Break | None:
 
 
 def _break(head: _Head, old: array[int], owner: int) -> Break | None:
-    offsets = list(accumulate((len(chunk) + 1 for chunk in head.chunks), initial=0))
+    here = _agreeing(head.hashes, old)
+    if sum(map(len, head.chunks[here:])) + len(head.chunks) - here < LEAST_SHARED_CHARS:
+        return None
+    sums = list(accumulate(map(len, head.chunks), initial=0))
+
+    def offset(chunk: int) -> int:
+        return sums[chunk] + chunk
+
     spans, shared_chars = [], 0
-    for first, end, run in _spans(head.hashes, old, offsets):
+    for first, end, run in _spans(head.hashes, old, here, offset):
         spans.append((first, end))
-        shared_chars += offsets[end + run] - offsets[end]
+        shared_chars += offset(end + run) - offset(end)
     if shared_chars < LEAST_SHARED_CHARS:
         return None
-    first, end = spans[0]
+    (first, end), *_ = spans
     return Break(
-        at_chars=offsets[first],
-        span_chars=offsets[end] - offsets[first],
+        at_chars=offset(first),
+        span_chars=offset(end) - offset(first),
         kind=kind_of(b"\n".join(head.chunks[first:end])),
         part=head.part(first),
         num_spans=len(spans),
@@ -232,11 +239,13 @@ def _break(head: _Head, old: array[int], owner: int) -> Break | None:
     )
 
 
-def _spans(new: array[int], old: array[int], offsets: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """First and end chunk of each span that differs, and how many chunks agree behind it."""
-    here = there = _agreeing(new, old)
+def _spans(
+    new: array[int], old: array[int], here: int, offset: Callable[[int], int]
+) -> Iterator[tuple[int, int, int]]:
+    """First and end chunk of each span that differs, from `here` on, and how many chunks agree behind it."""
+    there = here
     for _ in range(MAX_SPANS):
-        step = _rejoined(new, old, here, there, offsets)
+        step = _rejoined(new, old, here, there, offset)
         if step is None:
             return
         end, old_end = step
@@ -246,13 +255,12 @@ def _spans(new: array[int], old: array[int], offsets: Sequence[int]) -> Iterator
 
 
 def _rejoined(
-    new: array[int], old: array[int], here: int, there: int, offsets: Sequence[int]
+    new: array[int], old: array[int], here: int, there: int, offset: Callable[[int], int]
 ) -> tuple[int, int] | None:
     """The nearest places in both from which they agree for LEAST_RUN_CHARS."""
-    window = range(min(len(old), there + MAX_SPAN_CHUNKS) - 1, there - 1, -1)
-    places = {old[place]: place for place in window}
+    places = {old[place]: place for place in reversed(range(there, min(len(old), there + MAX_SPAN_CHUNKS)))}
     for end in range(here, min(len(new), here + MAX_SPAN_CHUNKS)):
-        if offsets[end] - offsets[here] > MAX_SPAN_CHARS:
+        if offset(end) - offset(here) > MAX_SPAN_CHARS:
             return None
         place = places.get(new[end])
         if place is None:
@@ -261,7 +269,7 @@ def _rejoined(
         for num_agreeing, (one, other) in enumerate(pairs, start=1):
             if one != other:
                 break
-            if offsets[end + num_agreeing] - offsets[end] >= LEAST_RUN_CHARS:
+            if offset(end + num_agreeing) - offset(end) >= LEAST_RUN_CHARS:
                 return end, place
     return None
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from policies.learning import TokenRatio
 from policies.pace import Pace
+from policies.place import Option
 from policies.reserve import Forecast, Reserve
 from policies.residency import Ledger
 from policies.types import (
@@ -221,6 +222,18 @@ class Fleet:
                 self.release(session)
                 session.replica_id = None
         pool.ledger = Ledger()
+
+
+def option(pool: Pool, turn: Turn, session: Session) -> Option:
+    """The pool, as a turn of the session would find it."""
+    return Option(
+        replica_id=pool.replica.id,
+        missing_tokens=pool.missing_tokens(turn),
+        queued_tokens=pool.replica.queued_prefill_tokens,
+        num_running=len(pool.replica.running) + len(pool.ready),
+        free_slots=pool.replica.free_slots,
+        is_home=session.replica_id == pool.replica.id and chain_is_cached(pool, turn.blocks),
+    )
 
 
 def chain_is_cached(pool: Pool, blocks: Blocks) -> bool:

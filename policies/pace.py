@@ -1,4 +1,4 @@
-"""How fast one pool prefills, and how long a turn of its sessions takes from begin to begin."""
+"""How fast one pool prefills, and how long its sessions decode and wait for tools in a turn."""
 
 from __future__ import annotations
 
@@ -40,5 +40,5 @@ class Pace:
             self._prefill_tokens_per_s = blend(self._prefill_tokens_per_s, tokens / (now - began_at))
 
     def saw_cycle(self, cycle_s: float) -> None:
-        """A session began its next turn `cycle_s` after the one before."""
+        """A session decoded and then waited for its tool for so long; queues and prefill are not in it."""
         self._cycle_s = blend(self._cycle_s, cycle_s)

@@ -115,10 +115,12 @@ class Ledger:
             self._drop(session_id)
 
     def cut(self, session_id: SessionId, blocks: int) -> None:
-        """The engine has only so many leading blocks left of a session; a resident stays one, and recomputes."""
-        cached = self._cached(session_id)
-        if blocks < len(cached):
-            self._present.remove(cached[blocks:])
+        """The engine has so many leading blocks of a session; a resident stays one, and recomputes the rest."""
+        chain, present = self._chains.get(session_id, ()), len(self._cached(session_id))
+        self._present.remove(chain[blocks:present])
+        self._present.add(chain[present:blocks])
+        self._cut.pop(session_id, None)
+        if blocks < len(chain):
             self._cut[session_id] = blocks
 
     def expected_blocks(self, blocks: Blocks) -> int:

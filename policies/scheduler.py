@@ -14,9 +14,8 @@ import heapq
 
 from policies import learning
 from policies.admission import Admission, Limits
-from policies.fleet import Fleet, Pool, chain_is_cached
+from policies.fleet import Fleet, Pool, option
 from policies.hints import hints
-from policies.place import Option
 from policies.policy import Policy
 from policies.types import (
     Arrived,
@@ -52,7 +51,8 @@ class Scheduler:
         self._admission = Admission(self._fleet, policy, limits)
         self._ready: dict[TurnId, tuple[Pool, Reason, float]] = {}
         """Turns that wait for a slot only: (where, why, tokens that the cache should miss)."""
-        self._running: dict[TurnId, tuple[Turn, Pool]] = {}
+        self._running: dict[TurnId, tuple[Turn, Pool, float]] = {}
+        """Turns that hold a slot: (turn, where, since when it prefills or, after its first byte, decodes)."""
         self._leases: list[tuple[float, SessionId]] = []
         self._num_placed = 0
 
@@ -109,10 +109,9 @@ class Scheduler:
                 learning.saw_gap(family, now - session.idle_since)
                 home = self._fleet.home(session)
                 if home is not None:
-                    home.pace.saw_cycle(now - session.begun_at)
+                    home.pace.saw_cycle(session.decode_s + now - session.idle_since)
             learning.saw_continuation(family, session)
         session.num_begun += 1
-        session.begun_at = now
         self._relearn(family)
         return session
 
@@ -157,11 +156,12 @@ class Scheduler:
 
     def _left(self, fact: Left, now: float) -> None:
         if fact.turn_id in self._running:
-            turn, pool = self._running.pop(fact.turn_id)
+            turn, pool, decodes_since = self._running.pop(fact.turn_id)
             del pool.replica.running[turn.id]
             session = self._fleet.sessions[turn.session_id]
             session.num_running -= 1
             if fact.ending is Ending.COMPLETE and turn.kind is not TurnKind.SIDE:
+                session.decode_s = now - decodes_since
                 self._learn(turn, session, pool, fact)
         elif fact.turn_id in self._admission.held:
             since = self._admission.held.since(fact.turn_id)
@@ -174,14 +174,15 @@ class Scheduler:
             session = self._fleet.sessions[turn.session_id]
             session.num_waiting -= 1
         else:
-            return  # refused before: it holds nothing
+            return  # it was refused
         self._rest(session, now)
 
     def _first_byte(self, turn_id: TurnId, now: float) -> None:
         if turn_id in self._running:
-            pool = self._running[turn_id][1]
+            turn, pool, _ = self._running[turn_id]
             pool.replica.running[turn_id] = 0
             pool.pace.prefill_ended(turn_id, now)
+            self._running[turn_id] = turn, pool, now
 
     def _learn(self, turn: Turn, session: Session, pool: Pool, fact: Left) -> None:
         """What a finished call teaches about its session, its family and its model."""
@@ -254,17 +255,7 @@ class Scheduler:
         if len(pools) == 1:
             return pools[0]
         session = self._fleet.sessions[turn.session_id]
-        options = [
-            Option(
-                replica_id=pool.replica.id,
-                missing_tokens=pool.missing_tokens(turn),
-                queued_tokens=pool.replica.queued_prefill_tokens,
-                num_running=len(pool.replica.running) + len(pool.ready),
-                free_slots=pool.replica.free_slots,
-                is_home=session.replica_id == pool.replica.id and chain_is_cached(pool, turn.blocks),
-            )
-            for pool in pools
-        ]
+        options = [option(pool, turn, session) for pool in pools]
         self._num_placed += 1
         chosen = self._policy.place(options, turn.family_id, self._num_placed)
         return self._fleet.pools[chosen.replica_id]
@@ -291,11 +282,10 @@ class Scheduler:
     def _start(self, turn: Turn, pool: Pool, now: float) -> Dispatch:
         session, family = self._fleet.sessions[turn.session_id], self._fleet.families[turn.family_id]
         _, reason, missing_tokens = self._ready.pop(turn.id)
-        session.num_waiting -= 1
-        session.num_running += 1
+        session.num_waiting, session.num_running = session.num_waiting - 1, session.num_running + 1
         pool.pace.prefill_began(turn.id, missing_tokens, not pool.replica.queued_prefill_tokens, now)
         pool.replica.running[turn.id] = round(missing_tokens)
-        self._running[turn.id] = (turn, pool)
+        self._running[turn.id] = turn, pool, now
         expected_cached_tokens = round(pool.prompt_tokens(turn) - missing_tokens)
         return Dispatch(turn.id, pool.replica.id, reason, expected_cached_tokens, hints(turn, session, family))
 

@@ -1,6 +1,6 @@
-"""The vocabulary of scheduling: turns, sessions, families, replicas; facts in, decisions out.
+"""The vocabulary of scheduling. Long because every word of it stands here.
 
-Plain values only. The Scheduler is the only writer of Session, Family and Replica; a policy reads them.
+Turns, sessions, families, replicas; facts in, decisions out. Plain values only. The Scheduler is the only writer of Session, Family and Replica; a policy reads them.
 Times are seconds of the driver's monotonic clock, sizes are tokens unless a name says otherwise.
 """
 
@@ -92,8 +92,8 @@ class Session:
     prompt_tokens: int = 0
     """Of its last turn, as reported, else estimated."""
     output_tokens: int = 0
-    begun_at: float = 0.0
-    """When its last turn arrived."""
+    decode_s: float = 0.0
+    """From the first byte of its last complete answer to the end."""
     idle_since: float = 0.0
     lease_until: float = 0.0
     """While idle: until when its residency is kept."""
@@ -222,7 +222,7 @@ class ReplicaLost:
 
 @dataclass(frozen=True, slots=True)
 class CacheLost:
-    """It said what it evicted: sessions, each with the prefix tokens that are left of it. None: everything."""
+    """It said what it evicted: sessions, each with the prefix tokens that it has of it now. None: everything."""
 
     replica_id: ReplicaId
     kept_tokens: Mapping[SessionId, int] | None

@@ -1,7 +1,9 @@
 """Runs fleets and writes their tables.
 
     python -m benchmarks.fleet --engine dynamo --fleet base --arms straight turns --seeds 1 2 3
-    python -m benchmarks.fleet --suite part-b --resume
+    python -m benchmarks.fleet --suite part-b
+    python -m benchmarks.fleet --suite part-b --resume                        # go on where it stopped
+    python -m benchmarks.fleet --suite part-b --resume --again straight turns # after a change of the gateway
 
 Results: benchmarks/results/fleet-ENGINE-FLEET.{md,json,png}, and .jsonl with one line per cell.
 """
@@ -40,14 +42,14 @@ def interleaved(arms: Sequence[str], seeds: Sequence[int]) -> list[tuple[str, in
     return [(arms[(seed + place) % len(arms)], seed) for seed in seeds for place in range(len(arms))]
 
 
-async def run(job: Job, parallel: int, is_resumed: bool, folder: Path) -> None:
-    """Run the cells of one fleet on one engine; the result files are written anew after each of them.
+async def run(job: Job, parallel: int, kept: report.Cells, folder: Path) -> None:
+    """Run the cells of one fleet on one engine that are not in `kept`; each of them writes the result files anew.
 
     A cell that cannot be run (an engine or a proxy that does not start) is named and left out.
     """
     fleet = FLEETS[job.fleet]
     file = folder / f"{job.name}.jsonl"
-    cells = report.load(file) if is_resumed else {}
+    cells = dict(kept)
     arms = [arm for arm in job.arms if job.engine in ARMS[arm].engines]
     todo = [key for key in interleaved(arms, job.seeds) if key not in cells]
     if not todo:
@@ -67,7 +69,8 @@ async def run(job: Job, parallel: int, is_resumed: bool, folder: Path) -> None:
                 try:
                     cell = await run_cell(fleet, fresh, arm, seed, chars_per_token)
                 except CELL_FAILURES as error:
-                    print(f"{job.name} seed {seed} {arm} FAILED: {error!r}", file=sys.stderr)
+                    why = (str(error).splitlines() or [type(error).__name__])[-1]
+                    print(f"{job.name} seed {seed} {arm} FAILED: {why}", file=sys.stderr)
                     return
             cells[arm, seed] = cell
             found = cell.figures
@@ -76,7 +79,8 @@ async def run(job: Job, parallel: int, is_resumed: bool, folder: Path) -> None:
             print(
                 f"{job.name} seed {seed} {arm}: makespan {found.makespan_s:.2f} s, mean"
                 f" {found.mean_session_s:.2f} s, {found.uncached_tokens:,} uncached, {found.errors} errors"
-                f" ({time.monotonic() - started:.0f} s, load {cell.load:.0f})",
+                f" ({time.monotonic() - started:.0f} s, load {cell.load:.0f},"
+                f" {cell.late_share:.0%} late)",
                 file=sys.stderr,
                 flush=True,
             )
@@ -109,6 +113,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--suite", choices=SUITES, help="a list of such runs, instead of the options above")
     parser.add_argument("--resume", action="store_true", help="keep the cells that the result file has")
+    parser.add_argument("--again", nargs="+", choices=ARMS, default=[], help="arms that --resume does not keep")
     parser.add_argument("--parallel", type=int, help="cells at a time (default: what the engine bears)")
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results"), metavar="FOLDER")
     return parser.parse_args()
@@ -117,7 +122,9 @@ def parse() -> argparse.Namespace:
 async def main(options: argparse.Namespace) -> None:
     own = [Job(options.engine, fleet, tuple(options.arms), tuple(options.seeds)) for fleet in options.fleet]
     for job in SUITES[options.suite] if options.suite else own:
-        await run(job, options.parallel or PARALLEL[job.engine], options.resume, options.results)
+        found = report.load(options.results / f"{job.name}.jsonl") if options.resume else {}
+        kept = {key: cell for key, cell in found.items() if cell.arm not in options.again}
+        await run(job, options.parallel or PARALLEL[job.engine], kept, options.results)
 
 
 if __name__ == "__main__":

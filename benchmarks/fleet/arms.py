@@ -17,7 +17,7 @@ from benchmarks.fleet.clients import (
 )
 from benchmarks.fleet.engines import Engine
 from benchmarks.fleet.fleets import FleetSpec
-from benchmarks.peers import smg, vllm_router
+from benchmarks.peers import smg, vllm_router, vllm_router_programs
 from gateway.demo.agents import Client
 from gateway.demo.processes import command
 from gateway.transport import Upstream
@@ -85,9 +85,13 @@ ARMS = {
     ),
     "turns": Arm("Turngate, default settings", gateway()),
     "turns-declared": Arm(
-        "the same, clients that declare their remaining turns", gateway(), lambda setting: DeclaringClient()
+        "Turngate, default settings, clients that declare their remaining turns",
+        gateway(),
+        lambda setting: DeclaringClient(),
     ),
-    "turns-history": Arm("the same, after another fleet of the family", gateway(), has_history=True),
+    "turns-history": Arm(
+        "Turngate, default settings, after another fleet of the family", gateway(), has_history=True
+    ),
     "dynamo-priority": Arm(
         "Dynamo's router, queue threshold 0.1, clients that ask for strict priority by turns left",
         client=lambda setting: StrictPriorityClient(),
@@ -107,16 +111,17 @@ ARMS = {
         engines=DYNAMO,
     ),
     "thunderagent-1s": Arm(
-        "the same with a scheduler tick of 1 s instead of 5 s",
+        "thunderagent with a scheduler tick of 1 s instead of 5 s",
         client=lambda setting: DynamoSessionClient(setting.upstream, setting.base_url, setting.model),
         engine_options={"thunderagent": ("--scheduler-interval-seconds", "1")},
         engines=DYNAMO,
     ),
     "smg": Arm("smg 1.13.0, policy cache_aware", smg),
-    "vllm-router": Arm("vllm-router 0.1.17, policy cache_aware", vllm_router()),
+    "vllm-router": Arm("vllm-router 0.1.17, policy cache_aware", vllm_router),
     "vllm-router-programs": Arm(
-        "the same with --enable-program-scheduling, clients that name their session",
-        vllm_router("--enable-program-scheduling"),
+        "vllm-router with --enable-program-scheduling as it is recommended, told the engine's capacity and costs,"
+        " clients that name their session",
+        vllm_router_programs,
         client=lambda setting: NamedSessionClient("x-session-id"),
     ),
     "batch-agent-10": Arm(
@@ -124,6 +129,6 @@ ARMS = {
         client=lambda setting: SlotsClient(10),
     ),
     "batch-agent-16": Arm(
-        "the same with 16 slots, the best of its settings on base", client=lambda setting: SlotsClient(16)
+        "batch-agent-10 with 16 slots, the best of its settings on base", client=lambda setting: SlotsClient(16)
     ),
 }

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from contextlib import AsyncExitStack
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 
 from benchmarks.fleet.arms import ARMS, Setting
@@ -16,6 +19,7 @@ from gateway.transports.aiohttp_upstream import AiohttpUpstream
 
 HISTORY_SESSIONS = 24
 HISTORY_SEED = 1_000
+NAP_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +28,10 @@ class Cell:
     seed: int
     load: float
     """Of the machine when it started: the one-minute average."""
+    late_share: float
+    """How late this process woke up, of the time that it meant to sleep: what the machine took from the run."""
     figures: Figures
-    sessions: list[tuple[float, float, float, int]]
+    sessions: list[list[float]]
     """Arrival, first token of the first turn, end, turns; of those that ran to their end."""
     failures: list[str]
 
@@ -44,18 +50,46 @@ async def run_cell(fleet: FleetSpec, fresh: Fresh, arm_name: str, seed: int, cha
             earlier = draw(replace(fleet.shape, num_sessions=HISTORY_SESSIONS), HISTORY_SEED + seed)
             await agents.run([replace(session, id=f"earlier-{session.id}") for session in earlier], fleet.within_s)
         planned = draw(fleet.shape, seed)
-        records = await agents.run(planned, fleet.within_s)
-        preemptions = await engine.preemptions()
+        earlier_preemptions = await engine.preemptions()
+        async with _lateness() as late_share:
+            records = await agents.run(planned, fleet.within_s)
+        preemptions = await engine.preemptions() - earlier_preemptions
     found = figures(fleet, planned, records, preemptions, engine.hits_answers)
     failures = sorted({record.failure for record in records if record.failure})
-    return Cell(arm_name, seed, load, found, [_life(record) for record in records if not record.failure], failures)
+    return Cell(
+        arm_name,
+        seed,
+        load,
+        late_share(),
+        found,
+        [_life(record) for record in records if not record.failure],
+        failures,
+    )
+
+
+@asynccontextmanager
+async def _lateness() -> AsyncIterator[Callable[[], float]]:
+    naps = late_s = 0.0
+
+    async def watch() -> None:
+        nonlocal naps, late_s
+        while True:
+            asleep_at = time.monotonic()
+            await asyncio.sleep(NAP_S)
+            naps += 1
+            late_s += time.monotonic() - asleep_at - NAP_S
+
+    watcher = asyncio.create_task(watch())
+    try:
+        yield lambda: late_s / max(1.0, naps * NAP_S)
+    finally:
+        watcher.cancel()
 
 
 def _nothing() -> None:
     """Progress is printed per cell."""
 
 
-def _life(record: SessionRecord) -> tuple[float, float, float, int]:
+def _life(record: SessionRecord) -> list[float]:
     times = (record.arrived_at, record.turns[0].first_token_at, record.turns[-1].done_at)
-    arrived, first, end = (round(time, 3) for time in times)
-    return arrived, first, end, len(record.turns)
+    return [*(round(time, 3) for time in times), len(record.turns)]

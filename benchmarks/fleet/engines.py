@@ -26,6 +26,8 @@ class Engine:
     kind: str
     """As the gateway calls it."""
     model: str
+    capacity_tokens: int
+    """Of the KV cache of one worker."""
     metrics_urls: tuple[str, ...] = ()
     """Where `vllm:num_preemptions_total` is counted."""
     hits_answers: bool = False
@@ -42,14 +44,14 @@ Fresh = Callable[..., AbstractAsyncContextManager[Engine]]
 @asynccontextmanager
 async def embedded(fleet: FleetSpec) -> AsyncIterator[Fresh]:
     assert fleet.num_workers == 1, "the embedded engine has one worker"
-    capacity = f"embedded.capacity_tokens={fleet.num_blocks * fleet.block_tokens}"
+    capacity = f"embedded.capacity_tokens={fleet.capacity_tokens}"
 
     @asynccontextmanager
     async def fresh() -> AsyncIterator[Engine]:
         async with command(
             ["engine", "--port", "0", "--set", capacity, "--set", "embedded.slots=256"]
         ) as base_url:
-            yield Engine(base_url, "vllm", "embedded", hits_answers=True)
+            yield Engine(base_url, "vllm", "embedded", fleet.capacity_tokens, hits_answers=True)
 
     yield fresh
 
@@ -64,7 +66,7 @@ async def dynamo(fleet: FleetSpec) -> AsyncIterator[Fresh]:
     async def fresh(**changes: Any) -> AsyncIterator[Engine]:
         async with dynamo_stack(replace(options, **changes)) as stack:
             metrics_urls = tuple(worker.metrics_url for worker in stack.workers)
-            yield Engine(stack.base_url, "dynamo", stack.model, metrics_urls)
+            yield Engine(stack.base_url, "dynamo", stack.model, fleet.capacity_tokens, metrics_urls)
 
     yield fresh
 
@@ -81,7 +83,7 @@ async def vllm(fleet: FleetSpec) -> AsyncIterator[Fresh]:
         @asynccontextmanager
         async def fresh() -> AsyncIterator[Engine]:
             await server.reset_prefix_cache()
-            yield Engine(server.base_url, "vllm", server.model, (server.metrics_url,))
+            yield Engine(server.base_url, "vllm", server.model, fleet.capacity_tokens, (server.metrics_url,))
 
         yield fresh
 

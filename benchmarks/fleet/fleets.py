@@ -23,6 +23,11 @@ class FleetSpec:
     """Of the arm that knows the best one."""
 
     @property
+    def capacity_tokens(self) -> int:
+        """Of one worker."""
+        return self.num_blocks * self.block_tokens
+
+    @property
     def within_s(self) -> float:
         """A run that takes longer has failed."""
         rate = self.shape.arrival_rate_per_s

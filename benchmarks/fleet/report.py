@@ -56,10 +56,12 @@ def by_arm(cells: Cells) -> dict[str, dict[int, Figures]]:
 def table(cells: Cells, note: str) -> str:
     arms = by_arm(cells)
     loads = [cell.load for cell in cells.values()]
+    latest = max(cell.late_share for cell in cells.values())
     lines = [
         "Medians over the seeds; in brackets the ratio to `straight`: **of the sums over the seeds**, and median",
         "and range of the ratios seed by seed. Seconds are the clients' own, waiting before the engine included.",
-        f"{note} Load of the machine at the start of a cell: {min(loads):.1f} to {max(loads):.1f}.",
+        f"{note} Load of the machine at the start of a cell: {min(loads):.1f} to {max(loads):.1f};",
+        f"the clients woke up late by {latest:.1%} of their sleep in the worst cell.",
         "",
         "| arm | seeds | " + " | ".join(name for name, _ in COLUMNS) + " | x floor | preemptions | errors |",
         "|---" * (len(COLUMNS) + 5) + "|",

@@ -19,7 +19,7 @@ from gateway.engines.base import (
     Pool,
     Report,
 )
-from gateway.engines.exposition import samples, total
+from gateway.engines.exposition import Sample, samples, total
 from gateway.engines.openai import OpenAI, is_at_least, json_page, read_models
 from policies.types import Hints
 
@@ -29,6 +29,7 @@ _RANK_SINCE = (0, 5, 19)
 _RANK_PATHS = frozenset((CHAT, COMPLETIONS, MESSAGES))
 _PROMPT = "sglang:prompt_tokens_total"
 _CACHED = "sglang:cached_tokens_total"
+_HOST = "sglang:hicache_host_total_tokens"
 
 
 class SGLang(OpenAI):
@@ -91,12 +92,13 @@ class SGLang(OpenAI):
         models, lengths = read_models(pages)
         info = _server_info(pages)
         loads = [row for row in fields.items(json_page(pages, "/v1/loads"), "loads") if isinstance(row, dict)]
-        pools = tuple(_pool(row, info, is_one_of_many=len(loads) > 1) for row in loads)
-        counters = samples(pages.get("/metrics", ""), (_PROMPT, _CACHED))
+        counters = samples(pages.get("/metrics", ""), (_PROMPT, _CACHED, _HOST))
+        host_tokens = [s for s in counters if s.name == _HOST]
+        pools = tuple(_pool(row, info, host_tokens, is_one_of_many=len(loads) > 1) for row in loads)
         return Report(
             models,
             lengths,
-            pools or ((_pool({}, info, is_one_of_many=False),) if models else ()),
+            pools or ((_pool({}, info, host_tokens, is_one_of_many=False),) if models else ()),
             total(counters, _PROMPT),
             total(counters, _CACHED),
             caches_prefixes=not fields.flag(info, "disable_radix_cache") if info else None,
@@ -124,15 +126,27 @@ def _server_info(pages: Mapping[str, str]) -> Json:
     return json_page(pages, "/server_info") or json_page(pages, "/get_server_info")
 
 
-def _pool(load: Json, info: Json, is_one_of_many: bool) -> Pool:
+def _pool(load: Json, info: Json, host_tokens: list[Sample], is_one_of_many: bool) -> Pool:
     """One data-parallel rank; what the load page does not say is in the server's own arguments."""
+    rank = str(fields.integer(load, "dp_rank") or 0)
     return Pool(
-        str(fields.integer(load, "dp_rank") or 0) if is_one_of_many else "",
-        capacity_tokens=_either(load, info, "max_total_num_tokens"),
+        rank if is_one_of_many else "",
+        capacity_tokens=_with_host_tier(_either(load, info, "max_total_num_tokens"), info, host_tokens, rank),
         block_tokens=fields.integer(info, "page_size"),
         slots=_either(load, info, "max_running_requests"),
         running=fields.integer(load, "num_running_reqs"),
         waiting=fields.integer(load, "num_waiting_reqs"),
+    )
+
+
+def _with_host_tier(tokens: int | None, info: Json, host: list[Sample], rank: str) -> int | None:
+    """Tokens that can be found again. HiCache writes through by default: its host tier holds a copy of all that
+    the device holds, so the larger one counts; with write-back it holds what the device evicted, so both do."""
+    sizes = [int(s.value) for s in host if s.labels.get("dp_rank", rank) == rank]  # one per tensor-parallel rank
+    if tokens is None or not sizes:
+        return tokens
+    return (
+        tokens + max(sizes) if fields.text(info, "hicache_write_policy") == "write_back" else max(tokens, *sizes)
     )
 
 

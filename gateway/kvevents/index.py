@@ -44,12 +44,12 @@ class _End:
 
 @dataclass(slots=True)
 class Losses:
-    """What a batch of events took away."""
+    """What a batch of events took away, or gave back."""
 
     num_blocks: int = 0
     """Blocks that are in no tier any more."""
     kept_tokens: dict[SessionId, int] = field(default_factory=dict)
-    """Sessions that lost a part of their prefix, with the length that is left."""
+    """Sessions that lost a part of their prefix, or regained what was told as lost: the length that is cached."""
     is_cleared: bool = False
 
 
@@ -59,8 +59,10 @@ class BlockIndex:
     def __init__(self) -> None:
         self._blocks: dict[Hash, _Block] = {}
         self._ends: OrderedDict[SessionId, _End] = OrderedDict()
+        self._whole_tokens: dict[SessionId, int] = {}
+        """Sessions of which a loss was told, and not yet that it is made good: their length before it."""
         self._idle_s: deque[float] = deque(maxlen=MAX_SAMPLES)
-        self._last_used_at = 0.0
+        self._last_used_at: float | None = None
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -78,6 +80,7 @@ class BlockIndex:
     def clear(self) -> None:
         self._blocks.clear()
         self._ends.clear()
+        self._whole_tokens.clear()
 
     def apply(self, events: Iterable[Event], at: float) -> Losses:
         """Take in what one engine step did, at its own time."""
@@ -88,13 +91,13 @@ class BlockIndex:
                     self.clear()
                     losses = Losses(losses.num_blocks, is_cleared=True)
                 case Stored() if not event.group_idx:  # further groups hold the same tokens in other layers
-                    self._stored(event, at)
+                    self._stored(event, at, losses)
                 case Removed() if not event.group_idx:
                     for block_hash in event.block_hashes:
                         self._removed(block_hash, event.medium or DEVICE, at, losses)
         return losses
 
-    def _stored(self, event: Stored, at: float) -> None:
+    def _stored(self, event: Stored, at: float, losses: Losses) -> None:
         tier = event.medium or DEVICE
         parent = None if event.parent_block_hash is None else self._blocks.get(event.parent_block_hash)
         is_rooted = event.parent_block_hash is None
@@ -112,9 +115,9 @@ class BlockIndex:
                 block.tiers = (*block.tiers, tier)
             parent, is_rooted = block, False
         if event.session_id and parent is not None and parent.end_tokens is not None:
-            self._extend(event.session_id, parent, parent.end_tokens)
+            self._extend(event.session_id, parent, parent.end_tokens, losses)
 
-    def _extend(self, session_id: SessionId, block: _Block, end_tokens: int) -> None:
+    def _extend(self, session_id: SessionId, block: _Block, end_tokens: int, losses: Losses) -> None:
         """The longest chain of a session counts: side requests under its name are short."""
         end = self._ends.get(session_id)
         if end is None:
@@ -129,6 +132,10 @@ class BlockIndex:
         else:
             return
         _arrive(block, {session_id})
+        if (whole_tokens := self._whole_tokens.get(session_id)) is not None:
+            losses.kept_tokens[session_id] = end_tokens
+            if end_tokens >= whole_tokens:
+                del self._whole_tokens[session_id]
 
     def _removed(self, block_hash: Hash, tier: str, at: float, losses: Losses) -> None:
         block = self._blocks.get(block_hash)
@@ -159,7 +166,10 @@ class BlockIndex:
         end = self._ends[session_id]
         kept_tokens = 0 if parent is None else parent.end_tokens or 0
         if not kept_tokens or end.told_tokens - kept_tokens >= STEP_TOKENS:
+            self._whole_tokens[session_id] = max(end.told_tokens, self._whole_tokens.get(session_id, 0))
             losses.kept_tokens[session_id] = end.told_tokens = kept_tokens
+            if len(self._whole_tokens) > MAX_SESSIONS:
+                del self._whole_tokens[next(iter(self._whole_tokens))]
         if parent is None:
             del self._ends[session_id]
         else:

@@ -14,23 +14,26 @@ DEVICE = "GPU"
 """Where a block is when an event does not say; other tiers are CPU, STORAGE and names of connectors."""
 
 
+_UNREAD = msgspec.Raw()
+
+
 class Stored(msgspec.Struct, tag="BlockStored", gc=False):
     """A run of blocks is cached now, each the child of the one before, the first one of `parent_block_hash`."""
 
     block_hashes: list[Hash]
     parent_block_hash: Hash | None = None
-    token_ids: msgspec.Raw = msgspec.Raw(b"\x90")
+    token_ids: msgspec.Raw = _UNREAD
     block_size: int = 0
     """Tokens per block. 0: a tier that names its blocks without describing them."""
-    lora_id: msgspec.Raw | None = None
+    lora_id: msgspec.Raw = _UNREAD
     medium: str | None = None
-    lora_name: msgspec.Raw | None = None
-    extra_keys: msgspec.Raw | None = None
+    lora_name: msgspec.Raw = _UNREAD
+    extra_keys: msgspec.Raw = _UNREAD
     group_idx: int | None = None
-    kv_cache_spec_kind: msgspec.Raw | None = None
-    kv_cache_spec_sliding_window: msgspec.Raw | None = None
-    locality: msgspec.Raw | None = None
-    ownership: msgspec.Raw | None = None
+    kv_cache_spec_kind: msgspec.Raw = _UNREAD
+    kv_cache_spec_sliding_window: msgspec.Raw = _UNREAD
+    locality: msgspec.Raw = _UNREAD
+    ownership: msgspec.Raw = _UNREAD
     session_id: str | None = None
     """The `X-Session-ID` of the request that computed them (vLLM; seen on 0.32)."""
 
@@ -76,26 +79,32 @@ class Batch(msgspec.Struct, frozen=True):
     """Data-parallel rank."""
 
 
+_KINDS = ("BlockStored", "BlockRemoved", "AllBlocksCleared")
 _BATCHES = msgspec.msgpack.Decoder(_Batch)
 _MAPS = msgspec.msgpack.Decoder(Stored | Removed | Cleared)
 _ARRAYS = msgspec.msgpack.Decoder(_StoredArray | _RemovedArray | _ClearedArray)
 
 
 def decode(payload: bytes) -> Batch:
-    """Events of kinds that are not known here are left out. Raises ValueError when it is no batch at all."""
+    """Events of kinds that are not known here are left out. Raises ValueError when it is no batch, or holds an
+    event of a known kind that cannot be read."""
     try:
         batch = _BATCHES.decode(payload)
+        events = [event for raw in batch.events if (event := _event(raw)) is not None]
     except msgspec.DecodeError as error:
         raise ValueError(f"not a batch of KV events: {error}") from None
-    events = [event for raw in batch.events if (event := _event(raw)) is not None]
     return Batch(batch.ts, events, batch.data_parallel_rank)
 
 
 def _event(raw: msgspec.Raw) -> Event | None:
     first = memoryview(raw)[0]
+    is_map = 0x80 <= first <= 0x8F or first in (0xDE, 0xDF)  # by msgpack's specification
     try:
-        if 0x80 <= first <= 0x8F or first in (0xDE, 0xDF):  # a map, by msgpack's specification
-            return _MAPS.decode(raw)
-        return _ARRAYS.decode(raw)
-    except msgspec.DecodeError:
+        event: Event = _MAPS.decode(raw) if is_map else _ARRAYS.decode(raw)
+    except msgspec.ValidationError:
+        told = msgspec.msgpack.decode(raw)
+        kind = told.get("type") if isinstance(told, dict) else told[0] if isinstance(told, list) and told else None
+        if kind in _KINDS:
+            raise
         return None
+    return event

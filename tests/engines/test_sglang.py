@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import orjson
+import pytest
 
 from gateway.engines.base import CHAT, MESSAGES, Abilities, Pool
 from gateway.engines.sglang import SGLang
@@ -102,3 +103,18 @@ def test_advice_names_the_flags_that_are_missing() -> None:
     bare = learned(enable_priority_scheduling=False, enable_session_radix_cache=False, enable_cache_report=False)
     remedies = {found.remedy for found in SGLANG.advice(SGLANG.parse_report({"/v1/models": MODELS}), bare)}
     assert {"--enable-priority-scheduling", "--enable-session-radix-cache", "--enable-cache-report"} <= remedies
+
+
+@pytest.mark.parametrize(("policy", "capacity_tokens"), [("write_through", 50_000), ("write_back", 59_000)])
+def test_a_host_tier_counts_once_where_it_holds_copies(policy: str, capacity_tokens: int) -> None:
+    """Metric by its name in SGLang's metrics_collector.py; it has one sample per tensor-parallel rank."""
+    host = 'sglang:hicache_host_total_tokens{tp_rank="0",dp_rank="%d"} %d\n'
+    pages = {
+        "/v1/models": MODELS,
+        "/v1/loads": orjson.dumps({"loads": [load(0), load(1)]}).decode(),
+        "/server_info": orjson.dumps(INFO | {"hicache_write_policy": policy}).decode(),
+        "/metrics": host % (0, 50_000) + host % (1, 4_000),
+    }
+    pools = SGLANG.parse_report(pages).pools
+    assert pools[0].capacity_tokens == capacity_tokens
+    assert pools[1].capacity_tokens == (13_000 if policy == "write_back" else 9_000)

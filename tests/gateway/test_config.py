@@ -10,6 +10,7 @@ import yaml
 
 from gateway import config
 from gateway.config import ConfigError
+from gateway.engines.base import KvEventSource
 from gateway.settings import Policy, Section, Settings
 
 NOTHING: dict[str, str] = {}
@@ -222,3 +223,11 @@ def test_engines_come_from_the_list_and_then_from_the_hosts_file() -> None:
 def test_engines_that_cannot_be_meant_are_refused(engines: list[Any], fault: str) -> None:
     with pytest.raises(ConfigError, match=fault):
         config.addresses(config.load({"engines": engines}, environ=NOTHING))
+
+
+def test_kv_events_are_urls_or_objects_and_another_kind_of_address_is_refused() -> None:
+    text = 'engines: [{url: "vllm://a:1", kv_events: ["tcp://*:5557", {url: "tcp://a:1", replay_url: "tcp://a:2"}]}]'
+    (address,) = config.addresses(config.load(file=written(text), environ=NOTHING))
+    assert address.kv_events == (KvEventSource("tcp://*:5557"), KvEventSource("tcp://a:1", "tcp://a:2"))
+    assert "kv_events" in fault_of('engines: [{url: "vllm://a:1", kv_events: "http://a:1"}]')
+    assert "no such key" in fault_of('engines: [{url: "vllm://a:1", kv_events: [{uri: "tcp://a:1"}]}]')

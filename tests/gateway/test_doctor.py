@@ -8,7 +8,7 @@ import orjson
 
 from gateway import doctor
 from gateway.engines import named
-from gateway.engines.base import EngineAddress
+from gateway.engines.base import EngineAddress, KvEventSource
 from gateway.monitor import RunningEngine
 from tests.engines.recorded import pages
 
@@ -64,3 +64,14 @@ def test_an_unknown_size_says_what_happens_instead() -> None:
     engine = running("vllm", "vllm-0.32")
     engine.report = replace(engine.report, pools=(replace(engine.report.pools[0], capacity_tokens=None),))
     assert "size not known" in doctor.as_text([engine])
+
+
+def test_it_says_whether_kv_events_arrive() -> None:
+    engine = running("vllm", "vllm-0.32")
+    assert "KV events" not in doctor.as_text([engine])
+    engine.address = replace(engine.address, kv_events=(KvEventSource("tcp://gpu1:5557"),))
+    assert "none heard yet" in doctor.as_text([engine])
+    engine.kv_events.num_batches = 3
+    assert "3 batches heard" in doctor.as_text([engine])
+    engine.kv_events.problem = "tcp://gpu1:5557: Address already in use"
+    assert "already in use" in doctor.as_text([engine])

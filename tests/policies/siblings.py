@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-WORDS = ("read", "the", "file", "before", "you", "change", "it", "and", "run", "all", "tests", "when", "done", "say", "so")
+WORDS = (
+    "read",
+    "the",
+    "file",
+    "before",
+    "you",
+    "change",
+    "it",
+    "and",
+    "run",
+    "all",
+    "tests",
+    "when",
+    "done",
+    "say",
+    "so",
+)
 
 
 def text(noise: Random, size: int, newline: str = "\n") -> str:
@@ -43,7 +60,7 @@ def path_line(noise: Random) -> str:
     return f"Working directory: /srv/runs/{noise.getrandbits(64):016x}/repo\n"
 
 
-LINES = {
+LINES: dict[str, Callable[[Random], str]] = {
     "path": path_line,
     "date": lambda noise: f"It is 2026-{noise.randint(1, 12):02}-{noise.randint(1, 28):02}T{noise.random():f}\n",
     "header": lambda noise: f"x-anthropic-billing-header: cch={noise.getrandbits(64):016x}\n",

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.breaks import CHECKED_ALL, CHECKED_EVERY, MAX_SPAN_CHARS, Breaks
+from policies.breaks import CHECKED_ALL, CHECKED_EVERY, MAX_SPAN_CHARS, Break, Breaks, Found
 from policies.kinds import kind_of
 from tests.policies.siblings import LINES, Agent, path_line, text
 
@@ -18,8 +18,16 @@ FAMILY = "family"
 OWNER = 1
 
 
-def saw(breaks: Breaks, agent: Agent, volatile: str = "", family: str = FAMILY, owner: int = OWNER, **more: bool):  # type: ignore[no-untyped-def]
-    return breaks.saw(family, owner, agent.tools, agent.system(volatile), agent.messages(), **more)
+def saw(breaks: Breaks, agent: Agent, volatile: str = "", family: str = FAMILY, owner: int = OWNER) -> Found:
+    found = breaks.saw(family, owner, agent.tools, agent.system(volatile), agent.messages())
+    assert found is not None
+    return found
+
+
+def broken(breaks: Breaks, agent: Agent, volatile: str) -> Break:
+    found = saw(breaks, agent, volatile).broken
+    assert found is not None
+    return found
 
 
 @pytest.mark.parametrize("kind", LINES)
@@ -28,7 +36,7 @@ def test_every_sibling_with_a_line_of_its_own_is_found(kind: str) -> None:
     agent = Agent(noise)
     saw(breaks, agent, LINES[kind](noise))
     for _ in range(100):
-        found = saw(breaks, agent, LINES[kind](noise)).broken
+        found = broken(breaks, agent, LINES[kind](noise))
         assert (found.kind, found.part, found.num_spans) == (kind, "system", 1)
         assert found.at_chars == len("You are a careful agent.\n")
 
@@ -84,19 +92,18 @@ def test_offsets_are_those_of_the_prompt(
     for _ in range(2):
         told = list(head)
         for (length, _), rest in zip(spans, rests, strict=True):
-            first_end = len(told) + length if told == head else first_end
             told += lines(length) + rest
         system = "\n".join(told).encode()
         found = breaks.saw(FAMILY, OWNER, tools, system, (), tools_first)
     shared = [sum(len(line) + 1 for line in rest) for rest in rests]
     at = sum(len(line) + 1 for line in head)
     assert found is not None
-    broken = found.broken
-    assert broken is not None
-    assert broken.at_chars - (len(tools[0]) + 1 if tools_first else 0) == at
-    assert broken.span_chars == sum(len(line) + 1 for line in told[before:first_end])
-    assert broken.num_spans == len(broken.gaps) == len(spans)
-    assert broken.shared_chars == sum(shared) + (0 if tools_first else len(tools[0]) + 1)
+    told_of = found.broken
+    assert told_of is not None
+    assert told_of.at_chars - (len(tools[0]) + 1 if tools_first else 0) == at
+    assert told_of.span_chars == sum(len(line) + 1 for line in told[before : before + spans[0][0]])
+    assert told_of.num_spans == len(told_of.gaps) == len(spans)
+    assert told_of.shared_chars == sum(shared) + (0 if tools_first else len(tools[0]) + 1)
 
 
 def test_a_long_difference_is_another_task_not_a_break() -> None:
@@ -108,7 +115,10 @@ def test_a_long_difference_is_another_task_not_a_break() -> None:
 
 def test_after_many_sessions_one_in_some_counts_for_all() -> None:
     breaks, agent = Breaks(), Agent(Random(7))
-    weights = [found.weight for _ in range(CHECKED_ALL + 10 * CHECKED_EVERY) if (found := saw(breaks, agent))]
+    weights = []
+    for _ in range(CHECKED_ALL + 10 * CHECKED_EVERY):
+        if found := breaks.saw(FAMILY, OWNER, agent.tools, agent.system(), agent.messages()):
+            weights.append(found.weight)
     assert weights == [1] * CHECKED_ALL + [CHECKED_EVERY] * 10
 
 
@@ -143,6 +153,7 @@ def test_what_is_kept_is_bounded_and_holds_no_content() -> None:
         (rb"cwd: C:\work\repo", "path"),
         (b"run 7f3a9c1e-12ab-4f00", "id"),
         (b"run_abcdefghijklmnop12", "id"),
+        (b"git: c735e87 init", "id"),
         (b"agent 17", "number"),
         (b"You speak French.", "text"),
         (b"2026-11-21 " + b"long " * 200, "text"),

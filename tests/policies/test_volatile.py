@@ -64,7 +64,8 @@ def test_several_places_are_cut_and_so_is_the_end() -> None:
     stable = agent.rules
 
     def system() -> bytes:
-        return f"{path_line(noise)}{stable}\nId {noise.getrandbits(64):016x}\n{stable[:3000]}\n{path_line(noise)}".encode()
+        id_ = f"Id {noise.getrandbits(64):016x}"
+        return f"{path_line(noise)}{stable}\n{id_}\n{stable[:3000]}\n{path_line(noise)}".encode()
 
     sent = Sent(agent)
     for _ in range(LEARNED_AFTER + 1):

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 IDLE_WITHIN_S = 1.0
 PHASE_DEADLINE_S = 30.0
-MAX_TRIES = 3
+MAX_TRIES = 5
 LONG_PROMPT_WORDS = 25_000
 """Seconds of prefill on either engine, within their contexts."""
 RST_ON_CLOSE = struct.pack("ii", 1, 0)
@@ -181,15 +181,13 @@ async def seconds_to_idle(setup: Setup, phase: str, way: str) -> float:
 
 @pytest.mark.parametrize("way", ["fin", "rst", "kill"])
 @pytest.mark.parametrize("phase", ["queued", "prefill", "stream", "plain"])
-async def test_a_client_that_is_gone_leaves_nothing_behind(
-    setup: Setup, phase: str, way: str, record_property: Callable[[str, float], None]
-) -> None:
+async def test_a_client_that_is_gone_leaves_nothing_behind(setup: Setup, phase: str, way: str) -> None:
     gone = await setup.gateway.metric("turngate_outcomes_total", outcome="client_gone")
     took_s: list[float] = []
     # A machine that stalls for a second says nothing about the gateway; a leak would last.
     while not took_s or (min(took_s) > IDLE_WITHIN_S and len(took_s) < MAX_TRIES):
         took_s.append(await seconds_to_idle(setup, phase, way))
-    record_property("seconds_to_idle", min(took_s))
+    print(f"idle after {min(took_s):.3f} s, try {len(took_s)}")
     assert min(took_s) <= IDLE_WITHIN_S
     num_gone = len(took_s) * (2 if phase == "queued" else 1)
     assert await setup.gateway.metric("turngate_outcomes_total", outcome="client_gone") == gone + num_gone

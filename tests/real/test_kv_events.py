@@ -73,7 +73,7 @@ async def test_vllm_says_which_session_lost_how_much_and_when_all_is_gone(tmp_pa
         engine = {"url": engine_url("vllm", vllm.base_url), "kv_events": [f"@tcp://127.0.0.1:{port}"]}
         async with gateway(engines=[engine], logging__facts=str(facts)) as running:
             first = await ask(running.base_url, vllm.model, "a", prompt("a", 600))
-            for name in ("b", "c"):
+            for name in ("b", "c", "d"):
                 await ask(running.base_url, vllm.model, name, prompt(name, 600))
             assert await until_evicted(running) > 0
             again = await ask(running.base_url, vllm.model, "a", prompt("a", 600))

@@ -1,0 +1,110 @@
+"""What the experiments compare: arms by name, and the figures of one simulated fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
+
+from benchmarks.oracle import RequestCap, SumLedger, session_cap, shortest_first
+from benchmarks.simulated import Decider, Result, World
+from benchmarks.simulator import Simulation
+from benchmarks.workloads import AgentRun
+from gateway.demo.report import quantile
+from policies.admission import Limits
+from policies.fifo import Fifo
+from policies.passthrough import Passthrough
+from policies.scheduler import Scheduler
+from policies.turns import Turns
+
+Arm: TypeAlias = Callable[[Sequence[AgentRun], World], Decider]
+FIFO_REQUESTS = 16
+"""The request cap that published clients use."""
+BUDGETS = (1.0, 1.25, 1.5)
+"""Real peaks that the oracle lets a cache hold, as shares of it; it takes whichever turns out best."""
+
+CAPS = (16, 18, 20, 22, 24, 28)
+
+
+def _straight(_runs: Sequence[AgentRun], _world: World) -> Decider:
+    return Scheduler(Passthrough(), Limits())
+
+
+def _fifo(_runs: Sequence[AgentRun], _world: World) -> Decider:
+    return RequestCap(Scheduler(Fifo(), Limits()), FIFO_REQUESTS)
+
+
+def _turns(_runs: Sequence[AgentRun], _world: World) -> Decider:
+    return Scheduler(Turns(), Limits())
+
+
+def _sum_ledger(runs: Sequence[AgentRun], world: World) -> Decider:
+    return SumLedger(_turns(runs, world))
+
+
+ARMS: Mapping[str, Sequence[Arm]] = {
+    "straight": [_straight],
+    "fifo": [_fifo],
+    "turns": [_turns],
+    "sum ledger": [_sum_ledger],
+    "oracle": [partial(shortest_first, budget=budget) for budget in BUDGETS],
+    "oracle cap": [partial(session_cap, num_sessions=num) for num in CAPS],
+}
+"""Several ways to an arm: the one with the least mean completion counts, which is fair to oracles alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One arm, one fleet; seconds and tokens."""
+
+    makespan_s: float
+    mean_session_s: float
+    p99_session_s: float
+    p99_ttft_first_s: float
+    p99_ttft_later_s: float
+    max_wait_s: float
+    """At the gate."""
+    uncached_tokens: int
+    output_tokens_per_s: float
+    of_class: Mapping[str, float]
+    """Mean completion by class of sessions."""
+
+
+def figures(result: Result, after_s: float = 0.0) -> Figures:
+    """Of the sessions that arrived after that time; makespan, tokens and throughput are those of all."""
+    sessions = [s for s in result.sessions if s.arrived_at >= after_s and not s.is_child]
+    counted = {session.id for session in sessions}
+    turns = [turn for turn in result.turns if turn.session_id in counted]
+    classes: dict[str, list[float]] = {}
+    for session in sessions:
+        classes.setdefault(session.label, []).append(session.completion_s)
+    completions_s = [session.completion_s for session in sessions]
+    return Figures(
+        makespan_s=result.makespan_s,
+        mean_session_s=_mean(completions_s),
+        p99_session_s=quantile(completions_s, 0.99),
+        p99_ttft_first_s=quantile([turn.ttft_s for turn in turns if turn.index == 0], 0.99),
+        p99_ttft_later_s=quantile([turn.ttft_s for turn in turns if turn.index > 0], 0.99),
+        max_wait_s=max(turn.dispatched_at - turn.wanted_at for turn in turns),
+        uncached_tokens=result.uncached_tokens,
+        output_tokens_per_s=sum(turn.output_tokens for turn in result.turns) / result.makespan_s,
+        of_class={label: _mean(values) for label, values in sorted(classes.items())},
+    )
+
+
+def play(
+    arm: str, runs: Sequence[AgentRun], world: World, num_at_once: int | None = None, after_s: float = 0.0
+) -> Figures:
+    """One simulation, or the best of several for an oracle."""
+    found = [figures(Simulation(make(runs, world), world).run(runs, num_at_once), after_s) for make in ARMS[arm]]
+    return min(found, key=lambda one: one.mean_session_s)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def mean_ratio(ours: Sequence[Figures], base: Sequence[Figures], of: Callable[[Figures], float]) -> float:
+    """Ratio of sums over the seeds."""
+    return sum(map(of, ours)) / sum(map(of, base))

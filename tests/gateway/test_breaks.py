@@ -1,0 +1,120 @@
+"""Laws of what breaks are said to cost, and to whom that is told."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import orjson
+import pytest
+
+from gateway import break_report
+from gateway.breaks import PrefixBreaks
+from gateway.dialects.base import Script
+from gateway.exchange import Exchange, Recognition
+from gateway.metrics import Metrics
+from gateway.settings import Identity
+from policies.types import TurnKind, Usage
+from tests.gateway.observed import FLEET, exchange
+from tests.policies.siblings import Agent, path_line
+
+
+def first_turn(agent: Agent, noise: Random, usage: Usage, **changes: Any) -> tuple[Exchange, Script]:
+    script = Script(agent.tools, agent.system(path_line(noise)), agent.messages(), True, ())
+    chars = len(script.system) + sum(map(len, (*script.tools, *script.messages)))
+    who: dict[str, Any] = {"turn_index": 0, "kind": TurnKind.AGENT, "is_retry": False, "family_id": "f1"} | changes
+    made = exchange(
+        engine_model="m",
+        recognition=Recognition("s", parent_id=None, source="new", confidence=1, blocks=(), chars=chars, **who),
+    )
+    made.reply.usage = usage
+    return made, script
+
+
+def told(breaks: PrefixBreaks, *turns: tuple[Exchange, Script]) -> None:
+    for made, script in turns:
+        breaks.recognised(made, script, tools_first=False)
+        breaks.finished(made)
+
+
+@pytest.fixture
+def breaks() -> PrefixBreaks:
+    return PrefixBreaks(Identity(), Metrics(lambda: FLEET, lambda: ()))
+
+
+def test_waste_is_what_siblings_share_behind_the_break_and_was_not_cached(breaks: PrefixBreaks) -> None:
+    noise = Random(1)
+    agent = Agent(noise)
+    usages = [Usage(4000, 0, 1), Usage(4000, 0, 1), Usage(4000, 3000, 1), Usage(4000, None, 1)]
+    told(breaks, *(first_turn(agent, noise, usage) for usage in usages))
+    (row,) = breaks.joined([], "a")
+    found = row["prefix_breaks"]
+    chars = len(agent.system()) + sum(map(len, agent.tools))
+    behind = found["last"]["shared_chars"]
+    assert 0.9 * chars < behind < chars
+    assert (found["sessions"], found["breaks"]) == (4, 3)
+    assert 2 * 3700 + 1000 < found["wasted_tokens"] <= 2 * 4000 + 1000
+    assert found["last"]["kind"] == "path"
+    assert 0 < found["last"]["at_share"] < 0.01
+
+
+def test_metrics_count_breaks_and_their_tokens(breaks: PrefixBreaks) -> None:
+    metrics = Metrics(lambda: FLEET, lambda: ())
+    breaks = PrefixBreaks(Identity(), metrics)
+    noise = Random(1)
+    agent = Agent(noise)
+    told(breaks, *(first_turn(agent, noise, Usage(4000, 3000, 1)) for _ in range(3)))
+    page = metrics.exposition().decode()
+    assert 'turngate_prefix_breaks_total{kind="path"} 2.0' in page
+    assert 'turngate_prefix_break_tokens_total{kind="path"} 2000.0' in page
+
+
+@pytest.mark.parametrize("changes", [{"turn_index": 1}, {"kind": TurnKind.SIDE}, {"is_retry": True}])
+def test_only_first_turns_are_compared(changes: dict[str, Any], breaks: PrefixBreaks) -> None:
+    noise = Random(1)
+    agent = Agent(noise)
+    told(breaks, *(first_turn(agent, noise, Usage(4000, 0, 1), **changes) for _ in range(3)))
+    assert breaks.joined([], "a") == []
+
+
+def test_what_no_engine_has_begun_to_answer_has_wasted_nothing(breaks: PrefixBreaks) -> None:
+    noise = Random(1)
+    agent = Agent(noise)
+    for _ in range(3):
+        made, script = first_turn(agent, noise, Usage())
+        made.timings.first_byte_at = None
+        told(breaks, (made, script))
+    assert breaks.joined([], "a") == []
+
+
+def test_a_tenant_reads_its_own_families_only_and_no_content(breaks: PrefixBreaks) -> None:
+    noise = Random(1)
+    agent = Agent(noise)
+    told(breaks, *(first_turn(agent, noise, Usage(4000, 0, 1)) for _ in range(3)))
+    rows: list[dict[str, Any]] = [{"family": "f1", "turns": 3, "sessions": {}, "states": {}}, {"family": "f2"}]
+    joined = breaks.joined(rows, "a")
+    assert [row["family"] for row in joined] == ["f1", "f2"]
+    assert b"/srv" not in orjson.dumps(joined)
+    assert "prefix_breaks" in joined[0]
+    assert breaks.joined([{"family": "f1"}], "b") == [{"family": "f1"}]
+
+
+def test_the_report_names_the_most_expensive_first() -> None:
+    last = {
+        "kind": "path",
+        "part": "system",
+        "at_chars": 1200,
+        "at_share": 0.1,
+        "span_chars": 40,
+        "shared_chars": 9000,
+    }
+    cost = {"sessions": 10, "breaks": 9, "wasted_tokens_per_break": 1, "last": last}
+    rows = [
+        {"family": name, "prefix_breaks": cost | {"wasted_tokens": tokens}}
+        for name, tokens in (("a", 5), ("b", 9000))
+    ]
+    text = break_report.as_text([*rows, {"family": "c"}])
+    assert text.startswith("family b: 9 of 10 sessions")
+    assert "9,000 tokens wasted" in text
+    assert "40 characters in the system, 1,200 from the start (10%), like a path" in text
+    assert break_report.as_text([]).startswith("No prefix breaks")

@@ -1,0 +1,161 @@
+"""Laws of taking volatile spans out of requests."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any, cast
+
+import orjson
+import pytest
+
+from gateway.dialects import BY_PATH
+from gateway.exchange import Exchange, Timings
+from gateway.rewrite import Rewrite, owner_of
+from gateway.settings import Identity
+from gateway.transport import Request
+from policies.breaks import Breaks
+
+PATTERNS = Identity().volatile_patterns
+LEARNED = Identity().volatile_learned
+RULES = "\n".join(f"Rule {n}: do {n * 7919} things in order and say so." for n in range(60))
+CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+
+
+def exchange(raw: bytes, path: str = CHAT) -> Exchange:
+    made = Exchange("x1", cast(Request, None), BY_PATH[path], "a", Timings(0.0), raw, orjson.loads(raw))
+    made.engine_model = "m"
+    return made
+
+
+def applied(rewrite: Rewrite, body: Any, path: str = CHAT) -> Exchange:
+    made = exchange(body if isinstance(body, bytes) else orjson.dumps(body), path)
+    rewrite.apply(made)
+    assert made.body == orjson.loads(made.raw)
+    return made
+
+
+def conversation(system: str, task: str = "Fix it.") -> dict[str, Any]:
+    return {"messages": [{"role": "system", "content": system}, {"role": "user", "content": task}]}
+
+
+def test_stripping_changes_no_other_byte() -> None:
+    raw = (
+        b'{ "temperature":1.00,"messages" :[ {"content":"x-amz-id: 7\\u00e9\\nBe \\u00e9xact\\/.",\n'
+        b'"role":"system"},'
+        b' {"role":"user","content":"hi \\u00e9"} ], "n":1e0 }'
+    )
+    assert applied(Rewrite(False, PATTERNS, ()), raw).raw == raw.replace(b"x-amz-id: 7\\u00e9\\n", b"")
+
+
+def test_a_pattern_matches_characters_not_bytes() -> None:
+    made = applied(Rewrite(True, ["^.", "q$"], ()), conversation("\U0001f600\u00e9\nqq"))
+    assert [message["content"] for message in made.body["messages"]] == ["\u00e9\n", "Fix it.\n\n\U0001f600\nqq"]
+
+
+def test_moving_puts_the_span_behind_the_first_user_message() -> None:
+    made = applied(Rewrite(True, PATTERNS, ()), conversation("x-amz-id: 7\nBe exact.\nx-anthropic-b: \U0001f600"))
+    assert [message["content"] for message in made.body["messages"]] == [
+        "Be exact.\n",
+        "Fix it.\n\nx-amz-id: 7\nx-anthropic-b: \U0001f600",
+    ]
+    assert "2 volatile spans of the system text, 31 bytes, moved" in made.notes[0]
+    assert "x-amz" not in made.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "expected"),
+    [
+        (
+            CHAT,
+            {"messages": [{"role": "developer", "content": [{"type": "text", "text": "x-amz-a: 1\nBe."}]}]},
+            {"messages": [{"role": "developer", "content": [{"type": "text", "text": "Be."}]}]},
+        ),
+        (RESPONSES, {"instructions": "Be.\nx-amz-a: 1", "input": "hi"}, {"instructions": "Be.\n", "input": "hi"}),
+        (
+            RESPONSES,
+            {"input": [{"role": "developer", "content": "x-amz-a: 1\nBe."}, {"role": "user", "content": "hi"}]},
+            {"input": [{"role": "developer", "content": "Be."}, {"role": "user", "content": "hi"}]},
+        ),
+        (
+            MESSAGES,
+            {
+                "system": [
+                    {"type": "text", "text": "x-anthropic-billing-header: cch=1;"},
+                    {"type": "text", "text": "Be."},
+                ]
+            },
+            {"system": [{"type": "text", "text": " "}, {"type": "text", "text": "Be."}]},
+        ),
+        (MESSAGES, {"system": "x-amz-a: 1\nBe.", "messages": []}, {"system": "Be.", "messages": []}),
+        ("/v1/completions", {"prompt": "x-amz-a: 1\nBe."}, {"prompt": "x-amz-a: 1\nBe."}),
+    ],
+)
+def test_each_wire_format_has_its_system_text(path: str, body: Any, expected: Any) -> None:
+    assert applied(Rewrite(False, PATTERNS, ()), body, path).body == expected
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "expected"),
+    [
+        (
+            RESPONSES,
+            {"instructions": "x-amz-a: 1\nBe.", "input": "hi"},
+            {"instructions": "Be.", "input": "hi\n\nx-amz-a: 1"},
+        ),
+        (
+            MESSAGES,
+            {
+                "system": "x-amz-a: 1\nBe.",
+                "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}],
+            },
+            {
+                "system": "Be.",
+                "messages": [{"role": "user", "content": [{"type": "text", "text": "hi\n\nx-amz-a: 1"}]}],
+            },
+        ),
+        # What a stored answer follows on from has it already.
+        (
+            RESPONSES,
+            {"instructions": "x-amz-a: 1\nBe.", "input": "hi", "previous_response_id": "r"},
+            {"instructions": "Be.", "input": "hi", "previous_response_id": "r"},
+        ),
+        # Nowhere to move it to.
+        (MESSAGES, {"system": "x-amz-a: 1\nBe.", "messages": []}, {"system": "x-amz-a: 1\nBe.", "messages": []}),
+    ],
+)
+def test_a_moved_span_goes_to_the_first_user_text(path: str, body: Any, expected: Any) -> None:
+    assert applied(Rewrite(True, PATTERNS, ()), body, path).body == expected
+
+
+def test_a_request_without_such_text_is_the_very_same() -> None:
+    made = exchange(orjson.dumps(conversation("Be exact. Mind x-amz-headers.")))
+    raw, body = made.raw, made.body
+    Rewrite(True, PATTERNS, LEARNED).apply(made)
+    assert made.raw is raw
+    assert made.body is body
+    assert made.notes == []
+
+
+def test_learned_spans_go_with_those_of_the_patterns_and_stay_gone_in_later_turns() -> None:
+    rewrite, breaks, noise = Rewrite(True, PATTERNS, LEARNED), Breaks(), Random(1)
+
+    def begin() -> tuple[dict[str, Any], Exchange]:
+        line = f"Working directory: /srv/{noise.getrandbits(64):x}/repo"
+        system = f"x-anthropic-billing-header: {noise.random()}\nYou \u00e9dit.\n{line}\n{RULES}"
+        body = conversation(system, f"Fix {noise.random()}.")
+        made = applied(rewrite, body)
+        script = made.dialect.script(made.body)
+        found = breaks.saw("f", owner_of(made), script.tools, script.system, script.messages)
+        assert found is not None
+        rewrite.learn(found)
+        return body, made
+
+    for _ in range(4):
+        begin()
+    body, first = begin()
+    assert first.body["messages"][0]["content"] == f"You \u00e9dit.\n{RULES}"
+    assert "/repo" in first.body["messages"][1]["content"]
+    body["messages"] += [{"role": "assistant", "content": "Done."}, {"role": "user", "content": "Thanks."}]
+    later = applied(rewrite, body)
+    assert later.body["messages"][:2] == first.body["messages"]
+    assert later.body["messages"][2:] == body["messages"][2:]

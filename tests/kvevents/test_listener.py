@@ -1,0 +1,175 @@
+"""Laws of the listener, against a publisher on real sockets that speaks as vLLM does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import zmq
+import zmq.asyncio
+
+from gateway.engines import named
+from gateway.engines.base import EngineAddress, KvEventSource, Pool, Report
+from gateway.kvevents import listening
+from gateway.monitor import RunningEngine
+from policies.types import CacheLost, Fact
+from tests.kvevents.batches import batch, cleared, removed, stored
+
+END = (-1).to_bytes(8, "big", signed=True)
+
+
+class Publisher:
+    """Binds both of its sockets, as vLLM does for `*`; answers one request for a replay at a time."""
+
+    def __init__(self) -> None:
+        self.context = zmq.asyncio.Context()
+        self.pub, self.router = self.context.socket(zmq.XPUB), self.context.socket(zmq.ROUTER)
+        self.url = f"tcp://127.0.0.1:{self.pub.bind_to_random_port('tcp://127.0.0.1')}"
+        self.replay_url = f"tcp://127.0.0.1:{self.router.bind_to_random_port('tcp://127.0.0.1')}"
+        self.sent: list[bytes] = []
+
+    async def heard(self) -> None:
+        """Until somebody has subscribed."""
+        await self.pub.recv()
+
+    async def send(self, *events: Any, is_lost: bool = False) -> None:
+        self.sent.append(batch(*events))
+        if not is_lost:
+            await self.pub.send_multipart([b"kv", (len(self.sent) - 1).to_bytes(8, "big"), self.sent[-1]])
+
+    async def answer_replay(self, has_topic: bool) -> int:
+        client, _, start = await self.router.recv_multipart()
+        topic = [b"kv"] if has_topic else []  # SGLang has none
+        for number in range(int.from_bytes(start, "big"), len(self.sent)):
+            await self.router.send_multipart([client, b"", *topic, number.to_bytes(8, "big"), self.sent[number]])
+        await self.router.send_multipart([client, b"", *topic, END, b""])
+        return int.from_bytes(start, "big")
+
+
+class Told:
+    """Facts and evictions as they arrive."""
+
+    def __init__(self) -> None:
+        self.facts: asyncio.Queue[Fact] = asyncio.Queue()
+        self.evicted: list[tuple[str, int, float | None]] = []
+
+    def evict(self, *told: Any) -> None:
+        self.evicted.append(told)
+
+    async def next(self) -> Fact:
+        async with asyncio.timeout(5):
+            return await self.facts.get()
+
+
+@pytest.fixture
+async def publisher() -> AsyncIterator[Publisher]:
+    made = Publisher()
+    yield made
+    made.context.destroy(linger=0)
+
+
+def engine(source: KvEventSource, *pools: str) -> RunningEngine:
+    kind = named("vllm")
+    address = EngineAddress("vllm", "http://gpu:8000", name="gpu", kv_events=(source,))
+    report = Report(pools=tuple(Pool(name) for name in pools or ("",)))
+    return RunningEngine(address, kind, kind.abilities(), report)
+
+
+async def test_an_eviction_is_told_with_what_the_session_has_left(publisher: Publisher) -> None:
+    told, running = Told(), engine(KvEventSource(publisher.url))
+    async with listening([running], told.facts.put_nowait, told.evict):
+        await publisher.heard()
+        await publisher.send(stored(1, 2, 3, size=256, session_id="s"))
+        await publisher.send(removed(3))
+        assert await told.next() == CacheLost("gpu", {"s": 512})
+    assert told.evicted == [("gpu", 1, 0.0)]
+    assert running.kv_events.num_batches == 2
+
+
+async def test_a_reset_is_told(publisher: Publisher) -> None:
+    told = Told()
+    async with listening([engine(KvEventSource(publisher.url))], told.facts.put_nowait, told.evict):
+        await publisher.heard()
+        await publisher.send(cleared())
+        assert await told.next() == CacheLost("gpu", None)
+
+
+@pytest.mark.parametrize("has_topic", [True, False])
+async def test_a_gap_is_filled_from_the_replay(publisher: Publisher, has_topic: bool) -> None:
+    told = Told()
+    source = KvEventSource(publisher.url, publisher.replay_url)
+    async with listening([engine(source)], told.facts.put_nowait, told.evict), asyncio.timeout(5):
+        await publisher.heard()
+        await publisher.send(stored(1, 2, size=256, session_id="s"), is_lost=True)
+        await publisher.send(stored(3, size=256), is_lost=True)
+        await publisher.send(removed(2))
+        assert await publisher.answer_replay(has_topic) == 0
+        assert await told.next() == CacheLost("gpu", {"s": 256})
+    assert told.evicted == [("gpu", 1, 0.0)]
+
+
+async def test_at_a_gap_without_replay_what_was_known_is_forgotten(publisher: Publisher) -> None:
+    told = Told()
+    async with listening([engine(KvEventSource(publisher.url))], told.facts.put_nowait, told.evict):
+        await publisher.heard()
+        await publisher.send(stored(1, 2, size=256, session_id="s"))
+        await publisher.send(is_lost=True)
+        await publisher.send(removed(2))
+        await publisher.send(cleared())
+        assert await told.next() == CacheLost("gpu", None)
+
+
+async def test_a_publisher_that_counts_anew_has_lost_its_cache(publisher: Publisher) -> None:
+    told = Told()
+    async with listening([engine(KvEventSource(publisher.url))], told.facts.put_nowait, told.evict):
+        await publisher.heard()
+        await publisher.send(stored(1))
+        await publisher.send(stored(2))
+        publisher.sent.clear()
+        await publisher.send(stored(3))
+        assert await told.next() == CacheLost("gpu", None)
+
+
+async def test_events_are_of_the_rank_that_they_name(publisher: Publisher) -> None:
+    told = Told()
+    async with listening([engine(KvEventSource(publisher.url), "0", "1")], told.facts.put_nowait, told.evict):
+        await publisher.heard()
+        await publisher.send(cleared())
+        assert await told.next() == CacheLost("gpu/0", None)
+
+
+async def test_a_message_that_cannot_be_read_is_shown_and_does_not_end_the_listening(publisher: Publisher) -> None:
+    told, running = Told(), engine(KvEventSource(publisher.url))
+    async with listening([running], told.facts.put_nowait, told.evict):
+        await publisher.heard()
+        await publisher.pub.send_multipart([b"noise"])
+        await publisher.send(cleared())
+        assert await told.next() == CacheLost("gpu", None)
+    assert publisher.url in running.kv_events.problem
+
+
+async def test_the_side_with_the_star_binds(publisher: Publisher) -> None:
+    """An engine that is given a host connects; then the gateway has to be there."""
+    told = Told()
+    port = int(publisher.url.rpartition(":")[2])
+    publisher.pub.unbind(publisher.url)
+    async with listening([engine(KvEventSource(f"@tcp://127.0.0.1:{port}"))], told.facts.put_nowait, told.evict):
+        publisher.pub.connect(publisher.url)
+        await publisher.heard()
+        await publisher.send(cleared())
+        assert await told.next() == CacheLost("gpu", None)
+
+
+async def test_a_port_that_is_taken_is_said_and_costs_nothing_else(publisher: Publisher) -> None:
+    running = engine(KvEventSource(f"@{publisher.url}"))
+    async with listening([running], lambda fact: None, lambda *told: None):
+        assert "in use" in running.kv_events.problem
+
+
+async def test_without_a_configured_source_nothing_is_opened() -> None:
+    kind = named("vllm")
+    running = RunningEngine(EngineAddress("vllm", "http://gpu:8000"), kind, kind.abilities())
+    async with listening([running], lambda fact: None, lambda *told: None):
+        assert running.kv_events.num_batches == 0
