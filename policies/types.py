@@ -1,6 +1,7 @@
 """The vocabulary of scheduling. Long because every word of it stands here.
 
-Turns, sessions, families, replicas; facts in, decisions out. Plain values only. The Scheduler is the only writer of Session, Family and Replica; a policy reads them.
+Turns, sessions, families, replicas; facts in, decisions out. Plain values only. The Scheduler is the only writer
+of Session, Family and Replica; a policy reads them.
 Times are seconds of the driver's monotonic clock, sizes are tokens unless a name says otherwise.
 """
 

@@ -14,20 +14,18 @@ import argparse
 import asyncio
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks import plots
 from benchmarks.fleet import report
 from benchmarks.fleet.arms import ARMS
-from benchmarks.fleet.cells import run_cell
+from benchmarks.fleet.cells import Cell, run_cell
 from benchmarks.fleet.engines import ENGINES, PARALLEL, measured_chars_per_token
 from benchmarks.fleet.fleets import FLEETS
 from benchmarks.fleet.suites import SUITES, Job
 from benchmarks.results import write
 from gateway.transport import UpstreamCut, UpstreamRefused
-from gateway.transports.aiohttp_upstream import AiohttpUpstream
 from tests.real.parts import NotInstalledError
 from tests.real.process import ServerFailedError
 
@@ -37,31 +35,48 @@ CELL_FAILURES = (
 )
 
 
-def interleaved(arms: Sequence[str], seeds: Sequence[int]) -> list[tuple[str, int]]:
-    """Seed by seed, each starting with another arm."""
-    return [(arms[(seed + place) % len(arms)], seed) for seed in seeds for place in range(len(arms))]
+@dataclass(frozen=True, slots=True)
+class Book:
+    """The cells of one fleet on one engine, and their files, which are written anew with each cell."""
+
+    name: str
+    folder: Path
+    note: str
+    cells: report.Cells
+
+    def add(self, cell: Cell, took_s: float) -> None:
+        self.cells[cell.arm, cell.seed] = cell
+        report.save(self.folder / f"{self.name}.jsonl", self.cells)
+        data = {
+            arm: {str(seed): asdict(figures) for seed, figures in runs.items()}
+            for arm, runs in report.by_arm(self.cells).items()
+        }
+        write(self.name, report.table(self.cells, self.note), data, self.folder)
+        found = cell.figures
+        say(
+            f"{self.name} seed {cell.seed} {cell.arm}: makespan {found.makespan_s:.2f} s, mean"
+            f" {found.mean_session_s:.2f} s, {found.uncached_tokens:,} uncached, {found.errors} errors"
+            f" ({took_s:.0f} s, load {cell.load:.0f}, {cell.late_share:.0%} late)"
+        )
+
+    def close(self) -> None:
+        if self.cells:
+            print(report.table(self.cells, self.note))
+            plots.draw(self.cells, self.name, self.folder / f"{self.name}.png")
 
 
-async def run(job: Job, parallel: int, kept: report.Cells, folder: Path) -> None:
-    """Run the cells of one fleet on one engine that are not in `kept`; each of them writes the result files anew.
-
-    A cell that cannot be run (an engine or a proxy that does not start) is named and left out.
-    """
+async def run(job: Job, parallel: int, book: Book) -> None:
+    """Run the cells that the book does not have. One that cannot be run (an engine or a proxy that does not
+    start) is named and left out."""
     fleet = FLEETS[job.fleet]
-    file = folder / f"{job.name}.jsonl"
-    cells = dict(kept)
-    arms = [arm for arm in job.arms if job.engine in ARMS[arm].engines]
-    todo = [key for key in interleaved(arms, job.seeds) if key not in cells]
-    if not todo:
-        print(f"{job.name}: complete", file=sys.stderr)
-        return
-    note = f"Up to {parallel} cells at a time, seeds interleaved." if parallel > 1 else "One cell at a time."
     slots = asyncio.Semaphore(parallel)
+    todo = [key for key in job.cells() if key not in book.cells and job.engine in ARMS[key[0]].engines]
+    if not todo:
+        say(f"{job.name}: complete")
+        return
     async with ENGINES[job.engine](fleet) as fresh:
         async with fresh() as engine:
-            upstream = AiohttpUpstream()
-            chars_per_token = await measured_chars_per_token(upstream, engine)
-            await upstream.close()
+            chars_per_token = await measured_chars_per_token(engine)
 
         async def one(arm: str, seed: int) -> None:
             async with slots:
@@ -70,35 +85,18 @@ async def run(job: Job, parallel: int, kept: report.Cells, folder: Path) -> None
                     cell = await run_cell(fleet, fresh, arm, seed, chars_per_token)
                 except CELL_FAILURES as error:
                     why = (str(error).splitlines() or [type(error).__name__])[-1]
-                    print(f"{job.name} seed {seed} {arm} FAILED: {why}", file=sys.stderr)
-                    return
-            cells[arm, seed] = cell
-            found = cell.figures
-            report.save(file, cells)
-            write(job.name, report.table(cells, note), _data(cells), folder)
-            print(
-                f"{job.name} seed {seed} {arm}: makespan {found.makespan_s:.2f} s, mean"
-                f" {found.mean_session_s:.2f} s, {found.uncached_tokens:,} uncached, {found.errors} errors"
-                f" ({time.monotonic() - started:.0f} s, load {cell.load:.0f},"
-                f" {cell.late_share:.0%} late)",
-                file=sys.stderr,
-                flush=True,
-            )
+                    say(f"{job.name} seed {seed} {arm} FAILED: {why}")
+                else:
+                    book.add(cell, time.monotonic() - started)
 
         async with asyncio.TaskGroup() as group:
             for arm, seed in todo:
                 group.create_task(one(arm, seed))
-    if not cells:
-        return
-    print(report.table(cells, note))
-    plots.draw(cells, job.name, folder / f"{job.name}.png")
+    book.close()
 
 
-def _data(cells: report.Cells) -> dict[str, dict[str, dict[str, float]]]:
-    return {
-        arm: {str(seed): asdict(figures) for seed, figures in runs.items()}
-        for arm, runs in report.by_arm(cells).items()
-    }
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def parse() -> argparse.Namespace:
@@ -108,12 +106,18 @@ def parse() -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--engine", choices=ENGINES, default="embedded")
-    parser.add_argument("--fleet", choices=FLEETS, nargs="+", default=["base"])
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=["straight", "turns"])
+    parser.add_argument(
+        "--fleet", choices=FLEETS, nargs="+", metavar="FLEET", default=["base"], help=", ".join(FLEETS)
+    )
+    parser.add_argument(
+        "--arms", nargs="+", choices=ARMS, metavar="ARM", default=["straight", "turns"], help=", ".join(ARMS)
+    )
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--suite", choices=SUITES, help="a list of such runs, instead of the options above")
     parser.add_argument("--resume", action="store_true", help="keep the cells that the result file has")
-    parser.add_argument("--again", nargs="+", choices=ARMS, default=[], help="arms that --resume does not keep")
+    parser.add_argument(
+        "--again", nargs="+", choices=ARMS, metavar="ARM", default=[], help="arms that --resume does not keep"
+    )
     parser.add_argument("--parallel", type=int, help="cells at a time (default: what the engine bears)")
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results"), metavar="FOLDER")
     return parser.parse_args()
@@ -124,7 +128,9 @@ async def main(options: argparse.Namespace) -> None:
     for job in SUITES[options.suite] if options.suite else own:
         found = report.load(options.results / f"{job.name}.jsonl") if options.resume else {}
         kept = {key: cell for key, cell in found.items() if cell.arm not in options.again}
-        await run(job, options.parallel or PARALLEL[job.engine], kept, options.results)
+        parallel = options.parallel or PARALLEL[job.engine]
+        note = f"Up to {parallel} cells at a time, seeds interleaved." if parallel > 1 else "One cell at a time."
+        await run(job, parallel, Book(job.name, options.results, note, kept))
 
 
 if __name__ == "__main__":

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.fleet import report
-from benchmarks.fleet.__main__ import interleaved
 from benchmarks.fleet.cells import Cell
 from benchmarks.fleet.clients import SessionCapClient, SlotsClient
 from benchmarks.fleet.figures import Figures, figures
 from benchmarks.fleet.fleets import FleetSpec
+from benchmarks.fleet.suites import Job
 from gateway.demo.agents import SessionRecord, TurnRecord
 from gateway.demo.workload import PlannedSession, PlannedTurn, Shape
 
@@ -64,7 +64,8 @@ def test_overtaken_session_is_measured_against_the_start_of_its_place() -> None:
 
 
 def test_cells_run_seed_by_seed_each_starting_with_another_arm() -> None:
-    assert interleaved(("a", "b"), (1, 2)) == [("b", 1), ("a", 1), ("a", 2), ("b", 2)]
+    job = Job("dynamo", "base", ("a", "b"), (1, 2), others=("c",), other_seeds=(2,))
+    assert job.cells() == [("b", 1), ("a", 1), ("c", 2), ("a", 2), ("b", 2)]
 
 
 def test_stored_cells_come_back_as_they_were(tmp_path: Path) -> None:

@@ -226,7 +226,9 @@ def test_engines_that_cannot_be_meant_are_refused(engines: list[Any], fault: str
 
 
 def test_kv_events_are_urls_or_objects_and_another_kind_of_address_is_refused() -> None:
-    text = 'engines: [{url: "vllm://a:1", kv_events: ["tcp://*:5557", {url: "tcp://a:1", replay_url: "tcp://a:2"}]}]'
+    text = (
+        'engines: [{url: "vllm://a:1", kv_events: ["tcp://*:5557", {url: "tcp://a:1", replay_url: "tcp://a:2"}]}]'
+    )
     (address,) = config.addresses(config.load(file=written(text), environ=NOTHING))
     assert address.kv_events == (KvEventSource("tcp://*:5557"), KvEventSource("tcp://a:1", "tcp://a:2"))
     assert "kv_events" in fault_of('engines: [{url: "vllm://a:1", kv_events: "http://a:1"}]')
