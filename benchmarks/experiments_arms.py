@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
@@ -24,6 +24,8 @@ FIFO_REQUESTS = 16
 BUDGETS = (1.0, 1.25, 1.5)
 """Real peaks that the oracle lets a cache hold, as shares of it; it takes whichever turns out best."""
 
+INFINITE_CACHE = "infinite cache"
+"""The straight arm on engines that never evict."""
 CAPS = (16, 18, 20, 22, 24, 28)
 
 
@@ -71,6 +73,9 @@ class Figures:
     """Mean completion by class of sessions."""
 
 
+Measure: TypeAlias = Callable[[Figures], float]
+
+
 def figures(result: Result, after_s: float = 0.0) -> Figures:
     """Of the sessions that arrived after that time; makespan, tokens and throughput are those of all."""
     sessions = [s for s in result.sessions if s.arrived_at >= after_s and not s.is_child]
@@ -97,14 +102,71 @@ def play(
     arm: str, runs: Sequence[AgentRun], world: World, num_at_once: int | None = None, after_s: float = 0.0
 ) -> Figures:
     """One simulation, or the best of several for an oracle."""
+    if arm == INFINITE_CACHE:
+        arm, world = "straight", replace(world, spec=replace(world.spec, num_blocks=1 << 30))
     found = [figures(Simulation(make(runs, world), world).run(runs, num_at_once), after_s) for make in ARMS[arm]]
     return min(found, key=lambda one: one.mean_session_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One point of a sweep: a fleet for each seed, in one world."""
+
+    draw: Callable[[int], Sequence[AgentRun]]
+    world: World
+    num_at_once: int | None = None
+    """Closed loop of that many; None: open."""
+    after_s: float = 0.0
+
+
+Sweep: TypeAlias = Mapping[str, Sequence[Sequence[Figures]]]
+"""Arm -> for each cell the figures of every seed."""
+
+
+def sweep(arms: Sequence[str], cells: Sequence[Cell], seeds: Sequence[int]) -> Sweep:
+    """Every arm plays the same fleets."""
+    fleets = [[cell.draw(seed) for seed in seeds] for cell in cells]
+    return {
+        arm: [
+            [play(arm, runs, cell.world, cell.num_at_once, cell.after_s) for runs in drawn]
+            for cell, drawn in zip(cells, fleets, strict=True)
+        ]
+        for arm in arms
+    }
+
+
+def mean(runs: Sequence[Figures], of: Measure) -> float:
+    return _mean(list(map(of, runs)))
+
+
+def ratio(ours: Sequence[Figures], base: Sequence[Figures], of: Measure) -> float:
+    """Of sums over the seeds."""
+    return sum(map(of, ours)) / sum(map(of, base))
 
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def mean_ratio(ours: Sequence[Figures], base: Sequence[Figures], of: Callable[[Figures], float]) -> float:
-    """Ratio of sums over the seeds."""
-    return sum(map(of, ours)) / sum(map(of, base))
+def makespan_s(figures: Figures) -> float:
+    return figures.makespan_s
+
+
+def session_s(figures: Figures) -> float:
+    return figures.mean_session_s
+
+
+def p99_session_s(figures: Figures) -> float:
+    return figures.p99_session_s
+
+
+def p99_ttft_later_s(figures: Figures) -> float:
+    return figures.p99_ttft_later_s
+
+
+def uncached(figures: Figures) -> float:
+    return figures.uncached_tokens
+
+
+def throughput(figures: Figures) -> float:
+    return figures.output_tokens_per_s

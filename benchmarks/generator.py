@@ -152,8 +152,10 @@ def marginals(runs: Sequence[AgentRun]) -> Marginals:
             uncached_tokens -= min(known_tokens, call.prompt_tokens)
             last = call
     return Marginals(
-        sum(turns) / len(turns),
-        *(quantile(turns, share) for share in (0.5, 0.9, 0.99)),
+        turns_mean=sum(turns) / len(turns),
+        turns_p50=quantile(turns, 0.5),
+        turns_p90=quantile(turns, 0.9),
+        turns_p99=quantile(turns, 0.99),
         append_p50_tokens=quantile([float(append) for append in appends], 0.5),
         output_p50_tokens=quantile([float(call.output_tokens) for call in calls], 0.5),
         context_p50_tokens=quantile([float(call.prompt_tokens) for call in calls], 0.5),

@@ -112,7 +112,7 @@ class Gate:
         self._set_timer(wake_at, now)
 
     def expected_wait_s(self, turn_id: TurnId) -> float:
-        return self._scheduler.expected_wait_s(turn_id)
+        return self._scheduler.expected_wait_s(turn_id, self._clock())
 
     def view(self) -> FleetView:
         return self._scheduler.view()

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from dataclasses import dataclass
 
 from policies.fleet import Fleet, Pool, chain_is_cached
 from policies.held import Bucket, HeldTurns
-from policies.learning import blend
 from policies.policy import Policy
 from policies.remaining import expected_turns
 from policies.types import Reason, Session, SessionId, Turn, TurnId
+
+FEWEST_RECENT, MOST_RECENT = 5, 64
+"""Admissions that a wait is estimated from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +52,8 @@ class Admission:
         self.held = HeldTurns(self._rank)
         self._kept: OrderedDict[SessionId, tuple[float, float]] = OrderedDict()
         """Places of sessions that left the queue unserved: (waiting since, kept until)."""
-        self._last_at: float | None = None
-        self._interval_s: float | None = None
+        self._recent: deque[float] = deque(maxlen=MOST_RECENT)
+        """Times of admissions out of the queue since it was last empty."""
 
     # ---- places in the queue
 
@@ -70,12 +72,15 @@ class Admission:
         while len(self._kept) > self._limits.max_queue:
             self._kept.popitem(last=False)
 
-    def expected_wait_s(self, num_ahead: int) -> float:
-        """Wait behind `num_ahead` turns at the pace of recent admissions; 0 before any was seen."""
-        return 0.0 if self._interval_s is None else (num_ahead + 1) * self._interval_s
+    def expected_wait_s(self, num_ahead: int, now: float) -> float:
+        """Wait behind `num_ahead` turns at the pace of recent admissions; 0 before enough were seen: they come in
+        bursts, and a client that is refused for nothing is worse off than one that waits."""
+        if len(self._recent) < FEWEST_RECENT:
+            return 0.0
+        return (num_ahead + 1) * (now - self._recent[0]) / len(self._recent)
 
-    def expected_wait_of_s(self, turn_id: TurnId) -> float:
-        return self.expected_wait_s(self.held.num_older(turn_id)) if turn_id in self.held else 0.0
+    def expected_wait_of_s(self, turn_id: TurnId, now: float) -> float:
+        return self.expected_wait_s(self.held.num_older(turn_id), now) if turn_id in self.held else 0.0
 
     def trim(self) -> None:
         """Where residents outgrew the pool, those who are idle and furthest from their end wait for their next
@@ -104,7 +109,9 @@ class Admission:
             admitted = self._try(turn, now, is_overdue)
             if admitted is not None:
                 self.held.take(turn.id)
-                self._saw(now)
+                self._recent.append(now)
+                if not self.held:
+                    self._recent.clear()
                 return admitted
         return None
 
@@ -173,12 +180,6 @@ class Admission:
         for session in list(pool.idle.values()):
             self._fleet.release(session)
         return True
-
-    def _saw(self, now: float) -> None:
-        """Learn the pace of admissions while somebody waits."""
-        if self._last_at is not None:
-            self._interval_s = blend(self._interval_s, now - self._last_at)
-        self._last_at = now if self.held else None
 
     def _rank_of(self, session: Session) -> float:
         family = self._fleet.families[session.family_id]

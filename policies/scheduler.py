@@ -81,9 +81,9 @@ class Scheduler:
         """A copy for observers."""
         return view_of(self._fleet, len(self._admission.held), len(self._ready), self._limits.ceiling)
 
-    def expected_wait_s(self, turn_id: TurnId) -> float:
+    def expected_wait_s(self, turn_id: TurnId, now: float) -> float:
         """Estimated further wait of a turn at the gate; 0 for one that only waits for a slot."""
-        return self._admission.expected_wait_of_s(turn_id)
+        return self._admission.expected_wait_of_s(turn_id, now)
 
     # ---- facts
 
@@ -134,7 +134,7 @@ class Scheduler:
         """Queue a turn at the gate, or refuse it now if its wait would be too long for its client."""
         admission = self._admission
         since = admission.since(session.id, now)
-        wait_s = admission.expected_wait_s(len(admission.held)) - (now - since)
+        wait_s = admission.expected_wait_s(len(admission.held), now) - (now - since)
         if len(admission.held) >= self._limits.max_queue:
             refusal = Refusal.QUEUE_FULL
         elif wait_s > turn.max_wait_s:

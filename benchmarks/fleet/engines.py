@@ -25,11 +25,12 @@ class Engine:
     """As the gateway calls it."""
     model: str
     capacity_tokens: int
-    """Of the KV cache of one worker."""
+    """Of the KV caches behind the URL together."""
     metrics_urls: tuple[str, ...] = ()
     """Where `vllm:num_preemptions_total` is counted."""
     hits_answers: bool = False
-    """Whether an answer that comes back inside the next prompt is found in its cache."""
+    """Whether an answer that comes back inside the next prompt is found in its cache; the mocker's is random text,
+    which is cut into other tokens when it comes back."""
 
     async def preemptions(self) -> int:
         return sum([int(await sample(url, "vllm:num_preemptions_total")) for url in self.metrics_urls])

@@ -24,8 +24,8 @@ class FleetSpec:
 
     @property
     def capacity_tokens(self) -> int:
-        """Of one worker."""
-        return self.num_blocks * self.block_tokens
+        """Of all workers together."""
+        return self.num_workers * self.num_blocks * self.block_tokens
 
     @property
     def within_s(self) -> float:

@@ -151,32 +151,41 @@ def test_a_side_request_needs_a_slot_but_no_residency() -> None:
 
 
 def slow_queue() -> Fleet:
-    """A fleet whose gate lets one turn through every 100 s, with two waiting."""
+    """A fleet whose gate has let one turn through every 100 s, the last at 600 s, with two waiting."""
     fleet = Fleet()
     fleet.arrive(turn("a", ("a", 90), remaining=0))
-    for number in range(4):
+    for number in range(8):
         fleet.arrive(turn(f"w{number}", (f"w{number}", 90), remaining=0))
-    for number, name in enumerate(["a", "w0"]):
+    for number, name in enumerate(["a", "w0", "w1", "w2", "w3", "w4"]):
         fleet.tell(done(name), 100.0 * (number + 1))
     return fleet
 
 
 def test_a_wait_longer_than_the_client_survives_is_refused_on_arrival() -> None:
     fleet = slow_queue()
-    [decision] = fleet.arrive(turn("late", ("late", 90), at=201.0, max_wait_s=250.0))
+    [decision] = fleet.arrive(turn("late", ("late", 90), at=601.0, max_wait_s=200.0))
     assert isinstance(decision, Reject)
     assert decision.refusal is Refusal.TOO_LONG
-    assert decision.retry_after_s == pytest.approx(300.0)
+    assert decision.retry_after_s == pytest.approx(3 * (601 - 100) / 6)
+
+
+def test_nobody_is_refused_on_the_evidence_of_a_few_admissions() -> None:
+    fleet = Fleet()
+    fleet.arrive(turn("a", ("a", 90), remaining=0))
+    for number in range(8):
+        fleet.arrive(turn(f"w{number}", (f"w{number}", 90), remaining=0))
+    fleet.tell(done("a"), 1_000.0)
+    assert fleet.arrive(turn("late", ("late", 90), at=1_001.0, max_wait_s=200.0)) == []
 
 
 def test_a_refused_session_keeps_its_place_for_twice_the_time() -> None:
     fleet = slow_queue()
-    fleet.arrive(turn("late", ("late", 90), session="s", at=201.0, max_wait_s=250.0))
-    fleet.arrive(turn("rival", ("rival", 90), at=202.0, remaining=None))
-    fleet.arrive(turn("again", ("late", 90), session="s", at=501.0, is_retry=True))
-    for number, name in enumerate(["w1", "w2"]):
-        fleet.tell(done(name), 502.0 + number)
-    assert ids(fleet.tell(done("w3"), 505.0)) == ["again"]
+    fleet.arrive(turn("late", ("late", 90), session="s", at=601.0, max_wait_s=200.0))
+    fleet.arrive(turn("rival", ("rival", 90), at=602.0, remaining=None))
+    fleet.arrive(turn("again", ("late", 90), session="s", at=851.0, is_retry=True))
+    for number, name in enumerate(["w5", "w6"]):
+        fleet.tell(done(name), 852.0 + number)
+    assert ids(fleet.tell(done("w7"), 855.0)) == ["again"]
 
 
 def test_a_client_that_leaves_the_queue_and_returns_keeps_its_place() -> None:
@@ -190,7 +199,7 @@ def test_a_client_that_leaves_the_queue_and_returns_keeps_its_place() -> None:
 
 
 def test_a_deadline_that_the_queue_cannot_meet_is_refused_early() -> None:
-    [decision] = slow_queue().arrive(turn("late", ("late", 90), at=201.0, deadline_at=210.0))
+    [decision] = slow_queue().arrive(turn("late", ("late", 90), at=601.0, deadline_at=610.0))
     assert isinstance(decision, Reject)
     assert decision.refusal is Refusal.DEADLINE
 
