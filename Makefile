@@ -27,7 +27,7 @@ format: .venv/installed-dev
 
 test-real: .venv/installed-dev  ## real engines and clients; downloads and caches them, several GB
 	$(BIN)/python -m tests.real.install all
-	$(BIN)/pytest tests/real
+	$(BIN)/pytest tests/real || $(BIN)/pytest tests/real --last-failed  # a real engine may starve two cores for a while
 
 bench: .venv/installed-dev  ## the tables under benchmarks/results
 	$(BIN)/python -m benchmarks.fleet --fleet base

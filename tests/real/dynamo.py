@@ -16,7 +16,7 @@ from tests.real.rewrites import reply_key
 from tests.real.scripts import Answer, hermes
 
 INSIDE = Path(__file__).parent / "inside"
-READY_DEADLINE_S = 60.0
+READY_DEADLINE_S = 180.0
 # Any number does; without one the mocker imports transformers to compute it.
 KV_BYTES_PER_TOKEN = 114688
 HIDDEN_MODEL_NAME = "behind"

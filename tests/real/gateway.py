@@ -15,9 +15,11 @@ import aiohttp
 
 from tests.real.process import Server, free_port, server
 
-READY_DEADLINE_S = 60.0
-IDLE_DEADLINE_S = 60.0
+READY_DEADLINE_S = 120.0
+IDLE_DEADLINE_S = 120.0
 POLL_INTERVAL_S = 0.05
+# A real engine on two cores can take all of them for tens of seconds; that it is slow then says nothing of it.
+PATIENCE = {"probing.timeout_s": 120, "timeouts.connect_s": 120}
 _SAMPLE = re.compile(r"([\w:]+)(?:\{(.*)\})? (\S+)$")
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
@@ -88,7 +90,11 @@ async def gateway(*engines: str, **settings: Any) -> AsyncIterator[Gateway]:
     """
     port = free_port()
     base_url = f"http://127.0.0.1:{port}"
-    keys = {"logging.format": "json"} | {name.replace("__", "."): value for name, value in settings.items()}
+    keys = (
+        {"logging.format": "json"}
+        | PATIENCE
+        | {name.replace("__", "."): value for name, value in settings.items()}
+    )
     command: list[str | Path] = [sys.executable, "-m", "gateway", "serve", "--port", str(port)]
     command += [part for engine in engines for part in ("--engine", engine)]
     for name, value in keys.items():

@@ -46,7 +46,7 @@ async def metric(metrics_url: str, name: str) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name + "{"))
 
 
-async def until_metric(metrics_url: str, name: str, value: float, deadline_s: float = 10) -> None:
+async def until_metric(metrics_url: str, name: str, value: float, deadline_s: float = 120) -> None:
     async with asyncio.timeout(deadline_s):
         while await metric(metrics_url, name) != value:
             await asyncio.sleep(0.05)

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 ONE_SLOT = {"policy__slots_per_replica": 1, "stream__silent_queue_s": 0.2, "stream__keep_alive_s": 0.2}
 MIN_KEEP_ALIVES = 2
+DEADLINE_S = 180.0
 ASK: Any = [{"role": "user", "content": "Say something."}]
 STREAMS = {
     "/v1/chat/completions": {"messages": ASK, "max_tokens": 6},
@@ -53,7 +54,7 @@ async def test_keep_alives_come_whole_before_the_engines_bytes_and_never_between
     async with (
         long_answer(queue.gateway.base_url, queue.model) as blocker,
         aiohttp.ClientSession() as session,
-        asyncio.timeout(20),
+        asyncio.timeout(DEADLINE_S),
         session.post(queue.gateway.base_url + path, json=body, headers=headers) as response,
     ):
         assert response.status == 200
@@ -76,7 +77,7 @@ async def test_the_sdk_accepts_keep_alives(queue: Wire, how: str) -> None:
     async with (
         AsyncOpenAI(base_url=f"{queue.gateway.base_url}/v1", api_key="any", max_retries=0) as client,
         long_answer(queue.gateway.base_url, queue.model) as blocker,
-        asyncio.timeout(20),
+        asyncio.timeout(DEADLINE_S),
     ):
         fields: Any = {"model": queue.model, "extra_body": {"structured_outputs": {"choice": ["All is well."]}}}
         num_early = 0

@@ -176,7 +176,7 @@ async def test_errors_of_vllm_are_told_in_its_own_words(
 async def notes(wire: Wire, seen: Seen) -> list[str]:
     """Of its receipt, which is logged when the request is over."""
     receipt_id = dict(seen.headers)["X-Turngate-Receipt"]
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(120):
         while not (rows := [row for row in wire.gateway.receipts() if row["id"] == receipt_id]):
             await asyncio.sleep(0.01)
     return list(rows[0].get("notes", []))

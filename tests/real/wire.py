@@ -82,7 +82,7 @@ async def long_answer(base_url: str, model: str) -> AsyncIterator[aiohttp.Client
     url = base_url + "/v1/chat/completions"
     async with (
         aiohttp.ClientSession() as session,
-        session.post(url, json=body | {"max_tokens": 20_000, "ignore_eos": True}) as response,
+        session.post(url, json=body | {"max_tokens": 12_000, "ignore_eos": True}) as response,
     ):
         assert response.status == 200
         await response.content.readany()
