@@ -175,7 +175,7 @@ class Crowd:
 
 
 async def crowd(start: Start, silent_queue_s: float = 9_999) -> Crowd:
-    """One in service, one that waits, and a pace of 140 s between two admissions."""
+    """One in service ("e"), one that waits ("f"), and five admissions out of the queue, 140 s apart."""
     engine = FakeEngine(capacity_tokens=1_200)
     gateway = await start(engine, policy={"ceiling": 0.95}, stream={"silent_queue_s": silent_queue_s})
     people = Crowd(gateway, engine)
@@ -185,9 +185,10 @@ async def crowd(start: Start, silent_queue_s: float = 9_999) -> Crowd:
         await people.arrive(name, stream=False)
     gateway.clock.advance(61)
     await people.end_one(0)
-    await people.arrive("c", stream=False)
-    gateway.clock.advance(140)
-    await people.end_one(1)
+    for number, name in enumerate("cdef", start=1):
+        await people.arrive(name, stream=False)
+        gateway.clock.advance(140)
+        await people.end_one(number)
     return people
 
 
@@ -197,8 +198,8 @@ def served(call: Call) -> str:
 
 async def test_a_wait_that_would_be_too_long_is_refused_on_arrival_with_retry_after(start: Start) -> None:
     people = await crowd(start)
-    await people.arrive("d", stream=False)
-    answer = await (await people.arrive("e"))
+    await people.arrive("g", stream=False)
+    answer = await (await people.arrive("h"))
     assert answer.status == 429
     assert int(answer.headers["Retry-After"]) >= 300
     assert orjson.loads(answer.body)["error"]["type"] == "rate_limit_error"
@@ -207,26 +208,26 @@ async def test_a_wait_that_would_be_too_long_is_refused_on_arrival_with_retry_af
 
 async def test_a_refused_session_keeps_its_place(start: Start) -> None:
     people = await crowd(start)
-    await people.arrive("d", stream=False)
-    assert (await (await people.arrive("e"))).status == 429
+    await people.arrive("g", stream=False)
+    assert (await (await people.arrive("h"))).status == 429
     people.gateway.clock.advance(140)
-    assert served(await people.end_one(2)) == "c"
+    assert served(await people.end_one(5)) == "f"
     await people.arrive("late", stream=False)
-    await people.arrive("e", stream=False)
+    await people.arrive("h", stream=False)
     people.gateway.clock.advance(140)
-    assert served(await people.end_one(3)) == "d"
+    assert served(await people.end_one(6)) == "g"
     people.gateway.clock.advance(61)
-    assert served(await people.end_one(4)) == "e"
+    assert served(await people.end_one(7)) == "h"
 
 
 async def test_a_wait_that_has_become_too_long_is_refused_before_anything_is_sent(start: Start) -> None:
     people = await crowd(start, silent_queue_s=90)
-    client = await people.arrive("d")
+    client = await people.arrive("g")
     assert not client.done()
     people.gateway.clock.advance(90)
     answer = await client
     assert answer.status == 429
-    assert int(answer.headers["Retry-After"]) >= 280
+    assert int(answer.headers["Retry-After"]) >= 250
 
 
 async def test_a_session_larger_than_the_cache_runs_alone(start: Start) -> None:
