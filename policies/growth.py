@@ -37,7 +37,11 @@ def forecast(family: Family, num_begun: int, declared: int | None) -> list[float
     """Expected change of what a session holds, in tokens, after 0, 1, ... HORIZON turns; `num_begun` counts the
     turn that it is in, or was in last."""
     append = append_tokens(family)
-    output = OUTPUT_TOKENS if family.output_tokens is None else family.output_tokens
+    output = family.output_tokens
+    if output is None:
+        output = (
+            OUTPUT_TOKENS if family.most_output_tokens is None else min(OUTPUT_TOKENS, family.most_output_tokens)
+        )
     present = private_tokens(family) + max(0, num_begun - 1) * append
     return [
         alive * (append * ahead + output) - (1 - alive) * present

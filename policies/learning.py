@@ -15,6 +15,12 @@ def blend(old: float | None, new: float, weight: float = WEIGHT) -> float:
     return new if old is None else old + weight * (new - old)
 
 
+def saw_bound(family: Family, max_output_tokens: int | None) -> None:
+    """A turn bounds its answer."""
+    if max_output_tokens is not None:
+        family.most_output_tokens = max(family.most_output_tokens or 0, max_output_tokens)
+
+
 def saw_gap(family: Family, gap_s: float) -> None:
     """A session came back after `gap_s` of idle time."""
     family.gaps_s.append(gap_s)

@@ -112,6 +112,7 @@ class Scheduler:
                     home.pace.saw_cycle(session.decode_s + now - session.idle_since)
             learning.saw_continuation(family, session)
         session.num_begun += 1
+        learning.saw_bound(family, turn.max_output_tokens)
         self._relearn(family)
         return session
 
@@ -164,8 +165,7 @@ class Scheduler:
                 session.decode_s = now - decodes_since
                 self._learn(turn, session, pool, fact)
         elif fact.turn_id in self._admission.held:
-            since = self._admission.held.since(fact.turn_id)
-            turn = self._admission.held.take(fact.turn_id)
+            since, turn = self._admission.held.since(fact.turn_id), self._admission.held.take(fact.turn_id)
             self._admission.keep_place(turn.session_id, since, now + fact.keep_place_s)
             session = self._fleet.sessions[turn.session_id]
             session.num_waiting -= 1

@@ -125,6 +125,8 @@ class Family:
     """Mean tokens of a first prompt that no sibling shares. None: no sibling yet."""
     output_tokens: float | None = None
     """Mean length of an answer."""
+    most_output_tokens: int | None = None
+    """The largest bound that its turns put on an answer. None: no turn had one."""
     gaps_s: list[float] = field(default_factory=list)
     """Recent idle times between two turns of one session, newest last, bounded."""
     expected_remaining: list[float] = field(default_factory=list)
