@@ -128,7 +128,6 @@ class Fleet:
         replica.models = replica.models if fact.models is None else fact.models
         replica.capacity_tokens = fact.capacity_tokens or replica.capacity_tokens
         replica.slots = fact.slots or replica.slots
-        replica.waiting_in_engine = replica.waiting_in_engine if fact.waiting is None else fact.waiting
 
     def home(self, session: Session) -> Pool | None:
         """The pool that keeps a resident session; None when it is not resident."""

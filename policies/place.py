@@ -9,7 +9,6 @@ from typing import TypeAlias
 
 from policies.types import FamilyId, ReplicaId
 
-PREFILL_TOKENS_PER_S = 8_000.0
 DECODE_TOKENS_PER_TURN = 256.0
 """Work that each running turn puts before a new one, in tokens of prefill: what a mixed batch costs."""
 
@@ -42,9 +41,9 @@ def weight(replica_id: ReplicaId, family_id: FamilyId) -> int:
 def by_prefix(options: Sequence[Option], family_id: FamilyId, _ordinal: int) -> Option:
     """Least prefill before the first token: missing prefix, queued prefill and decode load; home wins ties."""
 
-    def cost(option: Option) -> tuple[bool, float, bool, int]:
+    def cost(option: Option) -> tuple[bool, int, bool]:
         work = option.missing_tokens + option.queued_tokens + DECODE_TOKENS_PER_TURN * option.num_running
-        return option.free_slots == 0, round(work / DECODE_TOKENS_PER_TURN), not option.is_home, 0
+        return option.free_slots == 0, round(work / DECODE_TOKENS_PER_TURN), not option.is_home
 
     best = min(cost(option) for option in options)
     tied = [option for option in options if cost(option) == best]

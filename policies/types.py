@@ -147,7 +147,6 @@ class Replica:
     """Size of the KV pool. None: the engine does not say."""
     running: dict[TurnId, int] = field(default_factory=dict)
     """Turns that hold a slot, with the prompt tokens still to be prefilled; 0 after the first byte."""
-    waiting_in_engine: int = 0
 
     @property
     def free_slots(self) -> int:
