@@ -124,7 +124,7 @@ class Policy(Section):
     """Size of a replica's KV pool. null: what the engine reports."""
     ceiling: Share = 0.95
     """Share of the KV pool that resident sessions may fill now; nobody is admitted beyond it."""
-    price: NotNegative = 4
+    price: NotNegative = 3
     """How many times the time to compute evicted tokens again counts against the time that holding a session
     wastes. 0: admit whatever fits now."""
     max_wait_s: SecondsOrZero = 300

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict, deque
+from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
-from policies.fleet import Fleet, Pool, chain_is_cached
-from policies.held import Bucket, HeldTurns
+from policies.fleet import Fleet, Pool
+from policies.held import Bucket
+from policies.line import Line
 from policies.policy import Policy
-from policies.remaining import expected_turns
-from policies.types import Reason, Session, SessionId, Turn, TurnId
-
-FEWEST_RECENT, MOST_RECENT = 5, 64
-"""Admissions that a wait is estimated from."""
+from policies.shares import Shares
+from policies.types import FamilyId, Reason, Session, SessionId, Turn, TurnId
+from policies.worth import giving_way_tokens, is_worth, outgrows, share_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,18 +23,20 @@ class Limits:
 
     ceiling: float = 0.95
     """Share of a replica's cache that residents may fill now; nobody is admitted beyond it."""
-    price: float = 4.0
+    price: float = 3.0
     """How many times the time to compute evicted tokens again counts against the time that holding wastes. Above
-    1 because a prefill also delays the answers that others are getting; 0 admits whatever fits now."""
+    1 because what is evicted is not all that is lost; 0 admits whatever fits now."""
     hold_bound_s: float = 60.0
-    """Wait after which idle residents yield, W in the design."""
+    """Wait after which idle residents yield to who was overtaken, W in the design."""
     max_queue: int = 10_000
     """Turns at the gate; more are refused."""
     max_sessions: int = 50_000
     """Sessions, and families, that are remembered."""
     tries: int = 8
-    """Buckets that one pass looks at behind a head that does not fit."""
+    """Buckets that one pass looks at behind a head that does not fit, and idle residents that it asks to leave."""
     min_retry_after_s: float = 1.0
+    sub_agents_return: bool = True
+    """Whether the first turn of a sub-agent goes like a later turn of its parent, which waits for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,146 +47,219 @@ class Admitted:
     reason: Reason
 
 
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """The place of a session that left the line unserved."""
+
+    since: float
+    place: int
+    until: float
+
+
 class Admission:
     """Owns the turns that wait at the gate and the places that sessions keep in it."""
 
     def __init__(self, fleet: Fleet, policy: Policy, limits: Limits) -> None:
         self._fleet, self._policy, self._limits = fleet, policy, limits
-        self.held = HeldTurns(self._rank)
-        self._kept: OrderedDict[SessionId, tuple[float, float]] = OrderedDict()
-        """Places of sessions that left the queue unserved: (waiting since, kept until)."""
-        self._recent: deque[float] = deque(maxlen=MOST_RECENT)
-        """Times of admissions out of the queue since it was last empty."""
+        self.shares = Shares()
+        self._lines: dict[str, Line] = {}
+        """By model."""
+        self._line_of: dict[TurnId, Line] = {}
+        self._kept: OrderedDict[SessionId, _Kept] = OrderedDict()
 
-    # ---- places in the queue
+    def __len__(self) -> int:
+        return len(self._line_of)
 
-    def put(self, turn: Turn, session: Session, since: float) -> None:
-        bucket = Bucket(turn.urgency, turn.family_id, session.num_begun, session.remaining_turns)
-        self.held.put(turn, bucket, since)
+    def __contains__(self, turn_id: TurnId) -> bool:
+        return turn_id in self._line_of
 
-    def since(self, session_id: SessionId, now: float) -> float:
-        """When the wait of a newly arrived turn began: now, or when the place that its session kept did."""
-        since, until = self._kept.pop(session_id, (now, now))
-        return since if until >= now else now
+    def turns(self) -> Iterator[Turn]:
+        """All that wait, in no order."""
+        return (turn for line in self._lines.values() for turn in line.held.turns())
 
-    def keep_place(self, session_id: SessionId, since: float, until: float) -> None:
-        self._kept[session_id] = (since, until)
-        self._kept.move_to_end(session_id)
+    # ---- places in the line
+
+    def put(self, turn: Turn, session: Session, now: float) -> None:
+        """A turn begins to wait, at the end or in the place that its session kept."""
+        line = self._line(turn.model)
+        kept = self._kept.pop(session.id, None)
+        if turn.tenant not in line.held.tenants:
+            self.shares.joined(turn.tenant, line.held.tenants, now)
+        returns = session.num_begun > 1 or self._waits_for(session)
+        bucket = Bucket(
+            turn.urgency, returns, turn.tenant, turn.family_id, session.num_begun, session.remaining_turns
+        )
+        is_kept = kept is not None and kept.until >= now
+        since, place = (kept.since, kept.place) if kept is not None and is_kept else (now, None)
+        line.put(turn, bucket, since, place)
+        self._line_of[turn.id] = line
+
+    def take(self, turn_id: TurnId, keep_until: float) -> Turn:
+        """A turn leaves unserved; its session keeps its place."""
+        line = self._line_of.pop(turn_id)
+        since = line.held.since(turn_id)
+        turn, place = line.take(turn_id)
+        self._kept[turn.session_id] = _Kept(since, place, keep_until)
+        self._kept.move_to_end(turn.session_id)
         while len(self._kept) > self._limits.max_queue:
             self._kept.popitem(last=False)
+        return turn
 
-    def expected_wait_s(self, num_ahead: int, now: float) -> float:
-        """Wait behind `num_ahead` turns at the pace of recent admissions; 0 before enough were seen: they come in
-        bursts, and a client that is refused for nothing is worse off than one that waits."""
-        if len(self._recent) < FEWEST_RECENT:
-            return 0.0
-        return (num_ahead + 1) * (now - self._recent[0]) / len(self._recent)
+    def expected_wait_s(self, turn: Turn, now: float) -> float:
+        """Estimated wait of a turn that arrives now."""
+        return self._line(turn.model).expected_wait_s(now)
 
     def expected_wait_of_s(self, turn_id: TurnId, now: float) -> float:
-        return self.expected_wait_s(self.held.num_older(turn_id), now) if turn_id in self.held else 0.0
+        """Estimated further wait of a turn; 0 for one that waits for no residency."""
+        line = self._line_of.get(turn_id)
+        return 0.0 if line is None else line.expected_wait_s(now, turn_id)
 
-    def trim(self) -> None:
-        """Where residents outgrew the pool, those who are idle and furthest from their end wait for their next
-        turn at the gate. Whatever was mispredicted, the others stop evicting each other."""
-        for pool in self._fleet.pools.values() if self._policy.gates_residency else ():
-            capacity_tokens = pool.replica.capacity_tokens or math.inf
-            while pool.idle and pool.ledger.num_residents > 1 and pool.resident_tokens > capacity_tokens:
-                self._fleet.release(max(pool.idle.values(), key=self._rank_of))
+    def waiting_since(self, session_id: SessionId, now: float) -> float:
+        """When the wait of a turn that arrives now began: earlier, where its session kept a place."""
+        kept = self._kept.get(session_id)
+        return kept.since if kept is not None and kept.until >= now else now
+
+    def rerank(self, family_id: FamilyId) -> None:
+        for line in self._lines.values():
+            line.held.rerank(family_id)
+
+    def next_overdue_at(self, now: float) -> float | None:
+        """The next time at which a wait passes the bound."""
+        oldest = (line.oldest(self._limits.hold_bound_s) for line in self._lines.values())
+        return min((at for _, at in filter(None, oldest) if now < at < math.inf), default=None)
 
     # ---- the decision
 
-    def next(self, now: float) -> Admitted | None:
-        """Take the next turn out of the queue that may go; None while there is none.
+    def trim(self) -> None:
+        """Where residents outgrew the pool by more than they are worth, those who are idle and furthest from
+        their end wait for their next turn at the gate, so that the others stop evicting each other."""
+        for pool in self._fleet.pools.values() if self._policy.gates_residency else ():
+            while pool.idle and pool.ledger.num_residents > 1 and outgrows(pool):
+                self._fleet.release(max(pool.idle.values(), key=self._last_to_keep))
 
-        What waited past the bound goes first, and while it does not fit nothing overtakes it. Otherwise the
-        policy's order holds, and a turn that does not fit lets smaller ones behind it through.
+    def next(self, now: float) -> Admitted | None:
+        """Take the next turn out of a line that may go; None while there is none.
+
+        What was overtaken for too long goes first, and while it does not fit nothing overtakes it. Otherwise the
+        policy's order holds, and a new session that does not fit lets smaller ones behind it through.
         """
-        oldest = self.held.oldest()
-        if oldest is None:
-            return None
-        if now - self.held.since(oldest.id) >= self._limits.hold_bound_s:
-            candidates, is_overdue = [oldest], True
-        else:
-            candidates, is_overdue = self.held.heads(self._limits.tries), False
-        for turn in candidates:
-            admitted = self._try(turn, now, is_overdue)
-            if admitted is not None:
-                self.held.take(turn.id)
-                self._recent.append(now)
-                if not self.held:
-                    self._recent.clear()
-                return admitted
+        for line in self._lines.values():
+            candidates, is_overdue = self._candidates(line, now)
+            for turn in candidates:
+                admitted = self._try(turn, now, is_overdue)
+                if admitted is not None:
+                    line.take(turn.id)
+                    line.admitted(now)
+                    del self._line_of[turn.id]
+                    return admitted
+                if line.held.is_returning(turn.id) and self._could_fit(turn):
+                    break
         return None
 
+    def _candidates(self, line: Line, now: float) -> tuple[list[Turn], bool]:
+        """Who may go next, best first, and whether it is because it is overdue."""
+        oldest = line.oldest(self._limits.hold_bound_s)
+        if oldest is None:
+            return [], False
+        turn, overdue_at = oldest
+        if overdue_at <= now:
+            return [turn], True
+        return line.heads(self._limits.tries, lambda tenant: self.shares.attained(tenant, now)), False
+
     def _try(self, turn: Turn, now: float, is_overdue: bool) -> Admitted | None:
+        """1. it fits; 2. somebody who probably has ended gives way; 3. it is overdue and idle residents yield;
+        4. it fits beside nobody, and has the pool to itself."""
         pools = list(self._fleet.eligible(turn))
-        fitting = [pool for pool in pools if self.fits(turn, pool)]
+        fitting = [pool for pool in pools if self._fits(turn, pool)]
         if fitting:
-            is_new = now <= self.held.since(turn.id)
-            return Admitted(turn, fitting, Reason.FREE if is_new else Reason.ADMITTED)
+            return Admitted(turn, fitting, Reason.ADMITTED if self._is_old(turn, now) else Reason.FREE)
+        for pool in pools:
+            if self._makes_way(turn, pool, now):
+                return Admitted(turn, [pool], Reason.ADMITTED)
         if is_overdue:
-            yielding = next((pool for pool in pools if self._yields(turn, pool)), None)
-            if yielding is not None:
-                return Admitted(turn, [yielding], Reason.YIELDED)
-        alone = next((pool for pool in pools if self._clears(pool, is_overdue)), None)
+            for pool in pools:
+                if self._yields(turn, pool):
+                    return Admitted(turn, [pool], Reason.YIELDED)
+        alone = next((pool for pool in pools if self._clears(turn, pool, is_overdue)), None)
         return None if alone is None else Admitted(turn, [alone], Reason.ALONE)
 
-    def fits(self, turn: Turn, pool: Pool) -> bool:
-        """Whether admitting the session costs the fleet less than holding it.
+    def _is_old(self, turn: Turn, now: float) -> bool:
+        return self._line_of[turn.id].held.since(turn.id) < now
 
-        It fits now, and either its pool stays within its size as far as the forecast sees, or what it is expected
-        to evict in a turn, at `price` times the time to compute that again, is less than the share of the
-        pool's time that one more session in the batch saves.
-        """
-        capacity_tokens = pool.replica.capacity_tokens
-        if capacity_tokens is None:
+    def _fits(self, turn: Turn, pool: Pool) -> bool:
+        """Whether it fits now, and costs the fleet less than holding it."""
+        if pool.capacity.tokens is None:
             return True
-        session = self._fleet.sessions[turn.session_id]
-        new_tokens = pool.new_tokens(turn)
-        if pool.resident_tokens + new_tokens > self._limits.ceiling * capacity_tokens:
+        if not self._has_room(turn, pool):
             return False
-        if session.num_begun > 1 and chain_is_cached(pool, session.blocks):
-            return True
-        evicted_tokens = self._evicted_tokens(session, new_tokens, pool)
-        share_tokens = pool.pace.cycle_tokens / (pool.ledger.num_residents + 1)
-        return self._limits.price * evicted_tokens <= share_tokens
+        session, family = self._fleet.sessions[turn.session_id], self._fleet.families[turn.family_id]
+        return is_worth(pool, self._policy, session, family, turn, self._limits.price)
 
-    def _evicted_tokens(self, session: Session, new_tokens: float, pool: Pool) -> float:
-        """Tokens per turn by which the session makes the residents outgrow the pool, while it lives."""
-        assert pool.replica.capacity_tokens is not None
-        family = self._fleet.families[session.family_id]
-        own = self._policy.forecast(family, session.num_begun, session.remaining_turns)
-        others = pool.reserve.forecast or [0.0] * len(own)
-        room_tokens = pool.replica.capacity_tokens - pool.resident_tokens
-        overflow_tokens = sum(
-            max(0.0, theirs + ours + new_tokens - room_tokens) - max(0.0, theirs - room_tokens)
-            for theirs, ours in zip(others, own, strict=True)
+    def _has_room(self, turn: Turn, pool: Pool) -> bool:
+        assert pool.capacity.tokens is not None
+        return pool.resident_tokens + pool.new_tokens(turn) <= self._limits.ceiling * pool.capacity.tokens
+
+    def _could_fit(self, turn: Turn) -> bool:
+        """Whether some pool is large enough for it; who is not waits for one of its own and holds up nobody."""
+        ceiling = self._limits.ceiling
+        return any(
+            pool.prompt_tokens(turn) <= ceiling * (pool.capacity.tokens or math.inf)
+            for pool in self._fleet.eligible(turn)
         )
-        turns = 1 + expected_turns(family, session.num_begun, session.remaining_turns)
-        return overflow_tokens / min(turns, len(own))
+
+    def _makes_way(self, turn: Turn, pool: Pool, now: float) -> bool:
+        """Let idle residents go, longest idle first, that are probably at their end: whose room is worth more to
+        the turn than the chance that they come back costs."""
+        price = self._limits.price
+        most_tokens = share_tokens(pool, price)
+        for session in self._may_leave(turn, pool):
+            family = self._fleet.families[session.family_id]
+            if giving_way_tokens(pool, session, family, price, now) <= most_tokens:
+                self._fleet.release(session)
+                if self._fits(turn, pool):
+                    return True
+        return False
 
     def _yields(self, turn: Turn, pool: Pool) -> bool:
         """Make room now for a turn past the bound: idle residents give way, longest idle first."""
-        assert pool.replica.capacity_tokens is not None  # else everything fits
-        ceiling_tokens = self._limits.ceiling * pool.replica.capacity_tokens
-        while pool.resident_tokens + pool.new_tokens(turn) > ceiling_tokens:
-            if not pool.idle:
-                return False
-            self._fleet.release(next(iter(pool.idle.values())))
-        return True
+        for session in self._may_leave(turn, pool):
+            if self._has_room(turn, pool):
+                break
+            self._fleet.release(session)
+        return self._has_room(turn, pool)
 
-    def _clears(self, pool: Pool, is_overdue: bool) -> bool:
+    def _may_leave(self, turn: Turn, pool: Pool) -> list[Session]:
+        """Idle residents of no higher class, longest idle first; not all, where they are many."""
+        idle = islice(pool.idle.values(), self._limits.tries)
+        return [session for session in idle if session.urgency <= turn.urgency]
+
+    def _clears(self, turn: Turn, pool: Pool, is_overdue: bool) -> bool:
         """Whether a session that fits beside nobody has the pool to itself: nobody is in a turn there, and
         nobody is idle, or has to yield."""
         if pool.ledger.num_residents > (len(pool.idle) if is_overdue else 0):
             return False
-        for session in list(pool.idle.values()):
+        idle = list(pool.idle.values())
+        if any(session.urgency > turn.urgency for session in idle):
+            return False
+        for session in idle:
             self._fleet.release(session)
         return True
 
-    def _rank_of(self, session: Session) -> float:
+    # ---- orders
+
+    def _line(self, model: str) -> Line:
+        if model not in self._lines:
+            self._lines[model] = Line(self._rank)
+        return self._lines[model]
+
+    def _waits_for(self, session: Session) -> bool:
+        """Whether a parent waits for this session."""
+        return self._limits.sub_agents_return and session.parent_id in self._fleet.sessions
+
+    def _last_to_keep(self, session: Session) -> tuple[int, float]:
+        """The lowest class first, then who is furthest from its end."""
         family = self._fleet.families[session.family_id]
-        return self._policy.rank(family, session.num_begun, session.remaining_turns)
+        return -session.urgency, self._policy.rank(family, session.num_begun, session.remaining_turns)
 
     def _rank(self, bucket: Bucket) -> float:
         return self._policy.rank(self._fleet.families[bucket.family_id], bucket.num_begun, bucket.declared)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from policies.capacity import Capacity
 from policies.learning import TokenRatio
 from policies.pace import Pace
 from policies.place import Option
@@ -76,6 +78,7 @@ class Pool:
     ready: Ready = field(default_factory=Ready)
     ratio: TokenRatio = field(default_factory=TokenRatio)
     pace: Pace = field(default_factory=Pace)
+    capacity: Capacity = field(default_factory=Capacity)
     idle: dict[SessionId, Session] = field(default_factory=dict)
     """Residents between two turns, longest idle first."""
 
@@ -86,6 +89,21 @@ class Pool:
     def resident_tokens(self) -> float:
         """What its residents hold now, each shared block once."""
         return self.tokens(self.ledger.resident_blocks, self.reserve.tail_chars)
+
+    @property
+    def expected_tokens(self) -> float:
+        """The same once all of them have their answers."""
+        return self.resident_tokens + (self.reserve.forecast[0] if self.reserve.forecast else 0.0)
+
+    @property
+    def overflow_tokens(self) -> float:
+        """By how much that is more than the pool holds; negative: room."""
+        return self.expected_tokens - (math.inf if self.capacity.tokens is None else self.capacity.tokens)
+
+    @property
+    def num_busy(self) -> int:
+        """Turns that run, or will as soon as there is a slot."""
+        return len(self.replica.running) + len(self.ready)
 
     def prompt_tokens(self, turn: Turn) -> float:
         return turn.chars * self.ratio.value
@@ -126,7 +144,8 @@ class Fleet:
         if fact.tokens_per_char is not None:
             pool.ratio.suppose(fact.tokens_per_char)
         replica.models = replica.models if fact.models is None else fact.models
-        replica.capacity_tokens = fact.capacity_tokens or replica.capacity_tokens
+        if fact.capacity_tokens is not None:
+            pool.capacity.state(fact.capacity_tokens)
         replica.slots = fact.slots or replica.slots
 
     def home(self, session: Session) -> Pool | None:
@@ -182,8 +201,8 @@ class Fleet:
         pool.reserve.drop(session.id, self.families[session.family_id])
         pool.idle.pop(session.id, None)
         session.is_resident = False
-        if pool.replica.capacity_tokens is not None:
-            pool.ledger.evict(pool.replica.capacity_tokens / pool.tokens(1))
+        if pool.capacity.tokens is not None:
+            pool.ledger.evict(pool.capacity.tokens / pool.tokens(1))
 
     def forget_oldest(self) -> None:
         """Drop idle sessions, and families without sessions, beyond the bound: least recently used first."""
@@ -229,7 +248,7 @@ def option(pool: Pool, turn: Turn, session: Session) -> Option:
         replica_id=pool.replica.id,
         missing_tokens=pool.missing_tokens(turn),
         queued_tokens=pool.replica.queued_prefill_tokens,
-        num_running=len(pool.replica.running) + len(pool.ready),
+        num_running=pool.num_busy,
         free_slots=pool.replica.free_slots,
         is_home=session.replica_id == pool.replica.id and chain_is_cached(pool, turn.blocks),
     )

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from policies.remaining import count
 from policies.types import Family, Session
 
 WEIGHT = 0.1
 """Weight of a new value in the running means: the last ten turns or so decide."""
 MAX_GAPS = 64
+MAX_NAMES_CHARS = 128
+MAX_TOOLS = 64
+"""Sets of tools of a family whose idle times are kept apart."""
 
 
 def blend(old: float | None, new: float, weight: float = WEIGHT) -> float:
@@ -21,11 +26,13 @@ def saw_bound(family: Family, max_output_tokens: int | None) -> None:
         family.most_output_tokens = max(family.most_output_tokens or 0, max_output_tokens)
 
 
-def saw_gap(family: Family, gap_s: float) -> None:
+def saw_gap(family: Family, session: Session, gap_s: float) -> None:
     """A session came back after `gap_s` of idle time."""
-    family.gaps_s.append(gap_s)
-    if len(family.gaps_s) > MAX_GAPS:
-        del family.gaps_s[0]
+    for tools in {"", session.tools}:
+        if tools in family.gaps_s or len(family.gaps_s) < MAX_TOOLS:
+            gaps_s = family.gaps_s.setdefault(tools, [])
+            gaps_s.append(gap_s)
+            del gaps_s[:-MAX_GAPS]
 
 
 def saw_continuation(family: Family, session: Session) -> None:
@@ -33,6 +40,8 @@ def saw_continuation(family: Family, session: Session) -> None:
     if session.is_presumed_ended:
         session.is_presumed_ended = False
         count(family.ended, session.num_begun, -1)
+        family.num_closed -= not session.tools
+    family.num_reopened += not session.tools
     count(family.continued, session.num_begun, 1)
     family.expected_remaining = []
 
@@ -42,6 +51,7 @@ def saw_end(family: Family, session: Session) -> None:
     if not session.is_presumed_ended:
         session.is_presumed_ended = True
         count(family.ended, session.num_begun, 1)
+        family.num_closed += not session.tools
         family.expected_remaining = []
 
 
@@ -59,6 +69,12 @@ def saw_answer(
     session.prompt_tokens = prompt_tokens
     if output_tokens is not None:
         family.output_tokens = blend(family.output_tokens, output_tokens)
+
+
+def saw_tools(family: Family, session: Session, names: Sequence[str], tool_s: float | None) -> None:
+    """Which tools the answer called, and how long they take if that is known."""
+    session.tools, session.tool_s = "+".join(sorted(set(names)))[:MAX_NAMES_CHARS], tool_s
+    family.calls_tools = family.calls_tools or bool(session.tools)
 
 
 class TokenRatio:

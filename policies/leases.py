@@ -1,25 +1,27 @@
-"""How long an idle session keeps its residency: as long as its family's tools usually take, if it comes back."""
+"""How long an idle session keeps its residency: as long as its tools usually take, if it comes back."""
 
 from __future__ import annotations
 
-from policies.remaining import returns_likely
+from policies.remaining import FEWEST_GAPS, gaps_of, will_return
 from policies.types import Family, Session
 
-FEWEST_GAPS = 8
 UNKNOWN_S = 10.0
-"""Until a family has shown that many gaps: nine in ten tool calls of agents are shorter
+"""Until a family has shown enough idle times: nine in ten tool calls of agents are shorter
 (TraceLab, arXiv 2606.30560)."""
-LEAST_S, MOST_S = 2.0, 60.0
-MARGIN = 1.5
+LEAST_S, MOST_S = 1.0, 60.0
+MARGIN = 1.25
 QUANTILE = 0.95
+LEAST_CHANCE = 0.2
 
 
 def lease_s(session: Session, family: Family) -> float:
     """Seconds for which an idle session keeps its residency; 0 when it is not expected back."""
-    if not returns_likely(session, family):
+    if will_return(session, family) < LEAST_CHANCE:
         return 0.0
-    if len(family.gaps_s) < FEWEST_GAPS:
+    if session.tool_s is not None:
+        return MARGIN * session.tool_s + LEAST_S
+    gaps_s = sorted(gaps_of(session, family))
+    if len(gaps_s) < FEWEST_GAPS:
         return UNKNOWN_S
-    gaps_s = sorted(family.gaps_s)
     quantile_s = gaps_s[min(len(gaps_s) - 1, int(QUANTILE * len(gaps_s)))]
     return min(MOST_S, max(LEAST_S, MARGIN * quantile_s))

@@ -18,27 +18,34 @@ class Pace:
     def __init__(self) -> None:
         self._prefill_tokens_per_s: float | None = None
         self._cycle_s: float | None = None
+        self._others_tokens: float | None = None
+        self.prefilled_tokens = 0.0
+        """All that was computed here since the start."""
         self._alone: dict[TurnId, tuple[float, float]] = {}
         """Prefills that began while no other one was under way: (when, tokens)."""
 
     @property
     def cycle_tokens(self) -> float:
-        """Tokens that the pool could prefill in the time of one turn: what a session's turn is worth at most."""
-        if self._prefill_tokens_per_s is None or self._cycle_s is None:
+        """Tokens that the pool could prefill in the time in which a session, undelayed by the prefill of others,
+        decodes and waits for its tool: what one session's turn is worth at most."""
+        if self._prefill_tokens_per_s is None or self._cycle_s is None or self._others_tokens is None:
             return PREFILL_TOKENS_PER_S * CYCLE_S
-        return self._prefill_tokens_per_s * self._cycle_s
+        return max(0.0, self._prefill_tokens_per_s * self._cycle_s - self._others_tokens)
 
     def prefill_began(self, turn_id: TurnId, tokens: float, is_alone: bool, now: float) -> None:
         self._alone.clear()  # a second prefill slows down the first
         if is_alone and tokens >= FEWEST_TOKENS:
             self._alone[turn_id] = now, tokens
 
-    def prefill_ended(self, turn_id: TurnId, now: float) -> None:
+    def prefill_ended(self, turn_id: TurnId, tokens: float, now: float) -> None:
         """Its first byte came."""
-        began_at, tokens = self._alone.pop(turn_id, (now, 0.0))
+        self.prefilled_tokens += tokens
+        began_at, alone_tokens = self._alone.pop(turn_id, (now, 0.0))
         if now > began_at:
-            self._prefill_tokens_per_s = blend(self._prefill_tokens_per_s, tokens / (now - began_at))
+            self._prefill_tokens_per_s = blend(self._prefill_tokens_per_s, alone_tokens / (now - began_at))
 
-    def saw_cycle(self, cycle_s: float) -> None:
-        """A session decoded and then waited for its tool for so long; queues and prefill are not in it."""
+    def saw_cycle(self, cycle_s: float, others_tokens: float) -> None:
+        """A session decoded and then waited for its tool for so long; queues and its own prefill are not in it,
+        but that of others while it decoded is."""
+        self._others_tokens = blend(self._others_tokens, others_tokens)
         self._cycle_s = blend(self._cycle_s, cycle_s)

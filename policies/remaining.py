@@ -13,6 +13,8 @@ from policies.types import Family, Session
 PRIOR_TURNS = 3.0
 """Expected remaining turns of a session of which nothing is known."""
 PRIOR_WEIGHT = 1.0
+FEWEST_GAPS = 8
+"""Idle times from which a quantile is taken."""
 
 
 def hazard(family: Family, num_turns: int) -> float:
@@ -65,11 +67,33 @@ def survival(family: Family, num_begun: int, declared: int | None, horizon: int)
     return values
 
 
-def returns_likely(session: Session, family: Family, least: float = 0.2) -> bool:
-    """Whether the session is expected to send another turn."""
+def will_return(session: Session, family: Family) -> float:
+    """Chance that a session sends another turn, as of its last answer.
+
+    In a family whose agents call tools an answer without a call mostly is the last one: such answers have a chance
+    of their own, with a prior of two of which half a one goes on.
+    """
     if session.remaining_turns is not None:
-        return session.remaining_turns > 0
-    return 1 - hazard(family, session.num_begun) >= least
+        return 1.0 if session.remaining_turns > 0 else 0.0
+    alive = 1 - hazard(family, session.num_begun)
+    if family.calls_tools and not session.tools:
+        alive = min(alive, (family.num_reopened + 0.5) / (family.num_reopened + family.num_closed + 2))
+    return alive
+
+
+def chance_of_return(session: Session, family: Family, now: float) -> float:
+    """The same, now that an idle session has been silent for a while: by Bayes, from the family's idle times."""
+    alive = will_return(session, family)
+    idle_s = now - session.idle_since
+    gaps_s = gaps_of(session, family)
+    silent = alive * (1 + sum(gap_s > idle_s for gap_s in gaps_s)) / (1 + len(gaps_s))
+    return silent / (silent + 1 - alive) if silent else 0.0
+
+
+def gaps_of(session: Session, family: Family) -> list[float]:
+    """Past idle times after the same tools, or after any while those are few."""
+    gaps_s = family.gaps_s.get(session.tools, [])
+    return gaps_s if len(gaps_s) >= FEWEST_GAPS else family.gaps_s.get("", [])
 
 
 def count(values: list[int], index: int, change: int) -> None:

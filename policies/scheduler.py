@@ -10,13 +10,13 @@ Laws (tests/policies/contract):
 
 from __future__ import annotations
 
-import heapq
-
 from policies import learning
 from policies.admission import Admission, Limits
 from policies.fleet import Fleet, Pool, option
 from policies.hints import hints
 from policies.policy import Policy
+from policies.slots import Slots
+from policies.timers import Timers
 from policies.types import (
     Arrived,
     CacheLost,
@@ -51,9 +51,10 @@ class Scheduler:
         self._admission = Admission(self._fleet, policy, limits)
         self._ready: dict[TurnId, tuple[Pool, Reason, float]] = {}
         """Turns that wait for a slot only: (where, why, tokens that the cache should miss)."""
-        self._running: dict[TurnId, tuple[Turn, Pool, float]] = {}
-        """Turns that hold a slot: (turn, where, since when it prefills or, after its first byte, decodes)."""
-        self._leases: list[tuple[float, SessionId]] = []
+        self._slots = Slots(self._fleet, self._admission.shares)
+        self._leases = Timers()
+        self._deadlines = Timers()
+        """Of turns that wait."""
         self._num_placed = 0
 
     def tell(self, fact: Fact, now: float) -> tuple[list[Decision], float | None]:
@@ -62,8 +63,8 @@ class Scheduler:
         match fact:
             case Arrived(turn):
                 self._arrived(turn, now, decisions)
-            case FirstByte(turn_id):
-                self._first_byte(turn_id, now)
+            case FirstByte(turn_id) if turn_id in self._slots:
+                self._slots.first_byte(turn_id, now)
             case Left():
                 self._left(fact, now)
             case ReplicaReported() | CacheLost():
@@ -72,14 +73,14 @@ class Scheduler:
                 self._lost(self._fleet.pool(replica_id), now, decisions)
             case SessionEnded(session_id):
                 self._ended(session_id, now)
-        self._expire_leases(now)
+        self._expire(now, decisions)
         self._admit(now)
         self._dispatch(now, decisions)
         return decisions, self._next_wake(now)
 
     def view(self) -> FleetView:
         """A copy for observers."""
-        return view_of(self._fleet, len(self._admission.held), len(self._ready), self._limits.ceiling)
+        return view_of(self._fleet, len(self._admission), len(self._ready), self._limits.ceiling)
 
     def expected_wait_s(self, turn_id: TurnId, now: float) -> float:
         """Estimated further wait of a turn at the gate; 0 for one that only waits for a slot."""
@@ -101,15 +102,15 @@ class Scheduler:
         if turn.kind is TurnKind.SIDE:
             return session
         session.kind = turn.kind
-        session.remaining_turns = turn.remaining_turns
+        session.remaining_turns, session.urgency = turn.remaining_turns, turn.urgency
         if turn.is_retry and session.num_begun:
             return session
         if session.num_begun:
             if not session.num_running and not session.num_waiting:
-                learning.saw_gap(family, now - session.idle_since)
+                learning.saw_gap(family, session, now - session.idle_since)
                 home = self._fleet.home(session)
                 if home is not None:
-                    home.pace.saw_cycle(session.decode_s + now - session.idle_since)
+                    home.pace.saw_cycle(session.decode_s + now - session.idle_since, session.others_tokens)
             learning.saw_continuation(family, session)
         session.num_begun += 1
         learning.saw_bound(family, turn.max_output_tokens)
@@ -133,20 +134,22 @@ class Scheduler:
 
     def _wait(self, turn: Turn, session: Session, now: float, decisions: list[Decision]) -> None:
         """Queue a turn at the gate, or refuse it now if its wait would be too long for its client."""
-        admission = self._admission
-        since = admission.since(session.id, now)
-        wait_s = admission.expected_wait_s(len(admission.held), now) - (now - since)
-        if len(admission.held) >= self._limits.max_queue:
+        waited_s = now - self._admission.waiting_since(session.id, now)
+        wait_s = self._admission.expected_wait_s(turn, now) - waited_s
+        if len(self._admission) >= self._limits.max_queue:
             refusal = Refusal.QUEUE_FULL
         elif wait_s > turn.max_wait_s:
             refusal = Refusal.TOO_LONG
         elif turn.deadline_at is not None and now + wait_s > turn.deadline_at:
             refusal = Refusal.DEADLINE
         else:
-            admission.put(turn, session, since)
-            return
-        admission.keep_place(session.id, since, now + 2 * wait_s)
-        self._refuse(turn, refusal, wait_s, now, decisions)
+            refusal = None
+        self._admission.put(turn, session, now)
+        if turn.deadline_at is not None:
+            self._deadlines.put(turn.deadline_at, turn.id)
+        if refusal is not None:
+            self._admission.take(turn.id, now + 2 * wait_s)
+            self._refuse(turn, refusal, wait_s, now, decisions)
 
     def _refuse(self, turn: Turn, refusal: Refusal, wait_s: float, now: float, decisions: list[Decision]) -> None:
         retry_after_s = max(self._limits.min_retry_after_s, wait_s)
@@ -156,46 +159,23 @@ class Scheduler:
         self._rest(session, now)
 
     def _left(self, fact: Left, now: float) -> None:
-        if fact.turn_id in self._running:
-            turn, pool, decodes_since = self._running.pop(fact.turn_id)
-            del pool.replica.running[turn.id]
-            session = self._fleet.sessions[turn.session_id]
-            session.num_running -= 1
+        if fact.turn_id in self._slots:
+            turn = self._slots.left(fact, now)
             if fact.ending is Ending.COMPLETE and turn.kind is not TurnKind.SIDE:
-                session.decode_s = now - decodes_since
-                self._learn(turn, session, pool, fact)
-        elif fact.turn_id in self._admission.held:
-            since, turn = self._admission.held.since(fact.turn_id), self._admission.held.take(fact.turn_id)
-            self._admission.keep_place(turn.session_id, since, now + fact.keep_place_s)
-            session = self._fleet.sessions[turn.session_id]
-            session.num_waiting -= 1
+                self._relearn(self._fleet.families[turn.family_id])
+        elif fact.turn_id in self._admission:
+            turn = self._admission.take(fact.turn_id, now + fact.keep_place_s)
+            self._fleet.sessions[turn.session_id].num_waiting -= 1
         elif fact.turn_id in self._ready:
             turn = self._ready.pop(fact.turn_id)[0].ready.take(fact.turn_id)
-            session = self._fleet.sessions[turn.session_id]
-            session.num_waiting -= 1
+            self._fleet.sessions[turn.session_id].num_waiting -= 1
         else:
             return  # it was refused
-        self._rest(session, now)
-
-    def _first_byte(self, turn_id: TurnId, now: float) -> None:
-        if turn_id in self._running:
-            turn, pool, _ = self._running[turn_id]
-            pool.replica.running[turn_id] = 0
-            pool.pace.prefill_ended(turn_id, now)
-            self._running[turn_id] = turn, pool, now
-
-    def _learn(self, turn: Turn, session: Session, pool: Pool, fact: Left) -> None:
-        """What a finished call teaches about its session, its family and its model."""
-        family = self._fleet.families[session.family_id]
-        prompt_tokens = fact.usage.prompt_tokens or round(pool.prompt_tokens(turn))
-        if fact.usage.prompt_tokens:
-            pool.ratio.saw(turn.chars, fact.usage.prompt_tokens)
-        learning.saw_answer(family, session, prompt_tokens, fact.usage.output_tokens, turn.is_retry)
-        self._relearn(family)
+        self._rest(self._fleet.sessions[turn.session_id], now)
 
     def _relearn(self, family: Family) -> None:
         """A family's statistics changed: what is derived from them follows."""
-        self._admission.held.rerank(family.id)
+        self._admission.rerank(family.id)
         for pool in self._fleet.pools.values():
             pool.reserve.refresh(family)
 
@@ -205,7 +185,7 @@ class Scheduler:
             return
         session.idle_since = now
         session.lease_until = now + self._policy.lease_s(session, self._fleet.families[session.family_id])
-        heapq.heappush(self._leases, (session.lease_until, session.id))
+        self._leases.put(session.lease_until, session.id)
         home = self._fleet.home(session)
         if home is not None:
             home.idle[session.id] = session
@@ -215,12 +195,15 @@ class Scheduler:
         session = self._fleet.sessions.get(session_id)
         if session is not None and not session.num_running and not session.num_waiting:
             session.lease_until = now
-            heapq.heappush(self._leases, (now, session_id))
+            self._leases.put(now, session_id)
 
-    def _expire_leases(self, now: float) -> None:
-        """Sessions that outstayed their lease give up residency and count as ended until they come back."""
-        while self._leases and self._leases[0][0] <= now:
-            until, session_id = heapq.heappop(self._leases)
+    def _expire(self, now: float, decisions: list[Decision]) -> None:
+        """Turns whose deadline has come are refused. Sessions that outstayed their lease give up residency and
+        count as ended until they come back."""
+        for _, turn_id in self._deadlines.due(now):
+            if turn_id in self._admission:
+                self._refuse(self._admission.take(turn_id, now), Refusal.DEADLINE, 0.0, now, decisions)
+        for until, session_id in self._leases.due(now):
             session = self._fleet.sessions.get(session_id)
             if session is None or session.lease_until != until or session.num_running or session.num_waiting:
                 continue
@@ -237,9 +220,9 @@ class Scheduler:
         homeless = lost.ready.drain()
         for turn in homeless:
             del self._ready[turn.id]
-        for turn in list(self._admission.held.turns()):
+        for turn in list(self._admission.turns()):
             if next(self._fleet.eligible(turn), None) is None:
-                homeless.append(self._admission.held.take(turn.id))
+                homeless.append(self._admission.take(turn.id, now))
         for turn in homeless:
             self._route(turn, self._fleet.sessions[turn.session_id], now, decisions)
 
@@ -283,18 +266,11 @@ class Scheduler:
         session, family = self._fleet.sessions[turn.session_id], self._fleet.families[turn.family_id]
         _, reason, missing_tokens = self._ready.pop(turn.id)
         session.num_waiting, session.num_running = session.num_waiting - 1, session.num_running + 1
-        pool.pace.prefill_began(turn.id, missing_tokens, not pool.replica.queued_prefill_tokens, now)
-        pool.replica.running[turn.id] = round(missing_tokens)
-        self._running[turn.id] = turn, pool, now
+        self._slots.start(turn, pool, missing_tokens, now)
         expected_cached_tokens = round(pool.prompt_tokens(turn) - missing_tokens)
         return Dispatch(turn.id, pool.replica.id, reason, expected_cached_tokens, hints(turn, session, family))
 
     def _next_wake(self, now: float) -> float | None:
         """The next time at which something changes by itself: a lease ends, or a wait passes the bound."""
-        times = [self._leases[0][0]] if self._leases else []
-        oldest = self._admission.held.oldest()
-        if oldest is not None:
-            overdue_at = self._admission.held.since(oldest.id) + self._limits.hold_bound_s
-            if overdue_at > now:
-                times.append(overdue_at)
-        return min(times, default=None)
+        times = (self._leases.next_at, self._deadlines.next_at, self._admission.next_overdue_at(now))
+        return min((at for at in times if at is not None), default=None)

@@ -53,6 +53,8 @@ class Turn:
     is_retry: bool = False
     urgency: int = 0
     """The operator's or an entitled client's own class, higher first; 0 is everybody."""
+    weight: float = 1.0
+    """Of its tenant, in the fair share."""
     deadline_at: float | None = None
     max_wait_s: float = 300.0
     """Longest wait that its client survives; a longer one is refused on arrival."""
@@ -95,6 +97,16 @@ class Session:
     output_tokens: int = 0
     decode_s: float = 0.0
     """From the first byte of its last complete answer to the end."""
+    others_tokens: float = 0.0
+    """Prompt tokens of others that its replica computed in that time."""
+    tools: str = ""
+    """Names of the tools that its last answer called; empty: none."""
+    tool_s: float | None = None
+    """How long they take, where the gateway runs them itself. None: not known."""
+    found_prefix: bool = False
+    """Whether the prompt of its last answer was cached as far as expected."""
+    urgency: int = 0
+    """Of its last turn; residents yield to none of a lower one."""
     idle_since: float = 0.0
     lease_until: float = 0.0
     """While idle: until when its residency is kept."""
@@ -127,8 +139,15 @@ class Family:
     """Mean length of an answer."""
     most_output_tokens: int | None = None
     """The largest bound that its turns put on an answer. None: no turn had one."""
-    gaps_s: list[float] = field(default_factory=list)
-    """Recent idle times between two turns of one session, newest last, bounded."""
+    gaps_s: dict[str, list[float]] = field(default_factory=dict)
+    """Recent idle times between two turns of one session, newest last, bounded: by the tools that were called,
+    and under "" those of all."""
+    calls_tools: bool = False
+    """Whether an answer called a tool; then one that calls none is likely the last of its session."""
+    num_closed: int = 0
+    """Sessions that ended after an answer without tool calls."""
+    num_reopened: int = 0
+    """Sessions that went on after one."""
     expected_remaining: list[float] = field(default_factory=list)
     """Cache of `remaining.curve`; emptied when `ended` or `continued` change."""
 
@@ -143,8 +162,6 @@ class Replica:
     is_healthy: bool = True
     slots: int = 256
     """Model calls that it may run at once (its `max_num_seqs`)."""
-    capacity_tokens: int | None = None
-    """Size of the KV pool. None: the engine does not say."""
     running: dict[TurnId, int] = field(default_factory=dict)
     """Turns that hold a slot, with the prompt tokens still to be prefilled; 0 after the first byte."""
 
@@ -201,6 +218,8 @@ class Left:
     """Tools that the answer called, in order; empty when it called none."""
     keep_place_s: float = 60.0
     """For a turn that leaves the queue unserved: for how long its session keeps its place in it."""
+    tool_s: float | None = None
+    """How long those tools take, where the gateway runs them itself. None: not known."""
 
 
 @dataclass(frozen=True, slots=True)

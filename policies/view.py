@@ -19,7 +19,9 @@ class ReplicaView:
     residency_tokens: int
     """Union over its resident sessions: a shared block counts once."""
     capacity_tokens: int | None
+    """As the engine states it."""
     ceiling_tokens: int | None
+    """Up to which sessions are admitted, of the capacity that it has shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +44,13 @@ def view_of(fleet: Fleet, num_held: int, num_ready: int, ceiling: float) -> Flee
 
 
 def _replica(pool: Pool, ceiling: float) -> ReplicaView:
-    replica = pool.replica
-    capacity_tokens = replica.capacity_tokens
+    replica, capacity_tokens = pool.replica, pool.capacity.tokens
     return ReplicaView(
         id=replica.id,
         is_healthy=replica.is_healthy,
         slots=replica.slots,
         slots_used=len(replica.running),
         residency_tokens=round(pool.resident_tokens),
-        capacity_tokens=capacity_tokens,
+        capacity_tokens=pool.capacity.stated_tokens,
         ceiling_tokens=None if capacity_tokens is None else round(ceiling * capacity_tokens),
     )

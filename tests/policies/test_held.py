@@ -9,13 +9,33 @@ from tests.policies.turns_of import turn
 
 def test_order_is_urgency_then_rank_then_age() -> None:
     held = HeldTurns(lambda bucket: float(bucket.num_begun))
-    held.put(turn("old"), Bucket(0, "f", 2, None), 1.0)
-    held.put(turn("near"), Bucket(0, "f", 1, None), 5.0)
-    held.put(turn("urgent"), Bucket(9, "f", 7, None), 6.0)
-    assert [head.id for head in held.heads(3)] == ["urgent", "near", "old"]
+    held.put(turn("old"), Bucket(0, False, "t", "f", 2, None), 1.0)
+    held.put(turn("near"), Bucket(0, False, "t", "f", 1, None), 5.0)
+    held.put(turn("urgent"), Bucket(9, False, "t", "f", 7, None), 6.0)
+    assert [head.id for head in held.heads(3, nobody)] == ["urgent", "near", "old"]
     oldest = held.oldest()
     assert oldest is not None
     assert oldest.id == "old"
+
+
+def nobody(_tenant: str) -> float:
+    """Nobody has got anything yet."""
+    return 0.0
+
+
+def test_the_returning_go_before_the_new_and_the_least_served_tenant_before_others() -> None:
+    held = HeldTurns(lambda bucket: float(bucket.num_begun))
+    held.put(turn("new of a"), Bucket(0, False, "a", "f", 1, None), 1.0)
+    held.put(turn("next of a"), Bucket(0, False, "a", "f", 2, None), 1.0)
+    held.put(turn("new of b"), Bucket(0, False, "b", "f", 9, None), 2.0)
+    held.put(turn("back of a"), Bucket(0, True, "a", "f", 9, None), 3.0)
+    attained = {"a": 100.0, "b": 1.0}
+    order = ["back of a", "new of b", "new of a", "next of a"]
+    assert [head.id for head in held.heads(4, attained.__getitem__)] == order
+    assert [head.id for head in held.heads(2, attained.__getitem__)] == order[:2]
+    assert sorted(held.tenants) == ["a", "b"]
+    held.take("new of b")
+    assert list(held.tenants) == ["a"]
 
 
 FAMILIES = st.sampled_from("xyz")
@@ -29,7 +49,7 @@ def test_the_incremental_order_equals_a_full_sort(steps: list[tuple[str, str, in
     present: dict[str, tuple[Bucket, int]] = {}
     for number, (action, family, value) in enumerate(steps):
         if action == "put":
-            bucket = Bucket(0, family, value, None)
+            bucket = Bucket(0, False, "t", family, value, None)
             held.put(turn(str(number)), bucket, float(number % 7))
             present[str(number)] = (bucket, number)
         elif action == "take" and present:
@@ -44,7 +64,7 @@ def test_the_incremental_order_equals_a_full_sort(steps: list[tuple[str, str, in
             key = (ranks[bucket.family_id] * bucket.num_begun, float(sequence % 7), sequence, turn_id)
             best[bucket] = min(best.get(bucket, key), key)
         expected = [(rank, age) for rank, age, _, _ in sorted(best.values())]
-        heads = held.heads(100)
+        heads = held.heads(100, nobody)
         actual = [
             (ranks[present[h.id][0].family_id] * present[h.id][0].num_begun, held.since(h.id)) for h in heads
         ]

@@ -12,14 +12,14 @@ def test_a_family_without_a_past_gets_the_default() -> None:
 
 def test_a_lease_covers_nearly_all_gaps_that_the_family_showed() -> None:
     gaps_s = [1.0] * 19 + [4.0]
-    assert max(gaps_s) < lease_s(SESSION, Family("f", gaps_s=gaps_s)) < 10
+    assert max(gaps_s) < lease_s(SESSION, Family("f", gaps_s={"": gaps_s})) < 10
 
 
 def test_a_lease_is_bounded_on_both_sides() -> None:
-    assert lease_s(SESSION, Family("f", gaps_s=[0.001] * 10)) == LEAST_S
-    assert lease_s(SESSION, Family("f", gaps_s=[3_600.0] * 10)) == MOST_S
+    assert lease_s(SESSION, Family("f", gaps_s={"": [0.001] * 10})) == LEAST_S
+    assert lease_s(SESSION, Family("f", gaps_s={"": [3_600.0] * 10})) == MOST_S
 
 
 def test_a_session_that_is_not_expected_back_gets_none() -> None:
-    family = Family("f", ended=[0, 50], continued=[0, 0], gaps_s=[1.0] * 10)
+    family = Family("f", ended=[0, 50], continued=[0, 0], gaps_s={"": [1.0] * 10})
     assert lease_s(SESSION, family) == 0.0

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from policies.remaining import PRIOR_TURNS, expected_turns, hazard, returns_likely
+from policies.remaining import PRIOR_TURNS, expected_turns, hazard, will_return
 from policies.types import Family, Session
 
 
@@ -44,6 +44,6 @@ def test_sessions_that_are_still_running_are_censored() -> None:
 
 
 def test_who_declares_no_further_turn_is_not_expected_back() -> None:
-    assert not returns_likely(Session("s", "f", "t", num_begun=1, remaining_turns=0), FOUR)
-    assert returns_likely(Session("s", "f", "t", num_begun=3), FOUR)
-    assert not returns_likely(Session("s", "f", "t", num_begun=4), FOUR)
+    assert will_return(Session("s", "f", "t", num_begun=1, remaining_turns=0), FOUR) == 0
+    assert will_return(Session("s", "f", "t", num_begun=3), FOUR) > 0.9
+    assert will_return(Session("s", "f", "t", num_begun=4), FOUR) < 0.1

@@ -32,8 +32,15 @@ BIG = ("big", 40)
 class Fleet:
     """A scheduler with a transcript: each call is a fact, each answer what it decided."""
 
-    def __init__(self, policy: Policy | None = None, blocks: int = 100, slots: int = 8, replicas: int = 1) -> None:
-        self.scheduler = Scheduler(policy or Turns(), Limits())
+    def __init__(
+        self,
+        policy: Policy | None = None,
+        blocks: int = 100,
+        slots: int = 8,
+        replicas: int = 1,
+        limits: Limits | None = None,
+    ) -> None:
+        self.scheduler = Scheduler(policy or Turns(), limits or Limits())
         self.wake_at: float | None = None
         for number in range(replicas):
             self.tell(
@@ -138,7 +145,7 @@ def test_residents_that_outgrow_the_pool_are_held_at_their_next_turn_furthest_fr
     for name, remaining in (("near", 1), ("far", 2)):
         fleet.arrive(turn(f"{name}1", (name, 30), session=name, remaining=remaining))
         fleet.tell(done(f"{name}1"), 1.0)
-    assert ids(fleet.arrive(turn("near2", ("near", 80), session="near", at=2.0, remaining=0))) == ["near2"]
+    assert ids(fleet.arrive(turn("near2", ("near", 180), session="near", at=2.0, remaining=0))) == ["near2"]
     assert fleet.arrive(turn("far2", ("far", 40), session="far", at=3.0, remaining=1)) == []
     assert ids(fleet.tell(done("near2"), 4.0)) == ["far2"]
 
@@ -263,3 +270,27 @@ def test_hints_rise_as_a_session_nears_its_end() -> None:
         urgencies.append(decision.hints.urgency)
         fleet.tell(done(f"a{number}"), 0.0)
     assert urgencies == sorted(set(urgencies))
+
+
+def test_a_session_that_has_probably_ended_gives_way_before_its_lease_ends() -> None:
+    fleet = Fleet()
+    for number in range(8):  # its family's sessions end after one turn, or come back at once
+        for step in range(2):
+            fleet.arrive(turn(f"x{number}.{step}", session=f"x{number}", at=number + 0.1 * step))
+            fleet.tell(done(f"x{number}.{step}"), number + 0.1 * step)
+            fleet.tell(SessionEnded(f"x{number}"), number + 0.5) if step else None
+    fleet.arrive(turn("a", ("a", 60), at=20.0))
+    fleet.tell(done("a"), 21.0)
+    [decision] = fleet.arrive(turn("b", ("b", 60), at=23.0))
+    assert isinstance(decision, Dispatch)
+
+
+def test_a_turn_that_waits_is_refused_when_its_deadline_comes() -> None:
+    fleet = Fleet()
+    fleet.arrive(turn("a", ("a", 90), remaining=0))
+    assert fleet.arrive(turn("b", ("b", 90), at=1.0, deadline_at=5.0)) == []
+    assert fleet.wake_at == 5.0
+    [decision] = fleet.tell(Tick(), 5.0)
+    assert isinstance(decision, Reject)
+    assert decision.refusal is Refusal.DEADLINE
+    assert fleet.tell(Left("b", Ending.CANCELLED), 5.0) == []

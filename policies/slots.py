@@ -1,0 +1,92 @@
+"""Turns that hold a slot, and what each of them teaches: of its replica, of its family, of its session."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from policies import learning
+from policies.capacity import MET
+from policies.fleet import Fleet, Pool
+from policies.shares import Shares
+from policies.types import Ending, Left, Session, Turn, TurnId, TurnKind
+
+
+@dataclass(slots=True)
+class Running:
+    """One turn in its slot."""
+
+    turn: Turn
+    pool: Pool
+    missing_tokens: float
+    """Of its prompt, that the cache should not have."""
+    began_at: float
+    """Its prefill or, after its first byte, its decoding."""
+    prefilled_tokens: float = 0.0
+    """What its replica had computed for everybody when its first byte came."""
+
+
+class Slots:
+    """Written by the Scheduler."""
+
+    def __init__(self, fleet: Fleet, shares: Shares) -> None:
+        self._fleet, self._shares = fleet, shares
+        self._running: dict[TurnId, Running] = {}
+
+    def __contains__(self, turn_id: TurnId) -> bool:
+        return turn_id in self._running
+
+    def start(self, turn: Turn, pool: Pool, missing_tokens: float, now: float) -> None:
+        """It takes a slot of the pool."""
+        pool.pace.prefill_began(turn.id, missing_tokens, not pool.replica.queued_prefill_tokens, now)
+        pool.replica.running[turn.id] = round(missing_tokens)
+        self._running[turn.id] = Running(turn, pool, missing_tokens, now)
+
+    def first_byte(self, turn_id: TurnId, now: float) -> None:
+        """Its prefill is over."""
+        running = self._running[turn_id]
+        pace = running.pool.pace
+        running.pool.replica.running[turn_id] = 0
+        pace.prefill_ended(turn_id, running.missing_tokens, now)
+        running.began_at, running.prefilled_tokens = now, pace.prefilled_tokens
+
+    def left(self, fact: Left, now: float) -> Turn:
+        """It gives its slot back. A complete agent turn changes its family's statistics."""
+        running = self._running.pop(fact.turn_id)
+        turn, pool, usage = running.turn, running.pool, fact.usage
+        del pool.replica.running[turn.id]
+        session = self._fleet.sessions[turn.session_id]
+        session.num_running -= 1
+        computed_tokens = running.missing_tokens
+        if usage.prompt_tokens is not None and usage.cached_tokens is not None:
+            computed_tokens = usage.prompt_tokens - usage.cached_tokens
+        self._shares.served(turn.tenant, (computed_tokens + (usage.output_tokens or 0)) / turn.weight, now)
+        if fact.ending is Ending.COMPLETE and turn.kind is not TurnKind.SIDE:
+            session.decode_s = now - running.began_at
+            session.others_tokens = pool.pace.prefilled_tokens - running.prefilled_tokens
+            self._compare(running, session, fact, computed_tokens)
+            self._learn(turn, session, pool, fact)
+        return turn
+
+    def _compare(self, running: Running, session: Session, fact: Left, computed_tokens: float) -> None:
+        """Whether the engine still had the session's last prompt. If not, though it had the one before and the
+        residents did not outgrow the pool by as much, the pool is smaller than believed. Engines that say nothing
+        of their cache, always 0, or never find a prompt again never had the one before."""
+        cached_tokens, pool = fact.usage.cached_tokens, running.pool
+        if cached_tokens is None or not session.prompt_tokens or running.turn.is_retry:
+            return
+        found_before, least_tokens = session.found_prefix, MET * session.prompt_tokens
+        session.found_prefix = cached_tokens >= least_tokens
+        is_expected = pool.prompt_tokens(running.turn) - running.missing_tokens >= least_tokens
+        if session.found_prefix:
+            pool.capacity.saw(computed_tokens)
+        elif found_before and is_expected and pool.overflow_tokens < session.prompt_tokens - cached_tokens:
+            pool.capacity.saw_eviction(computed_tokens, pool.expected_tokens)
+
+    def _learn(self, turn: Turn, session: Session, pool: Pool, fact: Left) -> None:
+        """What a finished call teaches about its session, its family and its model."""
+        family = self._fleet.families[session.family_id]
+        prompt_tokens = fact.usage.prompt_tokens or round(pool.prompt_tokens(turn))
+        if fact.usage.prompt_tokens:
+            pool.ratio.saw(turn.chars, fact.usage.prompt_tokens)
+        learning.saw_answer(family, session, prompt_tokens, fact.usage.output_tokens, turn.is_retry)
+        learning.saw_tools(family, session, fact.tool_names, fact.tool_s)

@@ -1,0 +1,58 @@
+"""What admitting a session is worth to the fleet and what it costs, both in tokens of prefill.
+
+One more session in the batch gains one turn per cycle Z (decode and tool, undelayed). Each token that it makes the
+pool evict is computed again, and that delays those who run, r of them, and itself. So its turns pay while
+price x evicted x (r + 1) <= Z. Who waits for a tool is not delayed; where tools are slow, thrash is cheap.
+"""
+
+from __future__ import annotations
+
+import math
+
+from policies.fleet import Pool, chain_is_cached
+from policies.policy import Policy
+from policies.remaining import chance_of_return, expected_turns
+from policies.types import Family, Session, Turn
+
+
+def share_tokens(pool: Pool, price: float) -> float:
+    """Tokens that may be evicted per turn for one more session; a price of 0 allows any number."""
+    if price == 0:
+        return math.inf
+    return pool.pace.cycle_tokens / (price * (pool.num_busy + 1))
+
+
+def evicted_tokens(pool: Pool, policy: Policy, session: Session, family: Family, turn: Turn) -> float:
+    """Tokens per turn by which the session makes the residents outgrow the pool, while it lives."""
+    assert pool.capacity.tokens is not None
+    new_tokens = pool.new_tokens(turn)
+    own = policy.forecast(family, session.num_begun, session.remaining_turns)
+    others = pool.reserve.forecast or [0.0] * len(own)
+    room_tokens = pool.capacity.tokens - pool.resident_tokens
+    overflow_tokens = sum(
+        max(0.0, theirs + ours + new_tokens - room_tokens) - max(0.0, theirs - room_tokens)
+        for theirs, ours in zip(others, own, strict=True)
+    )
+    turns = 1 + expected_turns(family, session.num_begun, session.remaining_turns)
+    return overflow_tokens / min(turns, len(own))
+
+
+def is_worth(pool: Pool, policy: Policy, session: Session, family: Family, turn: Turn, price: float) -> bool:
+    """Whether a session that fits now costs the fleet less than holding it."""
+    if session.num_begun > 1 and chain_is_cached(pool, session.blocks):
+        return True
+    return evicted_tokens(pool, policy, session, family, turn) <= share_tokens(pool, price)
+
+
+def outgrows(pool: Pool) -> bool:
+    """Whether the residents take more than the pool holds, by more than one of them is worth: at a price of 1, so
+    that what was let in at a higher one is not sent out again for a trifle."""
+    capacity_tokens = pool.capacity.tokens
+    return capacity_tokens is not None and pool.resident_tokens > capacity_tokens + share_tokens(pool, 1.0)
+
+
+def giving_way_tokens(pool: Pool, session: Session, family: Family, price: float, now: float) -> float:
+    """Expected cost of ending the residency of an idle session: if it comes back, its private tokens are computed
+    again, and it waits as long as it made another one not wait."""
+    private_tokens = pool.tokens(pool.ledger.private_blocks(session.id))
+    return chance_of_return(session, family, now) * (private_tokens + share_tokens(pool, price))

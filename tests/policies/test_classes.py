@@ -1,0 +1,51 @@
+"""Who goes before whom: classes, models, tenants, sub-agents."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from policies.admission import Limits
+from policies.types import ReplicaReported
+from tests.policies.test_scheduler import Fleet, ids
+from tests.policies.turns_of import TOKENS_PER_BLOCK, TOKENS_PER_CHAR, done, turn
+
+
+def test_residents_of_a_higher_class_keep_their_cache() -> None:
+    fleet = Fleet()
+    fleet.arrive(turn("vip1", ("vip", 60), session="vip", urgency=1, remaining=50))
+    fleet.tell(done("vip1"), 1.0)
+    fleet.arrive(turn("a", ("a", 60), at=2.0, remaining=0))
+    for number in range(2, 40):
+        assert fleet.arrive(
+            turn(f"vip{number}", ("vip", 60), session="vip", at=5.0 * number, urgency=1, remaining=50)
+        )
+        assert fleet.tell(done(f"vip{number}"), 5.0 * number + 1) == []
+
+
+def test_who_waits_for_one_model_never_holds_up_who_waits_for_another() -> None:
+    fleet = Fleet(replicas=0)
+    for model in "mn":
+        fleet.tell(ReplicaReported(model, frozenset(model), 100 * TOKENS_PER_BLOCK, 8, 0, TOKENS_PER_CHAR), 0.0)
+    fleet.arrive(turn("a", ("a", 90), remaining=0))
+    assert fleet.arrive(turn("b", ("b", 90), at=1.0, remaining=0)) == []
+    other = replace(turn("c", ("c", 90), at=100.0, remaining=0), model="n")
+    assert ids(fleet.arrive(other)) == ["c"]
+
+
+def test_a_sub_agent_goes_before_new_sessions_unless_that_is_switched_off() -> None:
+    for is_on in (True, False):
+        fleet = Fleet(limits=Limits(sub_agents_return=is_on))
+        fleet.arrive(turn("p1", ("p", 80), session="p", remaining=0))
+        fleet.arrive(turn("new", ("new", 50), at=1.0, remaining=0))
+        fleet.arrive(replace(turn("child", ("child", 50), at=2.0, remaining=0), parent_id="p"))
+        assert ids(fleet.tell(done("p1"), 3.0)) == ["child" if is_on else "new"]
+
+
+def test_the_tenant_that_got_least_lately_goes_first() -> None:
+    fleet = Fleet()
+    fleet.arrive(replace(turn("a", ("a", 90), remaining=0), tenant="busy"))
+    fleet.arrive(replace(turn("b", ("b", 90), at=1.0, remaining=0), tenant="busy"))
+    fleet.arrive(replace(turn("c", ("c", 90), at=2.0, remaining=0), tenant="idle"))
+    fleet.arrive(replace(turn("d", ("d", 90), at=3.0, remaining=0), tenant="idle"))
+    order = [ids(fleet.tell(done(name, 11_520, 100), 4.0 + at))[0] for at, name in enumerate(["a", "c", "b"])]
+    assert order == ["c", "b", "d"]
