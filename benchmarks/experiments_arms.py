@@ -8,12 +8,13 @@ from functools import partial
 from typing import TypeAlias
 
 from benchmarks.oracle import RequestCap, SumLedger, session_cap, shortest_first
-from benchmarks.simulated import Decider, Result, World
+from benchmarks.simulated import Decider, Result, SimulatedTurn, World
 from benchmarks.simulator import Simulation
 from benchmarks.workloads import AgentRun
 from gateway.demo.report import quantile
 from policies.admission import Limits
 from policies.fifo import Fifo
+from policies.line import FAIR
 from policies.passthrough import Passthrough
 from policies.scheduler import Scheduler
 from policies.turns import Turns
@@ -24,6 +25,7 @@ FIFO_REQUESTS = 16
 BUDGETS = (1.0, 1.25, 1.5)
 """Real peaks that the oracle lets a cache hold, as shares of it; it takes whichever turns out best."""
 
+HOLD_BOUND_S = Limits().hold_bound_s
 INFINITE_CACHE = "infinite cache"
 """The straight arm on engines that never evict."""
 CAPS = (16, 18, 20, 22, 24, 28)
@@ -67,6 +69,9 @@ class Figures:
     p99_ttft_later_s: float
     max_wait_s: float
     """At the gate."""
+    most_of_bound: float
+    """Longest wait for a first turn as a share of its bound: HOLD_BOUND_S, or FAIR times the wait that the same
+    starts would have meant in the order of arrivals."""
     uncached_tokens: int
     output_tokens_per_s: float
     of_class: Mapping[str, float]
@@ -92,9 +97,19 @@ def figures(result: Result, after_s: float = 0.0) -> Figures:
         p99_ttft_first_s=quantile([turn.ttft_s for turn in turns if turn.index == 0], 0.99),
         p99_ttft_later_s=quantile([turn.ttft_s for turn in turns if turn.index > 0], 0.99),
         max_wait_s=max(turn.dispatched_at - turn.wanted_at for turn in turns),
+        most_of_bound=_most_of_bound([turn for turn in turns if turn.index == 0]),
         uncached_tokens=result.uncached_tokens,
         output_tokens_per_s=sum(turn.output_tokens for turn in result.turns) / result.makespan_s,
         of_class={label: _mean(values) for label, values in sorted(classes.items())},
+    )
+
+
+def _most_of_bound(first: Sequence[SimulatedTurn]) -> float:
+    in_order = sorted(first, key=lambda turn: turn.wanted_at)
+    starts = sorted(turn.dispatched_at for turn in first)
+    return max(
+        (turn.dispatched_at - turn.wanted_at) / max(HOLD_BOUND_S, FAIR * (start - turn.wanted_at))
+        for turn, start in zip(in_order, starts, strict=True)
     )
 
 

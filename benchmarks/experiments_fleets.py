@@ -28,7 +28,6 @@ from gateway.demo.workload import Shape
 from gateway.embedded.model import EngineSpec
 
 LABELS = (BOUNDED.name, HEAVY.name)
-HOLD_BOUND_S = 60.0
 POD = World(EngineSpec(139_815))
 """2.2 million tokens of cache: a 30B model on two 80 GB GPUs (facts, scheduling 3)."""
 
@@ -74,7 +73,7 @@ def classes(seeds: Sequence[int]) -> Outcome:
         for arm in arms
         for label in LABELS
     }
-    waits = {(i, arm): max(f.max_wait_s for f in found[arm][i]) for i in range(len(rates)) for arm in arms}
+    waits = {(i, arm): max(f.most_of_bound for f in found[arm][i]) for i in range(len(rates)) for arm in arms}
     rows: list[list[object]] = []
     for i, arm in itertools.product(range(len(rates)), arms):
         means = [mean(found[arm][i], partial(_of_class, label)) for label in LABELS]
@@ -89,7 +88,7 @@ def classes(seeds: Sequence[int]) -> Outcome:
             "arm",
             *(f"{label} s" for label in LABELS),
             *(f"{label} / oracle" for label in LABELS),
-            "longest wait s",
+            "longest wait / bound",
             "p99 TTFT later s",
         ],
         rows,
@@ -105,14 +104,16 @@ def classes(seeds: Sequence[int]) -> Outcome:
 def _class_bars(
     rates: Sequence[float], over: Mapping[tuple[int, str, str], float], waits: Mapping[tuple[int, str], float]
 ) -> list[Bar]:
-    longest_s = 2 * HOLD_BOUND_S
     return [
         *(
             Bar(f"mean completion over the oracle's, {label}, {rate}/s", over[i, "turns", label], most=1.15)
             for i, rate in enumerate(rates)
             for label in LABELS
         ),
-        *(Bar(f"longest wait, s, {rate}/s", waits[i, "turns"], most=longest_s) for i, rate in enumerate(rates)),
+        *(
+            Bar(f"longest wait for a first turn over its bound, {rate}/s", waits[i, "turns"], most=1.1)
+            for i, rate in enumerate(rates)
+        ),
     ]
 
 

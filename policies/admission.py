@@ -120,13 +120,18 @@ class Admission:
         return kept.since if kept is not None and kept.until >= now else now
 
     def rerank(self, family_id: FamilyId) -> None:
-        for line in self._lines.values():
+        """The family's statistics changed."""
+        for line in self._lines.values() if self._line_of else ():
             line.held.rerank(family_id)
 
-    def next_overdue_at(self, now: float) -> float | None:
-        """The next time at which a wait passes the bound."""
-        oldest = (line.oldest(self._limits.hold_bound_s) for line in self._lines.values())
-        return min((at for _, at in filter(None, oldest) if now < at < math.inf), default=None)
+    def next_overdue_at(self, now: float) -> float:
+        """The next time at which a wait passes the bound; infinite when none will before others went."""
+        at = math.inf
+        for line in self._lines.values() if self._line_of else ():
+            oldest = line.oldest(self._limits.hold_bound_s)
+            if oldest is not None and now < oldest[1] < at:
+                at = oldest[1]
+        return at
 
     # ---- the decision
 
@@ -143,7 +148,7 @@ class Admission:
         What was overtaken for too long goes first, and while it does not fit nothing overtakes it. Otherwise the
         policy's order holds, and a new session that does not fit lets smaller ones behind it through.
         """
-        for line in self._lines.values():
+        for line in self._lines.values() if self._line_of else ():
             candidates, is_overdue = self._candidates(line, now)
             for turn in candidates:
                 admitted = self._try(turn, now, is_overdue)
@@ -214,10 +219,11 @@ class Admission:
         most_tokens = share_tokens(pool, price)
         for session in self._may_leave(turn, pool):
             family = self._fleet.families[session.family_id]
-            if giving_way_tokens(pool, session, family, price, now) <= most_tokens:
-                self._fleet.release(session)
-                if self._fits(turn, pool):
-                    return True
+            if giving_way_tokens(pool, session, family, price, now) > most_tokens:
+                break
+            self._fleet.release(session)
+            if self._fits(turn, pool):
+                return True
         return False
 
     def _yields(self, turn: Turn, pool: Pool) -> bool:
@@ -234,12 +240,12 @@ class Admission:
         return [session for session in idle if session.urgency <= turn.urgency]
 
     def _clears(self, turn: Turn, pool: Pool, is_overdue: bool) -> bool:
-        """Whether a session that fits beside nobody has the pool to itself: nobody is in a turn there, and
-        nobody is idle, or has to yield."""
-        if pool.ledger.num_residents > (len(pool.idle) if is_overdue else 0):
-            return False
+        """Whether a session that fits beside nobody has the pool to itself: all others are idle, and have ended
+        or have to yield."""
         idle = list(pool.idle.values())
-        if any(session.urgency > turn.urgency for session in idle):
+        if len(idle) < pool.ledger.num_residents:
+            return False
+        if any(session.urgency > turn.urgency or not (is_overdue or session.is_expired) for session in idle):
             return False
         for session in idle:
             self._fleet.release(session)
@@ -256,10 +262,14 @@ class Admission:
         """Whether a parent waits for this session."""
         return self._limits.sub_agents_return and session.parent_id in self._fleet.sessions
 
-    def _last_to_keep(self, session: Session) -> tuple[int, float]:
-        """The lowest class first, then who is furthest from its end."""
+    def _last_to_keep(self, session: Session) -> tuple[int, bool, float]:
+        """The lowest class first, then whose lease has run out, then who is furthest from its end."""
         family = self._fleet.families[session.family_id]
-        return -session.urgency, self._policy.rank(family, session.num_begun, session.remaining_turns)
+        return (
+            -session.urgency,
+            session.is_expired,
+            self._policy.rank(family, session.num_begun, session.remaining_turns),
+        )
 
     def _rank(self, bucket: Bucket) -> float:
         return self._policy.rank(self._fleet.families[bucket.family_id], bucket.num_begun, bucket.declared)

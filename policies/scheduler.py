@@ -10,6 +10,8 @@ Laws (tests/policies/contract):
 
 from __future__ import annotations
 
+import math
+
 from policies import learning
 from policies.admission import Admission, Limits
 from policies.fleet import Fleet, Pool, option
@@ -41,6 +43,9 @@ from policies.types import (
 )
 from policies.view import FleetView, view_of
 
+LEASES = 3.0
+"""For so many times its lease an idle session stays resident, unless it gives way before."""
+
 
 class Scheduler:
     """Owns the fleet. `tell` is the only way in."""
@@ -63,10 +68,11 @@ class Scheduler:
         match fact:
             case Arrived(turn):
                 self._arrived(turn, now, decisions)
-            case FirstByte(turn_id) if turn_id in self._slots:
-                self._slots.first_byte(turn_id, now)
             case Left():
                 self._left(fact, now)
+            case FirstByte(turn_id):
+                self._slots.first_byte(turn_id, now)
+                return decisions, self._next_wake(now)  # nobody has more room by it
             case ReplicaReported() | CacheLost():
                 self._fleet.reported(fact)
             case ReplicaLost(replica_id):
@@ -95,13 +101,15 @@ class Scheduler:
             self._refuse(turn, Refusal.DEADLINE, 0.0, now, decisions)
         else:
             self._route(turn, session, now, decisions)
+            if turn.deadline_at is not None:
+                self._deadlines.put(turn.deadline_at, turn.id)
 
     def _begin(self, turn: Turn, now: float) -> Session:
         """Fold an arriving turn into its session and family."""
         session, family = self._fleet.session(turn), self._fleet.family(turn)
         if turn.kind is TurnKind.SIDE:
             return session
-        session.kind = turn.kind
+        session.kind, session.is_expired = turn.kind, False
         session.remaining_turns, session.urgency = turn.remaining_turns, turn.urgency
         if turn.is_retry and session.num_begun:
             return session
@@ -145,8 +153,6 @@ class Scheduler:
         else:
             refusal = None
         self._admission.put(turn, session, now)
-        if turn.deadline_at is not None:
-            self._deadlines.put(turn.deadline_at, turn.id)
         if refusal is not None:
             self._admission.take(turn.id, now + 2 * wait_s)
             self._refuse(turn, refusal, wait_s, now, decisions)
@@ -163,21 +169,27 @@ class Scheduler:
             turn = self._slots.left(fact, now)
             if fact.ending is Ending.COMPLETE and turn.kind is not TurnKind.SIDE:
                 self._relearn(self._fleet.families[turn.family_id])
-        elif fact.turn_id in self._admission:
-            turn = self._admission.take(fact.turn_id, now + fact.keep_place_s)
-            self._fleet.sessions[turn.session_id].num_waiting -= 1
-        elif fact.turn_id in self._ready:
-            turn = self._ready.pop(fact.turn_id)[0].ready.take(fact.turn_id)
-            self._fleet.sessions[turn.session_id].num_waiting -= 1
         else:
-            return  # it was refused
+            withdrawn = self._withdraw(fact.turn_id, now + fact.keep_place_s)
+            if withdrawn is None:
+                return  # it was refused
+            turn = withdrawn
+            self._fleet.sessions[turn.session_id].num_waiting -= 1
         self._rest(self._fleet.sessions[turn.session_id], now)
+
+    def _withdraw(self, turn_id: TurnId, keep_until: float) -> Turn | None:
+        """Take a turn that waits out of where it waits. None: it does not."""
+        if turn_id in self._admission:
+            return self._admission.take(turn_id, keep_until)
+        if turn_id in self._ready:
+            return self._ready.pop(turn_id)[0].ready.take(turn_id)
+        return None
 
     def _relearn(self, family: Family) -> None:
         """A family's statistics changed: what is derived from them follows."""
         self._admission.rerank(family.id)
         for pool in self._fleet.pools.values():
-            pool.reserve.refresh(family)
+            pool.reserve.touch(family)
 
     def _rest(self, session: Session, now: float) -> None:
         """A session without a turn in the gateway is idle: its lease begins."""
@@ -194,24 +206,35 @@ class Scheduler:
     def _ended(self, session_id: SessionId, now: float) -> None:
         session = self._fleet.sessions.get(session_id)
         if session is not None and not session.num_running and not session.num_waiting:
+            self._fleet.release(session)
             session.lease_until = now
             self._leases.put(now, session_id)
 
     def _expire(self, now: float, decisions: list[Decision]) -> None:
-        """Turns whose deadline has come are refused. Sessions that outstayed their lease give up residency and
-        count as ended until they come back."""
-        for _, turn_id in self._deadlines.due(now):
-            if turn_id in self._admission:
-                self._refuse(self._admission.take(turn_id, now), Refusal.DEADLINE, 0.0, now, decisions)
-        for until, session_id in self._leases.due(now):
-            session = self._fleet.sessions.get(session_id)
+        """Turns whose deadline has come are refused. Sessions that outstayed their lease count as ended until they
+        come back; they keep their residency while nobody needs the room more, for LEASES leases at most."""
+        while (entry := self._deadlines.pop(now)) is not None:
+            if (turn := self._withdraw(entry[1], now)) is not None:
+                self._refuse(turn, Refusal.DEADLINE, 0.0, now, decisions)
+        while (entry := self._leases.pop(now)) is not None:
+            until, session = entry[0], self._fleet.sessions.get(entry[1])
             if session is None or session.lease_until != until or session.num_running or session.num_waiting:
                 continue
-            self._fleet.release(session)
-            if session.num_begun > 1 or session.kind is TurnKind.AGENT:
-                family = self._fleet.families[session.family_id]
-                learning.saw_end(family, session)
-                self._relearn(family)
+            kept_until = session.idle_since + LEASES * (until - session.idle_since)
+            if session.is_expired or kept_until <= now:
+                self._fleet.release(session)
+            else:
+                session.lease_until = kept_until
+                self._leases.put(kept_until, session.id)
+            if not session.is_expired:
+                session.is_expired = True
+                self._presume_ended(session)
+
+    def _presume_ended(self, session: Session) -> None:
+        if session.num_begun > 1 or session.kind is TurnKind.AGENT:
+            family = self._fleet.families[session.family_id]
+            learning.saw_end(family, session)
+            self._relearn(family)
 
     def _lost(self, lost: Pool, now: float, decisions: list[Decision]) -> None:
         """Turns that waited for it go elsewhere, or are refused when nobody else serves them."""
@@ -258,7 +281,7 @@ class Scheduler:
 
     def _dispatch(self, now: float, decisions: list[Decision]) -> None:
         """Give free slots to ready turns."""
-        for pool in self._fleet.pools.values():
+        for pool in self._fleet.pools.values() if self._ready else ():
             while pool.ready and (pool.replica.free_slots or not self._policy.bounds_slots):
                 decisions.append(self._start(pool.ready.pop(), pool, now))
 
@@ -272,5 +295,5 @@ class Scheduler:
 
     def _next_wake(self, now: float) -> float | None:
         """The next time at which something changes by itself: a lease ends, or a wait passes the bound."""
-        times = (self._leases.next_at, self._deadlines.next_at, self._admission.next_overdue_at(now))
-        return min((at for at in times if at is not None), default=None)
+        wake_at = min(self._leases.next_at, self._deadlines.next_at, self._admission.next_overdue_at(now))
+        return None if wake_at == math.inf else wake_at

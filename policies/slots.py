@@ -42,8 +42,10 @@ class Slots:
         self._running[turn.id] = Running(turn, pool, missing_tokens, now)
 
     def first_byte(self, turn_id: TurnId, now: float) -> None:
-        """Its prefill is over."""
-        running = self._running[turn_id]
+        """Its prefill is over; nothing happens when it has left its slot already."""
+        running = self._running.get(turn_id)
+        if running is None:
+            return
         pace = running.pool.pace
         running.pool.replica.running[turn_id] = 0
         pace.prefill_ended(turn_id, running.missing_tokens, now)

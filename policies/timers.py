@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+import math
 
 
 class Timers:
@@ -15,11 +15,11 @@ class Timers:
     def put(self, at: float, whose: str) -> None:
         heapq.heappush(self._heap, (at, whose))
 
-    def due(self, now: float) -> Iterator[tuple[float, str]]:
-        """Take out what has come, earliest first."""
-        while self._heap and self._heap[0][0] <= now:
-            yield heapq.heappop(self._heap)
+    def pop(self, now: float) -> tuple[float, str] | None:
+        """Take out the earliest one that has come, if any has."""
+        return heapq.heappop(self._heap) if self._heap and self._heap[0][0] <= now else None
 
     @property
-    def next_at(self) -> float | None:
-        return self._heap[0][0] if self._heap else None
+    def next_at(self) -> float:
+        """Infinite when there is none."""
+        return self._heap[0][0] if self._heap else math.inf

@@ -110,6 +110,8 @@ class Session:
     idle_since: float = 0.0
     lease_until: float = 0.0
     """While idle: until when its residency is kept."""
+    is_expired: bool = False
+    """While idle: its first lease ran out."""
     is_presumed_ended: bool = False
     """Its lease ran out, or its client said so; counted as ended until it comes back."""
 
