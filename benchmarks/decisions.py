@@ -2,8 +2,8 @@
 
 python -m benchmarks.decisions [--rounds 2000] [--profile]
 
-One replica; agents of 20 families, whose prompts share 64 blocks of 512 characters and grow by 8 blocks a turn from
-80 blocks on. Each round one session finishes its turn and comes back for the next one, or ends and a new one
+One replica; agents of 20 families, whose prompts share 64 blocks of 512 characters and grow by 8 blocks a turn
+from 80 on. Each round one session finishes its turn and comes back for the next one, or ends and a new one
 arrives, so that the number of those who wait stays. Times are processor time of `Scheduler.tell`, on one core.
 """
 
