@@ -1,16 +1,25 @@
-"""The size of one KV pool: what its engine states, lowered by evictions that nobody expected.
+"""The size of one KV pool: what its engine states, corrected by what the engine turns out to keep.
 
-Additive increase, multiplicative decrease (Chiu and Jain, 1989), once per turnover: the time in which the engine
-computes as many prompt tokens as the pool holds. An engine that states nothing counts as endless until it evicts.
+Decided once per turnover, the time in which the engine computes as many prompt tokens as the pool holds: additive
+increase and multiplicative decrease (Chiu and Jain, 1989). What residents were let in to evict, because it was
+worth it, is expected and lowers nothing. An engine that states nothing counts as endless until it evicts.
 """
 
 from __future__ import annotations
 
-LOWERED = 0.95
-RAISED = 0.01
+LOWERED, RAISED = 0.95, 0.02
 MET = 0.8
 """A prompt whose cached part is at least this share of the prompt before was found as expected: templates and
 whole blocks take their part of the rest."""
+LOST, KEPT = 0.02, 0.005
+"""Share of what was looked for: missed beyond the plan, it lowers the size; up to the other, it raises it."""
+PLANNED = 1.5
+"""Who overflows a pool by a share of it misses about as many times that share."""
+MOST = 1.5
+"""Times what the engine states: no engine understates by more."""
+BACK_OFF = 4
+"""Turnovers without any miss that a step beyond what the engine states needs: two, and after each step that was
+one too many so many times more."""
 
 
 class Capacity:
@@ -20,8 +29,12 @@ class Capacity:
         self.stated_tokens: int | None = None
         """By the engine; None: it did not say."""
         self._learned_tokens: float | None = None
-        self._computed_tokens = 0.0
-        """Since the last change."""
+        self._num_clean, self._fewest_clean = 0, 2
+        self._begin()
+
+    def _begin(self) -> None:
+        """A new turnover: tokens computed, looked for, missed, and expected to be missed."""
+        self._computed_tokens = self._wanted_tokens = self._missed_tokens = self._planned_tokens = 0.0
 
     @property
     def tokens(self) -> float | None:
@@ -33,24 +46,39 @@ class Capacity:
         if tokens != self.stated_tokens:
             self.stated_tokens, self._learned_tokens = tokens, None
 
-    def saw(self, computed_tokens: float) -> None:
-        """The engine computed so many prompt tokens, and evicted nothing that it should have kept."""
+    def saw(
+        self, computed_tokens: float, wanted_tokens: float, missed_tokens: float, resident_tokens: float
+    ) -> None:
+        """A turn computed so many tokens. Of `wanted_tokens` that should have been cached it missed some, while
+        residents of that size, their answers included, were meant to be kept."""
+        size_tokens = resident_tokens if self.tokens is None else self.tokens
         self._computed_tokens += computed_tokens
-        if self._learned_tokens is None or self._computed_tokens < self._learned_tokens:
+        self._wanted_tokens += wanted_tokens
+        self._missed_tokens += missed_tokens
+        self._planned_tokens += PLANNED * wanted_tokens * max(0.0, resident_tokens / size_tokens - 1)
+        if self._computed_tokens < size_tokens or not self._wanted_tokens:
             return
-        self._computed_tokens = 0.0
-        raised_tokens = self._learned_tokens * (1 + RAISED)
-        is_whole = self.stated_tokens is not None and raised_tokens >= self.stated_tokens
-        self._learned_tokens = None if is_whole else raised_tokens
+        missed = self._missed_tokens / self._wanted_tokens
+        if missed - self._planned_tokens / self._wanted_tokens > LOST:
+            self._lower(size_tokens)
+        elif missed <= KEPT and self.tokens is not None:
+            self._raise(self.tokens, resident_tokens, is_clean=not missed)
+        self._begin()
 
-    def saw_eviction(self, computed_tokens: float, resident_tokens: float) -> None:
-        """It evicted what residents of that size together should have kept."""
-        self._computed_tokens += computed_tokens
-        if self._learned_tokens is None:
-            known_tokens = self.stated_tokens
-            self._learned_tokens = resident_tokens if known_tokens is None else LOWERED * known_tokens
-        elif self._computed_tokens >= self._learned_tokens:
-            self._learned_tokens *= LOWERED
+    def _lower(self, size_tokens: float) -> None:
+        if self.stated_tokens is not None and size_tokens > self.stated_tokens:
+            self._learned_tokens = None
+            self._fewest_clean *= BACK_OFF
         else:
+            self._learned_tokens = LOWERED * size_tokens
+        self._num_clean = 0
+
+    def _raise(self, size_tokens: float, resident_tokens: float, is_clean: bool) -> None:
+        """Only where the residents fill what they have."""
+        if resident_tokens < size_tokens * (1 - 2 * RAISED):
             return
-        self._computed_tokens = 0.0
+        self._num_clean = self._num_clean + 1 if is_clean else 0
+        if self.stated_tokens is None or size_tokens < self.stated_tokens:
+            self._learned_tokens = size_tokens * (1 + RAISED)
+        elif self._num_clean >= self._fewest_clean:
+            self._learned_tokens = min(MOST * self.stated_tokens, size_tokens * (1 + RAISED))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import math
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -94,11 +93,6 @@ class Pool:
     def expected_tokens(self) -> float:
         """The same once all of them have their answers."""
         return self.resident_tokens + (self.reserve.forecast[0] if self.reserve.forecast else 0.0)
-
-    @property
-    def overflow_tokens(self) -> float:
-        """By how much that is more than the pool holds; negative: room."""
-        return self.expected_tokens - (math.inf if self.capacity.tokens is None else self.capacity.tokens)
 
     @property
     def num_busy(self) -> int:

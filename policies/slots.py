@@ -70,19 +70,17 @@ class Slots:
         return turn
 
     def _compare(self, running: Running, session: Session, fact: Left, computed_tokens: float) -> None:
-        """Whether the engine still had the session's last prompt. If not, though it had the one before and the
-        residents did not outgrow the pool by as much, the pool is smaller than believed. Engines that say nothing
-        of their cache, always 0, or never find a prompt again never had the one before."""
+        """Whether the engine still had the session's last prompt, which it should have, and which it had the time
+        before: engines that say nothing of their cache, always 0, or never find a prompt again are not asked."""
         cached_tokens, pool = fact.usage.cached_tokens, running.pool
         if cached_tokens is None or not session.prompt_tokens or running.turn.is_retry:
             return
         found_before, least_tokens = session.found_prefix, MET * session.prompt_tokens
         session.found_prefix = cached_tokens >= least_tokens
         is_expected = pool.prompt_tokens(running.turn) - running.missing_tokens >= least_tokens
-        if session.found_prefix:
-            pool.capacity.saw(computed_tokens)
-        elif found_before and is_expected and pool.overflow_tokens < session.prompt_tokens - cached_tokens:
-            pool.capacity.saw_eviction(computed_tokens, pool.expected_tokens)
+        wanted_tokens = session.prompt_tokens if is_expected and found_before else 0
+        missed_tokens = 0 if session.found_prefix else wanted_tokens - cached_tokens
+        pool.capacity.saw(computed_tokens, wanted_tokens, max(0, missed_tokens), pool.expected_tokens)
 
     def _learn(self, turn: Turn, session: Session, pool: Pool, fact: Left) -> None:
         """What a finished call teaches about its session, its family and its model."""
