@@ -151,7 +151,7 @@ class Admission:
         for line in self._lines.values() if self._line_of else ():
             candidates, is_overdue = self._candidates(line, now)
             for turn in candidates:
-                admitted = self._try(turn, now, is_overdue)
+                admitted = self._try(turn, now, turn is candidates[0], is_overdue)
                 if admitted is not None:
                     line.take(turn.id)
                     line.admitted(now)
@@ -171,14 +171,14 @@ class Admission:
             return [turn], True
         return line.heads(self._limits.tries, lambda tenant: self.shares.attained(tenant, now)), False
 
-    def _try(self, turn: Turn, now: float, is_overdue: bool) -> Admitted | None:
-        """1. it fits; 2. somebody who probably has ended gives way; 3. it is overdue and idle residents yield;
-        4. it fits beside nobody, and has the pool to itself."""
+    def _try(self, turn: Turn, now: float, is_first: bool, is_overdue: bool) -> Admitted | None:
+        """1. it fits; 2. it is the first, and somebody who probably has ended gives way; 3. it is overdue, and
+        idle residents yield; 4. it fits beside nobody, and has the pool to itself."""
         pools = list(self._fleet.eligible(turn))
         fitting = [pool for pool in pools if self._fits(turn, pool)]
         if fitting:
             return Admitted(turn, fitting, Reason.ADMITTED if self._is_old(turn, now) else Reason.FREE)
-        for pool in pools:
+        for pool in pools if is_first else ():
             if self._makes_way(turn, pool, now):
                 return Admitted(turn, [pool], Reason.ADMITTED)
         if is_overdue:

@@ -50,7 +50,7 @@ class Capacity:
         self, computed_tokens: float, wanted_tokens: float, missed_tokens: float, resident_tokens: float
     ) -> None:
         """A turn computed so many tokens. Of `wanted_tokens` that should have been cached it missed some, while
-        residents of that size, their answers included, were meant to be kept."""
+        residents of that size were meant to be kept."""
         size_tokens = resident_tokens if self.tokens is None else self.tokens
         self._computed_tokens += computed_tokens
         self._wanted_tokens += wanted_tokens

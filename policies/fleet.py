@@ -90,11 +90,6 @@ class Pool:
         return self.tokens(self.ledger.resident_blocks, self.reserve.tail_chars)
 
     @property
-    def expected_tokens(self) -> float:
-        """The same once all of them have their answers."""
-        return self.resident_tokens + (self.reserve.forecast[0] if self.reserve.forecast else 0.0)
-
-    @property
     def num_busy(self) -> int:
         """Turns that run, or will as soon as there is a slot."""
         return len(self.replica.running) + len(self.ready)

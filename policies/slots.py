@@ -80,7 +80,7 @@ class Slots:
         is_expected = pool.prompt_tokens(running.turn) - running.missing_tokens >= least_tokens
         wanted_tokens = session.prompt_tokens if is_expected and found_before else 0
         missed_tokens = 0 if session.found_prefix else wanted_tokens - cached_tokens
-        pool.capacity.saw(computed_tokens, wanted_tokens, max(0, missed_tokens), pool.expected_tokens)
+        pool.capacity.saw(computed_tokens, wanted_tokens, max(0, missed_tokens), pool.resident_tokens)
 
     def _learn(self, turn: Turn, session: Session, pool: Pool, fact: Left) -> None:
         """What a finished call teaches about its session, its family and its model."""
