@@ -4,7 +4,7 @@
 PYTHON ?= $(shell for v in 3.13 3.12 3.11; do \
 	python$$v -c 'import ensurepip, venv' 2>/dev/null && echo python$$v && break; done)
 BIN := .venv/bin
-SOURCES := gateway policies benchmarks tests
+SOURCES := gateway policies tool_runtime batch_agent benchmarks tests
 
 .PHONY: demo test check lint format test-real bench clean
 

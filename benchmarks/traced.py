@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -43,6 +43,9 @@ class Sent:
 
     async def read(self, limit_bytes: int) -> bytes:
         return b""
+
+    async def chunks(self, limit_bytes: int) -> AsyncIterator[bytes]:
+        yield b""
 
 
 class Gateway:

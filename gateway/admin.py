@@ -17,6 +17,7 @@ from gateway.monitor import Monitor, RunningEngine
 from gateway.observe import Observer
 from gateway.sessions import Sessions
 from gateway.settings import Models
+from gateway.toolloop.toolbox import Toolbox
 from gateway.transport import Request, Responder
 
 JSON_TYPE = "application/json"
@@ -24,6 +25,7 @@ _MODELS = "/v1/models"
 _RECEIPTS = "/v1/turngate/receipts/"
 _SESSIONS = "/v1/turngate/sessions"
 _FAMILIES = "/v1/turngate/families"
+_TOOLS = "/v1/turngate/tools"
 _OPENAI = BY_PATH["/v1/chat/completions"]
 """Failures outside any wire format are told in OpenAI's."""
 _NOT_READY = Failure(503, "server_error", "The gateway is stopping, or no engine answers yet.")
@@ -40,6 +42,7 @@ class Admin:
     observer: Observer
     sessions: Sessions
     breaks: PrefixBreaks
+    toolbox: Toolbox | None
     is_draining: Callable[[], bool]
     clock: Callable[[], float]
 
@@ -67,6 +70,9 @@ class Admin:
         caller = self.keys.caller(request.headers)
         if caller is None:
             return _told(_NO_KEY)
+        if path == _TOOLS:
+            rows = self.toolbox.listing(caller.tools) if self.toolbox is not None else []
+            return _json(200, {"tools": rows})
         return self._of_tenant(request, caller.tenant)
 
     def _of_tenant(self, request: Request, tenant: str) -> tuple[int, str, bytes]:

@@ -15,6 +15,7 @@ from gateway.gate import Gate, Place, Rejected
 from gateway.incoming import Answer
 from gateway.observe import Observer
 from gateway.settings import Settings
+from gateway.toolloop.loop import ToolLoop
 from gateway.transport import Responder
 from gateway.waiting import Waiting
 from policies.types import Dispatch, Ending, Refusal, Turn
@@ -47,6 +48,7 @@ class Answering:
     observer: Observer
     settings: Settings
     clock: Callable[[], float]
+    plain_deadline_s: float = PLAIN_DEADLINE_S
 
     async def answer(self, turn: Turn, exchange: Exchange, responder: Responder) -> None:
         """Answer a turn, however long that takes.
@@ -58,21 +60,44 @@ class Answering:
             await self._answer(turn, exchange, responder)
             return
         try:
-            async with asyncio.timeout(PLAIN_DEADLINE_S - (self.clock() - exchange.timings.received_at)):
+            async with asyncio.timeout(self.plain_deadline_s - (self.clock() - exchange.timings.received_at)):
                 await self._answer(turn, exchange, responder)
         except TimeoutError:
             if exchange.timings.leased_at is None:
                 raise _refused(Refusal.TOO_LONG, self.settings.policy.max_wait_plain_s) from None
-            text = f"No answer within {PLAIN_DEADLINE_S:.0f} s; ask for a stream, which is kept alive."
+            text = f"No answer within {self.plain_deadline_s:.0f} s; ask for a stream, which is kept alive."
             raise Refused(Outcome.ENGINE_FAILED, Failure(504, "server_error", text)) from None
 
     async def _answer(self, turn: Turn, exchange: Exchange, responder: Responder) -> None:
         waiting = Waiting(exchange, responder, self.settings.stream, self.clock, self.observer.receipt_headers)
+        if exchange.loop is None:
+            answer = await self._one(turn, exchange, responder, waiting)
+        else:
+            answer = await self._rounds(exchange.loop, turn, exchange, responder, waiting)
+        await answer.finish(responder, self.observer.receipt_headers(exchange))
+
+    async def _rounds(
+        self, loop: ToolLoop, turn: Turn, exchange: Exchange, responder: Responder, waiting: Waiting
+    ) -> Answer:
+        """Model calls until one calls no tool of ours; the slot is free while tools run. The last answer."""
+        async with loop:
+            while True:
+                answer = await self._one(turn, exchange, responder, waiting)
+                if exchange.outcome is not Outcome.ANSWERED:
+                    return answer
+                waiting.has_heard()
+                if not await (waiting.until(loop.goes_on()) if exchange.wants_stream else loop.goes_on()):
+                    return answer
+                self.observer.round_ended(exchange)
+                turn = loop.next_turn(turn)
+
+    async def _one(self, turn: Turn, exchange: Exchange, responder: Responder, waiting: Waiting) -> Answer:
+        """One model call, on as many replicas as it takes, up to the end of its relay."""
         failed: EngineFailed | None = None
         for attempt in range(1, self.settings.limits.attempts + 1):
             exchange.num_attempts = attempt
             try:
-                answer = await self._attempt(turn, exchange, responder, waiting)
+                return await self._attempt(turn, exchange, responder, waiting)
             except Rejected as rejected:
                 raise failed or _refused(rejected.refusal, rejected.retry_after_s) from None
             except EngineFailed as error:
@@ -80,9 +105,6 @@ class Answering:
                     raise
                 failed = error
                 turn = self._elsewhere(turn, exchange, error)
-            else:
-                await answer.finish(responder, self.observer.receipt_headers(exchange))
-                return
         assert failed is not None
         raise failed
 
@@ -100,7 +122,8 @@ class Answering:
                     place.left(error.ending, exchange.reply.usage)
                     raise
                 place.first_byte()
-                exchange.timings.first_byte_at = self.clock()
+                if exchange.timings.first_byte_at is None:
+                    exchange.timings.first_byte_at = self.clock()
                 try:
                     await answer.relay(responder, self.observer.receipt_headers(exchange))
                 except (asyncio.CancelledError, ConnectionError):
@@ -135,7 +158,7 @@ class Answering:
         exchange.notes.append(f"{failed_id} failed before its first byte: {error.failure.status}")
         return replace(
             turn,
-            id=f"{exchange.id}.{exchange.num_attempts}",
+            id=f"{turn.id}.{exchange.num_attempts}",
             is_retry=True,
             excluded=turn.excluded | {failed_id},
         )
@@ -145,7 +168,8 @@ def _leave(place: Place, exchange: Exchange, ending: Ending) -> None:
     reply = exchange.reply
     if reply.served_by is not None:
         exchange.notes.append(f"served by {reply.served_by}")
-    place.left(ending, reply.usage, tuple(tool.name for tool in reply.tool_calls))
+    tool_s = exchange.loop.tool_s() if exchange.loop is not None else None
+    place.left(ending, reply.usage, tuple(tool.name for tool in reply.tool_calls), tool_s)
 
 
 def _refused(refusal: Refusal, retry_after_s: float) -> Refused:

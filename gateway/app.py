@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path as FilePath
@@ -13,6 +14,9 @@ from typing import cast
 from gateway import config, settings
 from gateway.admin import Admin
 from gateway.answer import Answering
+from gateway.batches.api import in_front_of
+from gateway.batches.asking import LineKeys
+from gateway.batches.service import Surroundings, serving
 from gateway.breaks import PrefixBreaks
 from gateway.engines.base import EngineAddress
 from gateway.factlog import FactLog, Header
@@ -24,13 +28,15 @@ from gateway.hosted import HostedEngine
 from gateway.identity import Identity
 from gateway.keys import Keys
 from gateway.kvevents import listening
+from gateway.lists.answer import Lists
 from gateway.monitor import Monitor, RunningEngine
 from gateway.observe import Observer
 from gateway.plain import PlainCalls
 from gateway.receipts import Receipts
 from gateway.sessions import Sessions
 from gateway.settings import Settings
-from gateway.transport import Timeouts
+from gateway.toolloop.wiring import OwnTools
+from gateway.transport import Handler, Timeouts
 from gateway.transports.aiohttp_server import AiohttpServer
 from gateway.transports.aiohttp_upstream import AiohttpUpstream
 from policies.admission import Limits
@@ -41,10 +47,13 @@ from policies.place import Place, by_load, by_prefix, round_robin
 from policies.policy import Policy
 from policies.scheduler import Scheduler
 from policies.turns import Turns
-from policies.types import Fact, ReplicaReported
+from policies.types import Fact, ReplicaReported, SessionEnded
 
 PLACES: dict[str, Place] = {"prefix": by_prefix, "least_loaded": by_load, "round_robin": round_robin}
 POLICIES: dict[str, Callable[[Place], Policy]] = {"turns": Turns, "fifo": Fifo, "passthrough": Passthrough}
+
+LINE_DEADLINE_S = 6 * 3600.0
+"""Of one attempt to answer a line of a batch."""
 
 
 class App:
@@ -56,7 +65,7 @@ class App:
         self._clock = clock
         self._addresses = config.addresses(settings)
         self._keys = Keys(config.callers(settings))
-        self._secret = config.identity_secret(settings)
+        self._secret = config.identity_secret(settings) or os.urandom(32)
         self._policy = policy_of(settings.policy)
         self._running = AsyncExitStack()
         self._is_draining = False
@@ -76,7 +85,10 @@ class App:
             listening(self.monitor.engines, self.gate.tell, self.observer.evicted)
         )
         await self.monitor.start()
-        server = AiohttpServer(self.path.handle)
+        if self.tools is not None:
+            await self.tools.start()
+        batches = await self._running.enter_async_context(self._serving_batches())
+        server = AiohttpServer(in_front_of(self.path.handle, batches))
         self._running.push_async_callback(server.stop, self._settings.timeouts.shutdown_grace_s)
         listen = self._settings.listen
         self.port = await server.start(listen.host, listen.port)
@@ -114,6 +126,11 @@ class App:
         self.observer = observer = Observer(clock, gate.view, lambda: monitor.engines, receipts, facts)
         lineage = Lineage(settings.identity.max_sessions, settings.identity.session_ttl_s)
         self.identity = Identity(lineage, self._secret)
+        self.tools = None
+        if settings.tools.use or settings.tools.mcp:
+            registry = observer.metrics.registry
+            self.tools = OwnTools(settings.tools, upstream, registry, clock, self.identity.residency)
+            self._running.push_async_callback(self.tools.close)
         timeouts = Timeouts(times.connect_s, times.first_byte_s, times.idle_s)
         forward = Forward(upstream, monitor, observer, timeouts, clock)
         self.path = self._path(forward)
@@ -134,6 +151,7 @@ class App:
             observer,
             sessions,
             breaks,
+            toolbox := self.tools.toolbox if self.tools is not None else None,
             Admin(
                 self._keys,
                 settings.models,
@@ -141,10 +159,51 @@ class App:
                 observer,
                 sessions,
                 breaks,
+                toolbox,
                 lambda: self._is_draining,
                 clock,
             ),
             clock,
+            Lists(self.gate.view, observer.receipt_headers),
+        )
+
+    def _serving_batches(self) -> AbstractAsyncContextManager[Handler]:
+        settings, observer = self._settings, self.observer
+        around = Surroundings(
+            self._path_of_lines().handle,
+            self._keys,
+            self.gate.view,
+            self.path.wrong_model,
+            self.tools.runtime if self.tools is not None else None,
+            lambda session_id: self.gate.tell(SessionEnded(session_id)),
+            observer.metrics.registry,
+            settings.limits.body_bytes,
+            self._clock,
+        )
+        return serving(settings.batches, around)
+
+    def _path_of_lines(self) -> Path:
+        """The same path without the bounds that clients' timers impose, and with a memory of its own for sessions:
+        tens of thousands of lines must not make it forget those of agents."""
+        path, policy = self.path, self._settings.policy
+        patient = self._settings.model_copy(
+            update={"policy": policy.model_copy(update={"max_wait_plain_s": LINE_DEADLINE_S})}
+        )
+        max_sessions, ttl_s = 4 * patient.batches.in_flight, patient.identity.session_ttl_s
+        identity = Identity(Lineage(max_sessions, ttl_s), self._secret)
+        identity.tools_first = self.identity.tools_first
+        forward = path.answering.forward
+        forward = replace(forward, timeouts=replace(forward.timeouts, first_byte_s=LINE_DEADLINE_S))
+        answering = replace(path.answering, forward=forward, settings=patient, plain_deadline_s=LINE_DEADLINE_S)
+        return replace(
+            path,
+            settings=patient,
+            keys=LineKeys(),
+            identity=identity,
+            sessions=Sessions(max_sessions, ttl_s),
+            answering=answering,
+            toolbox=None,
+            plain=replace(path.plain, forward=forward),
         )
 
     def _tell(self, fact: Fact) -> None:
@@ -177,6 +236,7 @@ def limits_of(settings: Settings) -> Limits:
         hold_bound_s=settings.policy.hold_bound_s,
         max_queue=settings.limits.queue_turns,
         max_sessions=settings.identity.max_sessions,
+        sub_agents_return=settings.policy.sub_agents_return,
     )
 
 

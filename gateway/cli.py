@@ -37,7 +37,6 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action=Version, help="show the version and exit")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-
     serve = _command(commands, "serve", "run the gateway", SERVE_EXAMPLES)
     check = _command(commands, "check", "validate the configuration and say what it means")
     doctor = _command(commands, "doctor", "ask the engines what they are and what they honour")
@@ -48,11 +47,10 @@ def parser() -> argparse.ArgumentParser:
     )
     engine = _command(commands, "engine", "run the embedded engine alone: a model of one, for trying things out")
     for command in (serve, check, doctor):
-        command.add_argument(
-            "--engine", action="append", metavar="URL", help="an engine, such as vllm://host:8000 (repeatable)"
-        )
-    for command in (serve, check, doctor, engine):
+        _add_engines(command)
+    for command in (serve, check, doctor, engine, _batches(commands), _tools(commands)):
         _add_settings(command)
+    serve.add_argument("--batches", metavar="DIR", help="serve /v1/files and /v1/batches, and keep them there")
     serve.add_argument("--host", help="address to listen on (default: 127.0.0.1)")
     serve.add_argument("--port", help="port to listen on (default: 8080); 0: any free one")
     engine.add_argument(
@@ -89,6 +87,8 @@ def flags(arguments: argparse.Namespace) -> dict[str, Any]:
     """Arguments as dotted configuration keys; those that were not given are left out."""
     given: dict[str, Any] = {
         "engines": getattr(arguments, "engine", None),
+        "hosts_file": getattr(arguments, "hosts", None),
+        "batches.directory": getattr(arguments, "batches", None),
         "listen.host": getattr(arguments, "host", None),
         "listen.port": getattr(arguments, "port", None),
         **dict(getattr(arguments, "set", None) or ()),
@@ -105,6 +105,27 @@ def _command(commands: Any, name: str, text: str, epilog: str | None = None) -> 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     return command
+
+
+def _batches(commands: Any) -> argparse.ArgumentParser:
+    batches = _command(commands, "batches", "show how the batches of a running gateway go")
+    batches.add_argument("--gateway", metavar="URL", default="http://127.0.0.1:8080", help="(%(default)s)")
+    return batches
+
+
+def _tools(commands: Any) -> argparse.ArgumentParser:
+    tools = _command(commands, "tools", "list the tools that the gateway runs for models, or call one by hand")
+    tools.add_argument("action", choices=("list", "call"))
+    tools.add_argument("name", nargs="?", help="of the tool to call")
+    tools.add_argument("arguments", nargs="?", default="{}", help="its arguments, as a JSON object (%(default)s)")
+    return tools
+
+
+def _add_engines(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--engine", action="append", metavar="URL", help="an engine, such as vllm://host:8000 (repeatable)"
+    )
+    command.add_argument("--hosts", metavar="FILE", help="more engines: one address per line")
 
 
 def _add_settings(command: argparse.ArgumentParser) -> None:

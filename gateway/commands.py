@@ -35,6 +35,10 @@ def run(arguments: argparse.Namespace, flags: Mapping[str, Any]) -> int:
             return _run_loop(serve(settings))
         case "engine":
             return _run_loop(engine(settings, arguments.engine_host, arguments.engine_port))
+        case "tools":
+            return _run_loop(tools(settings, arguments))
+        case "batches":
+            return _run_loop(batches(settings, arguments.gateway))
         case _:
             asked = arguments.gateway
             return _run_loop(doctor(settings) if asked is None else doctor_of_gateway(settings, asked))
@@ -124,12 +128,43 @@ async def doctor_of_gateway(settings: Settings, url: str) -> int:
     return 0
 
 
+async def tools(settings: Settings, arguments: argparse.Namespace) -> int:
+    """Lists the configured tools, or calls one."""
+    from gateway.toolloop.command import called, listed
+
+    if arguments.action == "list":
+        return await listed(settings.tools)
+    if arguments.name is None:
+        raise config.ConfigError('tools call: say which one, as in `turngate tools call search \'{"q": "a"}\'`')
+    return await called(settings.tools, arguments.name, arguments.arguments)
+
+
+async def batches(settings: Settings, url: str) -> int:
+    """Shows the batches of a running gateway, of each tenant that has a key here; 1 when it does not say."""
+    from gateway.batches import report
+    from gateway.transports.aiohttp_upstream import AiohttpUpstream
+
+    keys = {caller.tenant: key for key, caller in config.callers(settings).items()} or {"": ""}
+    upstream = AiohttpUpstream()
+    try:
+        told = [await report.batches(upstream, url, key, settings.probing.timeout_s) for key in keys.values()]
+        print(report.as_text((row for rows in told for row in rows), time.time()))
+    except report.NotTold as error:
+        print(f"turngate: {error}", file=sys.stderr)
+        return 1
+    finally:
+        await upstream.close()
+    return 0
+
+
 def check(settings: Settings) -> int:
     """Says in plain words what the configuration means."""
     from gateway.app import policy_of
+    from gateway.toolloop.wiring import python_tools
 
     config.refuse_exposure(settings)
     policy_of(settings.policy)
+    own_tools, _ = python_tools(settings.tools)
     callers, addresses, policy = config.callers(settings), config.addresses(settings), settings.policy
     tenants = ", ".join(sorted({caller.tenant for caller in callers.values()}))
     print("The configuration is valid.")
@@ -140,6 +175,12 @@ def check(settings: Settings) -> int:
     print(f"Policy {policy.name}: resident sessions fill at most {policy.ceiling:.0%} of a KV pool")
     print(f"Placement {policy.placement}")
     print(f"Wait at most {policy.max_wait_s:g} s streamed, {policy.max_wait_plain_s:g} s not streamed")
+    if settings.tools.use or settings.tools.mcp:
+        names = [
+            *(tool.name for tool in own_tools),
+            *(f"those of MCP server {e.name}" for e in settings.tools.mcp),
+        ]
+        print(f"Tools of the gateway: {', '.join(names)}")
     for pattern, model in settings.models.aliases.items():
         print(f"Model {pattern} is {model}")
     for name in config.unknown_variables():

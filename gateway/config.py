@@ -21,7 +21,8 @@ from pydantic.fields import FieldInfo
 
 from gateway.engines.base import EngineAddress, KvEventSource
 from gateway.hosts import host_urls, parse_address
-from gateway.settings import EngineEntry, Section, Settings
+from gateway.section import Section
+from gateway.settings import EngineEntry, Settings
 
 DEFAULT_FILE = Path("turngate.yaml")
 PREFIX = "TURNGATE_"
@@ -38,6 +39,14 @@ class Caller:
 
     tenant: str
     may_prioritise: bool
+    tools: tuple[str, ...] = ()
+    """Names and globs of the gateway's tools that it may use."""
+    id: str = ""
+    """Reference of the key."""
+    urgency: int = 0
+    """Class of its turns, higher first."""
+    weight: float = 1.0
+    """Of its tenant, in the fair share."""
 
 
 def load(
@@ -123,7 +132,12 @@ def secret(reference: str, environ: Mapping[str, str] | None = None) -> str:
 
 def callers(settings: Settings) -> dict[str, Caller]:
     """Client key -> who it belongs to; empty when no key is asked for."""
-    return {secret(entry.key): Caller(entry.tenant, entry.may_prioritise) for entry in settings.keys}
+    return {
+        secret(entry.key): Caller(
+            entry.tenant, entry.may_prioritise, entry.tools, entry.key, entry.urgency, entry.weight
+        )
+        for entry in settings.keys
+    }
 
 
 def identity_secret(settings: Settings) -> bytes | None:

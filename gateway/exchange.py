@@ -11,6 +11,7 @@ from policies.types import Blocks, Dispatch, TurnKind, Usage
 
 if TYPE_CHECKING:
     from gateway.dialects.base import Dialect
+    from gateway.toolloop.loop import ToolLoop
     from gateway.transport import Request
 
 Json: TypeAlias = dict[str, Any]
@@ -115,6 +116,16 @@ class Exchange:
     """Whether the client asked for streamed usage itself."""
     may_prioritise: bool = False
     """Whether the client's key lets it set its own priority and worker pin."""
+    urgency: int = 0
+    """Class of its turns, higher first: 0 is every client's, lines of batches are below."""
+    weight: float = 1.0
+    """Of its tenant, in the fair share."""
+    key_id: str = ""
+    """Reference of the client's key, for audits."""
+    loop: ToolLoop | None = None
+    """None: no tool of ours can be called in the answer, which is relayed as it comes."""
+    rounds: list[Json] = field(default_factory=list)
+    """Model calls of an answer that may call our tools, for the receipt."""
     recognition: Recognition | None = None
     prefix_break: Found | None = None
     """Of a session's first prompt, once compared with its siblings'."""

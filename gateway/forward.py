@@ -11,6 +11,7 @@ from gateway.engine_errors import EngineFailed
 from gateway.exchange import Exchange, Reply
 from gateway.fitting import Bound
 from gateway.incoming import Answer
+from gateway.lists.parts import longest_chars
 from gateway.monitor import Monitor, RunningEngine
 from gateway.observe import Observer
 from gateway.outgoing import Call, turn_call
@@ -161,6 +162,9 @@ def _asked_tokens(exchange: Exchange) -> int | None:
 
 
 def _chars(exchange: Exchange) -> int:
+    """Of the prompt; of several, which are answered apart, the longest."""
+    if (longest := longest_chars(exchange.body)) is not None:
+        return longest
     return exchange.recognition.chars if exchange.recognition is not None else len(exchange.raw)
 
 

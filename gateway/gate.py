@@ -62,9 +62,11 @@ class Place:
         """The engine has begun to answer."""
         self._gate.tell(FirstByte(self._turn_id))
 
-    def left(self, ending: Ending, usage: Usage, tool_names: tuple[str, ...] = ()) -> None:
+    def left(
+        self, ending: Ending, usage: Usage, tool_names: tuple[str, ...] = (), tool_s: float | None = None
+    ) -> None:
         """Say how the call ended; told to the Scheduler when the place is given back."""
-        self._left = Left(self._turn_id, ending, usage, tool_names)
+        self._left = Left(self._turn_id, ending, usage, tool_names, tool_s=tool_s)
 
     def give_up(self, keep_place_s: float) -> None:
         """Say that the turn leaves the queue unserved, and for how long its session keeps its place."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import math
 import uuid
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 
 import orjson
 
-from gateway import engine_errors, fields, models
+from gateway import claims, engine_errors, fields, models
 from gateway.admin import Admin
 from gateway.answer import Answering
 from gateway.breaks import PrefixBreaks
@@ -22,12 +22,15 @@ from gateway.exchange import Exchange, Outcome, Recognition, Timings
 from gateway.gate import Gate
 from gateway.homes import Homes
 from gateway.identity import Identity
+from gateway.inprocess import InProcessRequest
 from gateway.keys import Keys
+from gateway.lists.answer import Lists
 from gateway.monitor import Monitor
 from gateway.observe import Observer
 from gateway.plain import PlainCalls, no_such_answer, serves_path
 from gateway.sessions import Sessions
 from gateway.settings import Settings
+from gateway.toolloop.toolbox import Toolbox
 from gateway.transport import BodyTooLarge, HeaderList, Request, Responder
 from policies.types import ReplicaId, SessionEnded, Turn, TurnKind
 
@@ -52,8 +55,11 @@ class Path:
     observer: Observer
     sessions: Sessions
     breaks: PrefixBreaks
+    toolbox: Toolbox | None
+    """None: the gateway has no tools of its own."""
     admin: Admin
     clock: Callable[[], float]
+    lists: Lists
 
     async def handle(self, request: Request, responder: Responder) -> None:
         """A `transport.Handler`."""
@@ -98,21 +104,28 @@ class Path:
             failure = Failure(401, "authentication_error", text, code="invalid_api_key")
             raise Refused(Outcome.UNAUTHORISED, failure)
         exchange.tenant, exchange.may_prioritise = caller.tenant, caller.may_prioritise
+        exchange.key_id = caller.id
+        exchange.urgency, exchange.weight = caller.urgency, caller.weight
         if exchange.request.path not in BY_PATH:
             exchange.raw = await self._read(exchange.request)
             await self.plain.answer_stored(exchange, responder)
             return
         await self._parse(exchange)
         exchange.engine_model = self._engine_model(exchange.asked_model)
-        if exchange.dialect.is_conversation:
-            await self._serve_turn(exchange, responder)
+        if self.lists.takes(exchange):
+            await self.lists.answer(exchange, responder, self.handle)
+        elif exchange.dialect.is_conversation:
+            await self._serve_turn(exchange, responder, caller.tools)
         else:
             await self.plain.answer(exchange, responder)
 
-    async def _serve_turn(self, exchange: Exchange, responder: Responder) -> None:
+    async def _serve_turn(self, exchange: Exchange, responder: Responder, allowed_tools: Collection[str]) -> None:
         self.breaks.prepare(exchange)
         script = exchange.dialect.script(exchange.body)
-        who = exchange.recognition = self.identity.recognise(exchange, script, self.clock())
+        who = self.identity.recognise(exchange, script, self.clock())
+        if who.kind is TurnKind.SIDE and isinstance(exchange.request, InProcessRequest):
+            who = replace(who, kind=TurnKind.SINGLE)  # a title is asked for by a client: ours pass the gate
+        exchange.recognition = who
         exchange.timings.recognised_at = self.clock()
         self.sessions.recognised(exchange, exchange.timings.recognised_at)
         self.breaks.recognised(exchange, script, exchange.engine_model in self.identity.tools_first)
@@ -121,7 +134,10 @@ class Path:
         try:
             if who.kind is TurnKind.SIDE and side_model is not None:
                 exchange.engine_model = self._engine_model(side_model)
-            await self.answering.answer(self._turn(exchange, who), exchange, responder)
+            turn = self._turn(exchange, who)
+            if self.toolbox is not None:
+                turn = self.toolbox.begin(turn, exchange, allowed_tools)
+            await self.answering.answer(turn, exchange, responder)
             is_complete = exchange.outcome is Outcome.ANSWERED
         except (asyncio.CancelledError, ConnectionError):
             is_complete = exchange.is_delivered
@@ -170,6 +186,14 @@ class Path:
             raise Refused(Outcome.NOT_FOUND, failure)
         return name
 
+    def wrong_model(self, asked: str) -> str | None:
+        """Why nothing serves a model; None where something does."""
+        try:
+            self._engine_model(asked)
+        except Refused as refused:
+            return refused.failure.message
+        return None
+
     def _turn(self, exchange: Exchange, who: Recognition) -> Turn:
         body, dialect, policy = exchange.body, exchange.dialect, self.settings.policy
         bound_key = dialect.max_tokens_key(body)
@@ -190,6 +214,9 @@ class Path:
             parent_id=who.parent_id,
             remaining_turns=who.remaining_turns,
             is_retry=who.is_retry,
+            urgency=exchange.urgency,
+            weight=exchange.weight,
+            deadline_at=_deadline_at(exchange),
             max_wait_s=policy.max_wait_s if exchange.wants_stream else policy.max_wait_plain_s,
             pinned_to=self.homes.home(exchange.tenant, stateful_id) if stateful_id else None,
             excluded=self._unable(exchange.request.path),
@@ -214,6 +241,12 @@ class Path:
         if isinstance(refused, EngineFailed) and refused.body is not None:
             body = refused.body
         await responder.reply(status, told_headers, body)
+
+
+def _deadline_at(exchange: Exchange) -> float | None:
+    """By when the client wants its call to have begun."""
+    within_ms = claims.whole_number(exchange.request.headers, "x-turngate-deadline-ms")
+    return None if within_ms is None else exchange.timings.received_at + within_ms / 1000
 
 
 def _told(dialect: Dialect, failure: Failure, headers: HeaderList) -> tuple[int, HeaderList, bytes]:

@@ -13,6 +13,7 @@ from gateway.exchange import Exchange, Recognition, Reply
 from policies import chains
 from policies.continuation import Call, Rule
 from policies.lineage import Lineage, Sighting
+from policies.types import Blocks
 
 _MIN_ID_CHARS = 9
 """Shorter call ids ("call_1") are no identity; Mistral's random ones have nine characters."""
@@ -83,6 +84,12 @@ class Identity:
             remaining_turns=remaining,
             is_final=claim.is_final,
         )
+
+    def residency(self, exchange: Exchange, script: Script) -> tuple[Blocks, int]:
+        """Residency chain and length of a prompt that an engine gets in the place of the recognised one."""
+        call = self._call(exchange, script, Claim(), None)
+        shared = (*call.tools, call.system) if call.tools_first else (call.system, *call.tools)
+        return chains.block_chain(call.key, (*shared, *call.messages)), call.num_chars
 
     def answered(self, exchange: Exchange, is_complete: bool, now: float) -> None:
         """The exchange is over; `is_complete`: its client got a whole answer. More than one call is harmless."""

@@ -29,7 +29,10 @@ class Answer:
         self._reply = reply
         self._chunks = reply.chunks()
         is_stream = reply.headers.get("content-type", "").startswith("text/event-stream")
-        self._relay = StreamRelay(exchange.dialect, engine, exchange.reply, call) if is_stream else None
+        self._round = exchange.loop.round() if exchange.loop is not None else None
+        self._relay = (
+            StreamRelay(exchange.dialect, engine, exchange.reply, call, self._round) if is_stream else None
+        )
         self._first = b""
         self._is_over = False
 
@@ -61,8 +64,9 @@ class Answer:
             return
         if not responder.has_started:
             await responder.start(self._reply.status, headers_for_client(self._reply, ours))
-        await responder.write(self._first)
-        self._exchange.is_delivered = self._relay.has_finished
+        if self._first:
+            await responder.write(self._first)
+        self._exchange.is_delivered = self._relay.is_delivered
         try:
             await self._pump(self._relay, responder)
         except (UpstreamCut, EventTooLong) as error:
@@ -74,8 +78,13 @@ class Answer:
         """A body goes out whole. A stream that the engine did not finish is reset, never ended cleanly: clients
         take a clean end for a whole answer (facts, clients 5)."""
         if self._relay is None:
-            await responder.reply(self._reply.status, headers_for_client(self._reply, ours), self._first)
+            loop = self._exchange.loop
+            body = self._first if loop is None else loop.body(self._first)
+            await responder.reply(self._reply.status, headers_for_client(self._reply, ours), body)
         elif self._exchange.outcome is Outcome.ANSWERED:
+            if self._round is not None and self._round.closing:
+                await responder.write(b"".join(self._round.closing))
+                self._exchange.is_delivered = True
             await responder.end()
         else:
             responder.reset()
@@ -90,7 +99,7 @@ class Answer:
         async for chunk in self._chunks:
             if out := relay.feed(chunk):
                 await responder.write(out)
-                self._exchange.is_delivered = relay.has_finished
+                self._exchange.is_delivered = relay.is_delivered
             if relay.failure is not None:
                 return
         self._is_over = True
@@ -113,6 +122,8 @@ class Answer:
                 self._first = self._engine.without_read_back(self._first)
             read_into(self._exchange.reply, parsed, self._exchange.dialect, self._engine)
             self._exchange.reply.is_complete = True
+            if self._round is not None:
+                self._round.read(parsed)
 
 
 def headers_for_client(reply: UpstreamReply, ours: HeaderList) -> list[tuple[str, str]]:

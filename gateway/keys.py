@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from gateway.config import Caller
 
-ANYBODY = Caller(tenant="default", may_prioritise=False)
+ANYBODY = Caller(tenant="default", may_prioritise=False, tools=("*",))
 """Everybody, while no keys are configured."""
 
 

@@ -54,6 +54,15 @@ class Observer:
         self._receipts.put(told, exchange.tenant, exchange.timings.finished_at)
         LOG.log(logging.WARNING if outcome in TROUBLE else logging.INFO, "request", extra={"fields": told})
 
+    def round_ended(self, exchange: Exchange) -> None:
+        """A model call of an answer that goes on is over; `finished` counts the last."""
+        usage, who, dispatch = exchange.reply.usage, exchange.recognition, exchange.dispatch
+        self.metrics.prompt_tokens.inc(usage.prompt_tokens or 0)
+        self.metrics.output_tokens.inc(usage.output_tokens or 0)
+        if who is not None and dispatch is not None:
+            self.metrics.turns(who.kind.value, dispatch.reason.value).inc()
+        self._count_cache(exchange)
+
     def told(self, fact: Fact, decisions: Sequence[Decision], now: float, took_s: float) -> None:
         """The Scheduler was told a fact at `now` and took `took_s` to decide."""
         self.metrics.policy.observe(took_s)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 
 import orjson
 
 from gateway.exchange import Exchange, Json, Timings
+from policies.types import Usage
 
 
 def receipt(exchange: Exchange) -> Json:
@@ -59,13 +61,22 @@ def _dispatched(exchange: Exchange) -> Json:
 
 
 def _answered(exchange: Exchange) -> Json:
-    reply, usage = exchange.reply, exchange.reply.usage
+    """Token counts of an answer of several model calls are sums; the calls stand beside them."""
+    reply, usage, rounds = exchange.reply, exchange.reply.usage, exchange.rounds
+    if len(rounds) > 1:
+        usage = Usage(*(_sum(rounds, key) for key in ("prompt_tokens", "cached_tokens", "output_tokens")))
     return {
         "cached_tokens": usage.cached_tokens,
         "prompt_tokens": usage.prompt_tokens,
         "output_tokens": usage.output_tokens,
         "finish_reason": reply.finish_reason,
+        "rounds": rounds if len(rounds) > 1 or any(row["tools"] for row in rounds) else None,
     }
+
+
+def _sum(rounds: Sequence[Json], key: str) -> int | None:
+    known = [row[key] for row in rounds if row[key] is not None]
+    return sum(known) if known else None
 
 
 def queued_s(times: Timings) -> float | None:

@@ -15,6 +15,7 @@ from gateway.errors import Failure
 from gateway.exchange import Json, Reply
 from gateway.outgoing import Call
 from gateway.sse import EventSplitter, data_of
+from gateway.toolloop.base import Round
 
 _DONE = b"[DONE]"
 _PREAMBLES = frozenset(("response.created", "response.in_progress", "response.queued", "message_start", "ping"))
@@ -25,12 +26,16 @@ can still be had from another replica."""
 class StreamRelay:
     """One answer. `feed` what the engine sends, send what it returns."""
 
-    def __init__(self, dialect: Dialect, engine: Engine, reply: Reply, call: Call) -> None:
+    def __init__(
+        self, dialect: Dialect, engine: Engine, reply: Reply, call: Call, round_: Round | None = None
+    ) -> None:
+        """`round_`: decides what the client gets of each event, where our tools may be called."""
         self._dialect = dialect
         self._engine = engine
         self._reply = reply
         self._hides_usage = call.hides_usage
         self._reads_back = call.added.reads_back
+        self._round = round_
         self._splitter = EventSplitter()
         self._held: list[bytes] = []
         self.has_begun = False
@@ -51,33 +56,42 @@ class StreamRelay:
         for event in self._splitter.feed(chunk):
             if self.failure is not None:
                 break
-            if self._is_for_client(event):
-                out.append(self._engine.without_read_back(event) if self._reads_back else event)
+            if shown := self._shown(event):
+                shown = self._engine.without_read_back(shown) if self._reads_back else shown
+                (self._round.closing if self._round is not None and self._round.holds_end else out).append(shown)
         if not self.has_begun:
             return b""
         self._held = []
         return out[0] if len(out) == 1 else b"".join(out)
+
+    @property
+    def is_delivered(self) -> bool:
+        """Whether what `feed` has returned has the end of the answer in it."""
+        return self.has_finished and (self._round is None or self._round.is_shown_whole)
 
     def rest(self) -> bytes:
         """What is left when the stream is over: an event that lacks its empty line, or a stream without any."""
         held, self._held = self._held, []
         return b"".join(held) + self._splitter.rest()
 
-    def _is_for_client(self, event: bytes) -> bool:
+    def _shown(self, event: bytes) -> bytes:
+        """The event as the client gets it; empty: not at all."""
         data = data_of(event)
         if data is None:
-            return True
+            return event
         if data == _DONE:
             self.has_begun = self.is_done = True
-            return True
+            return event if self._round is None else self._round.shown(event, None)
         try:
             parsed = orjson.loads(data)
         except orjson.JSONDecodeError:
             parsed = None
         if not isinstance(parsed, dict):
             self.has_begun = True
-            return True
-        return self._read(parsed)
+            return event
+        if not self._read(parsed):
+            return b""
+        return event if self._round is None or self.failure is not None else self._round.shown(event, parsed)
 
     def _read(self, event: Json) -> bool:
         failure = self._dialect.is_error(event)

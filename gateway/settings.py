@@ -10,16 +10,21 @@ import re
 from ipaddress import ip_address
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
-SecretRef = Annotated[str, Field(pattern=r"^(env:[A-Za-z_][A-Za-z0-9_]*|file:.+)$")]
-Port = Annotated[int, Field(ge=0, le=65535)]
-Seconds = Annotated[float, Field(gt=0)]
-SecondsOrZero = Annotated[float, Field(ge=0)]
-NotNegative = Annotated[float, Field(ge=0)]
-Share = Annotated[float, Field(gt=0, le=1)]
-Factor = Annotated[float, Field(gt=0)]
-Count = Annotated[int, Field(ge=1)]
+from gateway.batch_settings import Batches
+from gateway.section import (
+    Count,
+    Factor,
+    NotNegative,
+    Port,
+    Seconds,
+    SecondsOrZero,
+    SecretRef,
+    Share,
+)
+from gateway.section import Section as Section
+from gateway.tool_settings import Tools
 
 
 def _compiled(pattern: str) -> str:
@@ -31,12 +36,6 @@ def _compiled(pattern: str) -> str:
 
 
 Pattern = Annotated[str, AfterValidator(_compiled)]
-
-
-class Section(BaseModel):
-    """Frozen; an unknown key is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class Listen(Section):
@@ -100,7 +99,7 @@ class EngineEntry(Section):
 class Models(Section):
     """Which engine model answers to which name."""
 
-    aliases: dict[str, str] = {}
+    aliases: dict[str, str] = Field(default_factory=dict)
     """Name or glob that a client asks for -> engine model; the first that matches wins.
     Example: {"gpt-*": Qwen/Qwen3-32B}"""
     side_model: str | None = None
@@ -114,7 +113,7 @@ class Policy(Section):
 
     name: str = "turns"
     """turns, fifo or passthrough; or the import path of another, `package.module:Name`."""
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of a policy given by its import path."""
     placement: Literal["prefix", "least_loaded", "round_robin"] = "prefix"
     """Which replica gets a turn; prefix weighs the cached prefix against load."""
@@ -132,7 +131,9 @@ class Policy(Section):
     max_wait_plain_s: SecondsOrZero = 400
     """The same for an answer that is not streamed."""
     hold_bound_s: SecondsOrZero = 60
-    """A session held longer makes an idle resident session yield."""
+    """A session held longer, and twice as long as in the order of arrivals, makes idle resident sessions yield."""
+    sub_agents_return: bool = True
+    """Whether a sub-agent goes like a later turn of its parent, which waits for it, and not like a new session."""
 
 
 class Stream(Section):
@@ -209,8 +210,15 @@ class KeyEntry(Section):
     """The bearer token, by reference."""
     tenant: str = "default"
     """Sessions and caches of two tenants never meet."""
+    weight: Factor = 1
+    """Of its tenant's fair share of what is computed while sessions wait."""
+    urgency: Annotated[int, Field(ge=-100, le=100)] = 0
+    """Class of its turns, higher first: they go before all others, and their sessions lose their cache to none of
+    a lower class."""
     may_prioritise: bool = False
     """Whether its own priority and worker pins are honoured."""
+    tools: tuple[str, ...] = ()
+    """Names or globs of the gateway's tools that it may use. Empty: none."""
 
 
 class Logging(Section):
@@ -271,3 +279,5 @@ class Settings(Section):
     logging: Logging = Logging()
     receipts: Receipts = Receipts()
     embedded: Embedded = Embedded()
+    tools: Tools = Tools()
+    batches: Batches = Batches()

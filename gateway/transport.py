@@ -49,6 +49,10 @@ class Request(Protocol):
         """The whole body as it came. Raises BodyTooLarge above the limit."""
         ...
 
+    def chunks(self, limit_bytes: int) -> AsyncIterator[bytes]:
+        """The body as it comes, for what is not held in memory. Raises BodyTooLarge above the limit."""
+        ...
+
 
 class BodyTooLarge(Exception):
     """The body is longer than the limit that the reader gave."""

@@ -18,7 +18,8 @@ SSE_HEADERS = (("Content-Type", "text/event-stream; charset=utf-8"), ("Cache-Con
 
 class Waiting:
     """One client that waits. Events are data, since comments reset neither Codex's nor langchain's timer (facts,
-    clients 5), and go only before the engine's first byte: into an answer that has begun nothing is mixed."""
+    clients 5), and go only before the engine's first byte, or between two model calls of one answer: into what an
+    engine has begun nothing is mixed."""
 
     def __init__(
         self,
@@ -45,14 +46,23 @@ class Waiting:
         """For how long the client may stay without a word."""
         return max(0.0, self._silent_until - self._clock())
 
+    def has_heard(self) -> None:
+        """The client was sent something else just now."""
+        if self._responder.has_started:
+            self._silent_until = self._clock() + self._rules.keep_alive_s
+
     async def speak(self) -> None:
         """Send one keep-alive event, after status 200 if it is the first."""
         if not self._responder.has_started:
             await self._responder.start(200, [*SSE_HEADERS, *self._headers(self._exchange)])
-        exchange = self._exchange
-        await self._responder.write(
-            exchange.dialect.keep_alive(exchange.asked_model, f"turngate-{exchange.id}", int(time.time()))
-        )
+        exchange, loop = self._exchange, self._exchange.loop
+        model, answer_id, now = exchange.asked_model, f"turngate-{exchange.id}", int(time.time())
+        if loop is None:
+            event = exchange.dialect.keep_alive(model, answer_id, now)
+        else:
+            loop.answer.id = loop.answer.id or answer_id
+            event = loop.answer.keep_alive(model, now)
+        await self._responder.write(event)
         self._silent_until = self._clock() + self._rules.keep_alive_s
 
     async def until(self, work: Coroutine[Any, Any, T]) -> T:

@@ -92,6 +92,20 @@ def test_only_the_transports_import_an_http_library() -> None:
         assert {n for n in importers("gateway", library) if not n.startswith("gateway/transports/")} == set()
 
 
+def test_nobody_but_one_file_of_batch_agent_knows_the_gateway() -> None:
+    assert importers("batch_agent", "gateway") == {"batch_agent/hosted.py"}
+
+
+def test_running_tools_needs_no_library_of_a_single_tool() -> None:
+    single = ("tool_runtime/tools/", "tool_runtime/mcp", "tool_runtime/web.py", "tool_runtime/sqlite.py")
+    for library in ("aiohttp", "http", "mcp", "sqlite3"):
+        assert {name for name in importers("tool_runtime", library) if not name.startswith(single)} == set()
+
+
+def test_tools_reach_the_network_through_one_file() -> None:
+    assert importers("tool_runtime", "aiohttp") == {"tool_runtime/web.py"}
+
+
 def test_only_the_configuration_reads_yaml_and_the_environment() -> None:
     def reads_environment(path: Path) -> bool:
         return any(
@@ -103,7 +117,8 @@ def test_only_the_configuration_reads_yaml_and_the_environment() -> None:
         )
 
     readers = {name_of(path) for package in OWN_IMPORTS for path in files_of(package) if reads_environment(path)}
-    assert readers | importers("gateway", "yaml") | importers("gateway", "os.environ") == {"gateway/config.py"}
+    yaml_readers = importers("gateway", "yaml") | importers("gateway", "os.environ")
+    assert readers | yaml_readers == {"gateway/config.py", "batch_agent/environment.py"}
 
 
 @pytest.mark.parametrize("module", ["gateway.app", "gateway.handler", "gateway.cli", "gateway.commands"])

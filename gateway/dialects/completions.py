@@ -13,6 +13,7 @@ from gateway.dialects.base import Script
 from gateway.dialects.openai_format import OpenAiFormat
 from gateway.errors import Failure
 from gateway.exchange import Json, Reply
+from gateway.lists.parts import common_prefix, prompts_of
 
 _SHAPES = checks.COMMON | {"prompt": checks.TEXT_OR_LIST}
 
@@ -30,7 +31,8 @@ class Completions(OpenAiFormat):
 
     def script(self, body: Json) -> Script:
         """A prompt that a client rendered itself is cut where its template begins a message; a token prompt is one
-        message; of several prompts each is one, since they are answered apart."""
+        message. Of several prompts, which are answered apart, what they have in common is the system text, and the
+        rest of each is a message: so it counts once."""
         prompt = body.get("prompt")
         if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
             prompt = prompt[0]
@@ -40,6 +42,12 @@ class Completions(OpenAiFormat):
             pieces = [piece for piece in _TURN_START.split(prompt) if piece]
             if len(pieces) > 1 and _SYSTEM_START.match(pieces[0]):
                 system = pieces.pop(0).encode()
+        elif (prompts := prompts_of(body)) is not None:
+            shared = common_prefix(min(prompts), max(prompts))
+            pieces = [prompt[len(shared) :] for prompt in prompts]
+            system = (
+                shared.encode(errors="replace") if isinstance(shared, str) else canonical.message("", {"": shared})
+            )
         elif isinstance(prompt, list) and not any(isinstance(item, int) for item in prompt):
             pieces = prompt
         messages = tuple(canonical.message("prompt", {"content": piece}) for piece in pieces)

@@ -16,12 +16,14 @@ import orjson
 from gateway import sse
 from gateway.embedded.driver import EngineDriver, EngineStopped, Generation
 from gateway.embedded.exposition import Exposition
+from gateway.embedded.lists import answer_list
 from gateway.embedded.model import EngineModel, EngineSpec, ModelRequest
 from gateway.embedded.request import Job, check_model, job_from, prompt_tokens
 from gateway.embedded.tokenizer import chain, ids_of, tokens_from
 from gateway.embedded.wire import AnthropicRefusal, ChatWire, CompletionWire, Refusal, Wire, bad_request
 from gateway.exchange import Json
 from gateway.fields import items, text
+from gateway.lists.parts import prompts_of
 from gateway.transport import BodyTooLarge, Request, Responder
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
@@ -99,8 +101,21 @@ class EmbeddedEngine:
 
     async def _completions(self, request: Request, responder: Responder) -> None:
         body = await self._body(request)
+        prompts = prompts_of(body)
+        if prompts is not None:
+            await self._list([{**body, "prompt": prompt} for prompt in prompts], request, responder)
+            return
         wire = CompletionWire(self._answer_id("cmpl", request), int(time.time()), self._name(body))
         await self._generate(body, wire, responder, is_chat=False)
+
+    async def _list(self, bodies: list[Json], request: Request, responder: Responder) -> None:
+        settings = self.settings
+        jobs = [job_from(body, False, self.max_model_len, settings.natural_tokens) for body in bodies]
+        frame: Json = {"id": self._answer_id("cmpl", request), "object": "text_completion"}
+        frame |= {"created": int(time.time()), "model": self._name(bodies[0])}
+        await answer_list(self.driver, jobs, settings.spec.block_tokens, frame, responder, STREAM_HEADERS)
+        for job in jobs:
+            self._exposition.succeeded(job.answer.finish_reason)
 
     async def _generate(self, body: Json, wire: Wire, responder: Responder, is_chat: bool) -> None:
         job = job_from(body, is_chat, self.max_model_len, self.settings.natural_tokens)

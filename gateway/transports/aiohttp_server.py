@@ -6,7 +6,7 @@ import asyncio
 import logging
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 
 import orjson
@@ -111,20 +111,21 @@ class AiohttpRequest:
         self.remote = incoming.remote or ""
 
     async def read(self, limit_bytes: int) -> bytes:
+        return b"".join([chunk async for chunk in self.chunks(limit_bytes)])
+
+    async def chunks(self, limit_bytes: int) -> AsyncIterator[bytes]:
         incoming = self._incoming
         if (incoming.content_length or 0) > limit_bytes:
             raise BodyTooLarge
         if incoming.headers.get("Expect", "").lower() == "100-continue" and incoming.version >= HttpVersion11:
             await incoming.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             incoming.writer.output_size = 0  # the answer has not begun
-        chunks = []
         size = 0
         async for chunk in incoming.content.iter_any():
             size += len(chunk)
             if size > limit_bytes:
                 raise BodyTooLarge
-            chunks.append(chunk)
-        return b"".join(chunks)
+            yield chunk
 
 
 class AiohttpResponder:

@@ -200,7 +200,7 @@ async def test_detokenize_inverts_tokenize_and_chat_is_tokenized_as_it_is_render
         ),
         ("/v1/chat/completions", {"messages": [USER], "embedded_script": 3}, 400, "embedded_script"),
         ("/v1/chat/completions", [], 400, "JSON object"),
-        ("/v1/completions", {"prompt": ["a", "b"]}, 400, "one text"),
+        ("/v1/completions", {"prompt": ["a", [1]]}, 400, "one text"),
         ("/v1/completions", {"prompt": [255]}, 400, "no token"),
         ("/detokenize", {"tokens": [255]}, 400, "no token"),
         ("/v1/responses", {"input": "x"}, 404, "does not serve /v1/responses"),

@@ -182,3 +182,15 @@ async def started(*argv: str) -> asyncio.subprocess.Process:
     code = "import sys; from gateway.cli import main; sys.exit(main())"
     pipe = asyncio.subprocess.PIPE
     return await asyncio.create_subprocess_exec(sys.executable, "-c", code, *argv, stdout=pipe, stderr=pipe)
+
+
+def test_a_hosts_file_and_a_place_for_batches_are_flags(tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("gpu1:8000\nsglang://gpu2:30000  # spare\n")
+    arguments = cli.parser().parse_args(["serve", "--hosts", str(hosts), "--batches", str(tmp_path / "b")])
+    settings = config.load(cli.flags(arguments))
+    assert [address.base_url for address in config.addresses(settings)] == [
+        "http://gpu1:8000",
+        "http://gpu2:30000",
+    ]
+    assert settings.batches.directory == str(tmp_path / "b")

@@ -173,7 +173,7 @@ def test_a_secret_comes_from_the_environment_or_a_file(tmp_path: Path) -> None:
 def test_a_client_key_stands_for_its_tenant(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEAM_A", "sk-a")
     settings = config.load({"keys": "[{key: env:TEAM_A, tenant: a, may_prioritise: true}]"}, environ=NOTHING)
-    assert config.callers(settings) == {"sk-a": config.Caller("a", True)}
+    assert config.callers(settings) == {"sk-a": config.Caller("a", True, id="env:TEAM_A")}
 
 
 @pytest.mark.parametrize(

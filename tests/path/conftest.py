@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
+import openai
 import pytest
 
 from gateway.app import App
@@ -147,6 +148,20 @@ async def start(clock: Clock) -> AsyncIterator[Start]:
         await gateway.app.stop()
         for engine in gateway.engines:
             await engine.stop()
+
+
+@pytest.fixture
+async def sdk() -> AsyncIterator[Callable[..., openai.AsyncOpenAI]]:
+    """Connects the official SDK to a gateway."""
+    clients: list[openai.AsyncOpenAI] = []
+
+    def connect(gateway: Gateway, key: str = "none", **more: Any) -> openai.AsyncOpenAI:
+        clients.append(openai.AsyncOpenAI(base_url=gateway.url("/v1"), api_key=key, max_retries=0, **more))
+        return clients[-1]
+
+    yield connect
+    for client in clients:
+        await client.close()
 
 
 @pytest.fixture

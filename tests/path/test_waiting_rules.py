@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
+from policies.types import Tick
 from tests.path.conftest import Answer, Gateway, Start, rest_of
 from tests.path.fake_engine import DONE, Call, FakeEngine, Play, chunk, finish, replies, stalls_after, streams
 
@@ -236,3 +237,19 @@ async def test_a_session_larger_than_the_cache_runs_alone(start: Start) -> None:
     answer = await gateway.ask(ask("huge", chars=40_000))
     assert answer.status == 200
     assert answer.headers["X-Turngate-Reason"] == "alone"
+
+
+async def test_a_client_that_names_a_deadline_is_refused_when_it_comes(start: Start, engine: FakeEngine) -> None:
+    held = Held()
+    engine.plays = held.plays(1)
+    gateway = await start(engine, policy=ONE_SLOT)
+    gateway.begin(ask("first"))
+    await engine.has_seen(1)
+    refused = gateway.begin(ask("second"), **{"X-Turngate-Deadline-Ms": "5000"})
+    await gateway.until(lambda: gateway.num_waiting == 1)
+    gateway.clock.advance(5)
+    gateway.app.gate.tell(Tick())
+    answer = await refused
+    assert (answer.status, answer.headers["Retry-After"]) == (429, "1")
+    assert orjson.loads(answer.body)["error"]["code"] == "deadline"
+    assert len(engine.calls) == 1

@@ -15,6 +15,8 @@ import aiohttp
 
 from tests.real.process import Server, free_port, server
 
+ROOT = Path(__file__).parents[2]
+"""Tools of tests are loaded from here."""
 READY_DEADLINE_S = 120.0
 IDLE_DEADLINE_S = 120.0
 POLL_INTERVAL_S = 0.05
@@ -105,7 +107,7 @@ async def gateway(*engines: str, **settings: Any) -> AsyncIterator[Gateway]:
             return response.status == 200
 
     with tempfile.TemporaryDirectory(prefix="turngate-gateway-") as log_dir:
-        async with server("gateway", command, {}, Path(log_dir)) as running:
+        async with server("gateway", command, {"PYTHONPATH": str(ROOT)}, Path(log_dir)) as running:
             await running.wait_until_ready(is_ready, READY_DEADLINE_S)
             yield Gateway(base_url, running)
 

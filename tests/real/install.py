@@ -1,4 +1,4 @@
-"""Install the real parts: `python -m tests.real.install vllm|dynamo|opencode|codex|peers|all`.
+"""Install the real parts: `python -m tests.real.install vllm|dynamo|opencode|codex|mcp|batch-agent|peers|all`.
 
 Needs Python 3.11, Node 20 with npm and a package index; everything lands in `$TURNGATE_CACHE`
 (default `~/.cache/turngate`). A part is complete once its stamp is written, and made again from
@@ -134,6 +134,18 @@ def install_codex(log: Log) -> None:
     log.run("codex --version", [parts.CODEX_COMMAND, "--version"])
 
 
+def install_original(log: Log) -> None:
+    """batch-agent as it was published, for its examples and to compare with."""
+    pip = make_venv(parts.ORIGINAL_PYTHON, log)
+    pinned = f"batch-agent=={parts.ORIGINAL_VERSION}"
+    log.run(f"pip install {pinned}", [*pip, "install", pinned])
+
+
+def install_mcp(log: Log) -> None:
+    """The reference server of the protocol's authors, made with their TypeScript SDK."""
+    npm_install(parts.MCP_DIR, [f"@modelcontextprotocol/server-everything@{parts.MCP_SERVER_VERSION}"], log)
+
+
 def install_peers(log: Log) -> None:
     """Other gateways, for benchmarks."""
     pip = make_venv(parts.PEERS_PYTHON, log)
@@ -174,6 +186,8 @@ PARTS = {
         ),
         Part("opencode", parts.OPENCODE_DIR, parts.OPENCODE_VERSION, (), install_opencode),
         Part("codex", parts.CODEX_DIR, parts.CODEX_VERSION, (), install_codex),
+        Part("mcp", parts.MCP_DIR, parts.MCP_SERVER_VERSION, (), install_mcp),
+        Part("batch-agent", parts.ORIGINAL_DIR.parent, parts.ORIGINAL_VERSION, (), install_original),
         Part(
             "peers",
             parts.PEERS_DIR,

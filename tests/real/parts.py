@@ -8,8 +8,11 @@ DYNAMO_VERSION = "1.6.1"
 OPENCODE_VERSION = "1.18.33"
 CODEX_VERSION = "0.169.0"
 RIPGREP_VERSION = "1.18.0"
+MCP_SERVER_VERSION = "2026.8.31"
 SMG_VERSION = "1.13.0"
 VLLM_ROUTER_VERSION = "0.1.17"
+ORIGINAL_VERSION = "0.2.0"
+"""Of the `batch-agent` that ours is compatible with."""
 
 CACHE_DIR = Path(os.environ.get("TURNGATE_CACHE") or Path.home() / ".cache" / "turngate")
 
@@ -29,6 +32,12 @@ RIPGREP_BIN_DIR = OPENCODE_DIR / "node_modules" / "@vscode" / "ripgrep-linux-x64
 
 CODEX_DIR = CACHE_DIR / "codex"
 CODEX_COMMAND = CODEX_DIR / "node_modules" / ".bin" / "codex"
+
+ORIGINAL_DIR = CACHE_DIR / "batch-agent" / "venv"
+ORIGINAL_PYTHON = ORIGINAL_DIR / "bin" / "python"
+
+MCP_DIR = CACHE_DIR / "mcp"
+MCP_SERVER_SCRIPT = MCP_DIR / "node_modules" / "@modelcontextprotocol" / "server-everything" / "dist" / "index.js"
 
 PEERS_DIR = CACHE_DIR / "peers"
 PEERS_PYTHON = PEERS_DIR / "venv" / "bin" / "python"

@@ -1,0 +1,183 @@
+"""The command `batch-agent`: runs a batch from a file, shows how far it is, writes one line of JSON per result."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack, aclosing
+from dataclasses import fields
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TextIO
+
+import orjson
+
+from batch_agent.api import BatchAgent
+from batch_agent.errors import AgentFailed
+from batch_agent.progress import Progress
+from batch_agent.results import AgentResult, as_json
+from batch_agent.runtimes import CommandRuntime, OpenCodeRuntime
+from batch_agent.spec import BatchSpec
+
+EXAMPLE = """\
+a specification, as YAML or JSON, has the keywords of BatchAgent.run:
+
+  task: "Review this file: {file}"
+  inputs: [{file: a.py}, {file: b.py}]
+  gateway: http://127.0.0.1:8080
+  tools: [read_file, "my_tools:search"]
+  max_turns: 4
+  output_schema: "my_models:Review"     # or a JSON schema
+  runtime: {opencode: {}}               # agents that are OpenCode processes; or {command: {command: [...]}}
+
+exit status: 0 all agents have an output, 1 some have none, 2 the batch cannot be run, 130 interrupted
+"""
+
+
+class SpecError(Exception):
+    """The file does not describe a batch."""
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="batch-agent", description="Runs many agents against one gateway.")
+    top.add_argument("--version", action="version", version=f"batch-agent of turngate {version('turngate')}")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    run = commands.add_parser(
+        "run",
+        help="run the batch of a specification file",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    run.add_argument("--spec", required=True, type=Path, metavar="FILE", help="the batch, as JSON or YAML")
+    run.add_argument("--gateway", metavar="URL", help="where the models run, instead of what the file says")
+    run.add_argument(
+        "--checkpoint-dir",
+        type=Path,
+        metavar="DIR",
+        help="keep finished turns here, and go on from those that are",
+    )
+    run.add_argument(
+        "--output", default="-", metavar="FILE", help="where the results go (default: standard output)"
+    )
+    run.add_argument("--as-they-come", action="store_true", help="write results as they come, not in input order")
+    run.add_argument("--quiet", action="store_true", help="do not show how far it is")
+    for flag in ("--no-hoist", "--dashboard"):
+        run.add_argument(flag, action="store_true", help=argparse.SUPPRESS)  # of 0.2.0
+    run.add_argument("--metrics-port", type=int, help=argparse.SUPPRESS)
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = parser().parse_args(argv)
+    if arguments.metrics_port is not None:
+        print("batch-agent: --metrics-port is not served: the gateway has /metrics", file=sys.stderr)
+    try:
+        keywords = read_spec(arguments.spec)
+        if arguments.gateway:
+            keywords["gateway"] = arguments.gateway
+        if arguments.checkpoint_dir:
+            keywords["checkpoint_dir"] = arguments.checkpoint_dir
+        in_order = not (arguments.as_they_come or arguments.dashboard)
+        return asyncio.run(run(keywords, arguments.output, in_order, not arguments.quiet))
+    except (SpecError, ValueError, TypeError, ConnectionError, OSError, AgentFailed) as error:
+        print(f"batch-agent: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+async def run(keywords: dict[str, Any], output: str, in_order: bool, shows_progress: bool) -> int:
+    """The exit status."""
+    progress = Progress(len(keywords["inputs"]))
+    num_failed = 0
+    waiting: dict[int, AgentResult] = {}
+    with ExitStack() as stack:
+        file = sys.stdout if output == "-" else stack.enter_context(_opened(output))
+        if shows_progress:
+            stack.callback(progress.end)
+        async with aclosing(BatchAgent.stream(**keywords)) as results:
+            next_index = 0
+            async for result in results:
+                num_failed += not result.ok
+                if shows_progress:
+                    progress(result)
+                if not in_order:
+                    _write(file, result)
+                    continue
+                waiting[result.index] = result
+                while next_index in waiting:
+                    _write(file, waiting.pop(next_index))
+                    next_index += 1
+    return 1 if num_failed else 0
+
+
+def read_spec(file: Path) -> dict[str, Any]:
+    """Keywords of `BatchAgent.run`. Raises SpecError."""
+    try:
+        text = file.read_text(encoding="utf-8")
+        spec = orjson.loads(text) if file.suffix.lower() == ".json" else _yaml(text)
+    except (OSError, ValueError) as error:
+        raise SpecError(f"{file}: {error}") from None
+    if not isinstance(spec, dict) or not isinstance(spec.get("inputs"), list) or "task" not in spec:
+        raise SpecError(f"{file} must hold at least `task` and the list `inputs`")
+    known = {field.name for field in fields(BatchSpec)} | {"runtime", "max_agents"}
+    if unknown := sorted(spec.keys() - known):
+        raise SpecError(f"{file}: no such key: {', '.join(unknown)}")
+    for key in ("output_schema", "on_result", "compact"):
+        if isinstance(spec.get(key), str):
+            spec[key] = _named(spec[key])
+    if "tools" in spec:
+        spec["tools"] = [_named(tool) if ":" in tool else tool for tool in spec["tools"]]
+    if "runtime" in spec:
+        spec["runtime"] = _runtime(spec["runtime"])
+    return spec
+
+
+def _runtime(given: Any) -> OpenCodeRuntime | CommandRuntime:
+    kinds = {"opencode": OpenCodeRuntime, "command": CommandRuntime}
+    if isinstance(given, str):
+        given = {given: {}}
+    if not isinstance(given, dict) or len(given) != 1 or (kind := next(iter(given))) not in kinds:
+        raise SpecError(f"runtime is one of {', '.join(kinds)} with its settings, not {given!r}")
+    try:
+        made: OpenCodeRuntime | CommandRuntime = kinds[kind](**(given[kind] or {}))
+    except TypeError as error:
+        raise SpecError(f"runtime {kind}: {error}") from None
+    return made
+
+
+def _named(path: str) -> Any:
+    """`module:attribute`, looked for in the current directory too. Raises SpecError."""
+    module, _, attribute = path.partition(":")
+    sys.path.insert(0, "")
+    try:
+        return getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise SpecError(f"{path}: {error}") from None
+    finally:
+        sys.path.remove("")
+
+
+def _yaml(text: str) -> Any:
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"is not YAML: {error}") from None
+
+
+def _opened(path: str) -> TextIO:
+    return Path(path).open("w", encoding="utf-8")
+
+
+def _write(file: TextIO, result: AgentResult) -> None:
+    line = orjson.dumps(as_json(result), default=str).decode()
+    print(line, file=file, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

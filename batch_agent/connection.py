@@ -1,0 +1,111 @@
+"""One pool of connections to the gateway: JSON there and back, and failures as ours."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from email.utils import parsedate_to_datetime
+from io import BytesIO
+from typing import Any
+
+import aiohttp
+import orjson
+
+from batch_agent.errors import BadAnswer, ConnectError, HTTPStatusError
+from batch_agent.replies import Json, error_text
+
+CONNECT_S = 30.0
+SILENCE_S = 700.0
+"""Longer than the gateway lets a plain answer take (590 s), or an engine pause in a stream (300 s)."""
+_PASSING = frozenset((408, 425, 429, 500, 502, 503, 504, 529))
+_LARGE_BYTES = 1 << 20
+"""aiohttp blocks on larger bodies, unless it can read them in parts."""
+
+
+Answer = tuple[bytes, Mapping[str, str]]
+
+
+class Connection:
+    """An async context: leaving it closes the pool."""
+
+    def __init__(self, base_url: str, api_key: str = "", wall_clock: Callable[[], float] = time.time) -> None:
+        """`base_url` ends in /v1."""
+        self.base_url = base_url.rstrip("/")
+        self._headers = {"Content-Type": "application/json", "User-Agent": "batch-agent"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+        self._wall_clock = wall_clock
+
+    async def __aenter__(self) -> Connection:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=SILENCE_S),
+            headers=self._headers,
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._session.close()
+
+    def post(self, path: str, body: Json, headers: Mapping[str, str]) -> Awaitable[Answer]:
+        """Body and headers of a whole answer with status 200. Raises HTTPStatusError, ConnectError."""
+        sent = orjson.dumps(body)
+        return self._request("POST", path, BytesIO(sent) if len(sent) > _LARGE_BYTES else sent, headers)
+
+    async def models(self) -> list[str]:
+        """Names of the served models. Raises HTTPStatusError, ConnectError, BadAnswer."""
+        raw, _ = await self._request("GET", "/models", None, {})
+        return [model["id"] for model in json_object(raw).get("data") or ()]
+
+    async def tools(self) -> list[Json]:
+        """What the gateway lists of its tools; nothing where it is none of ours. Raises as `models`."""
+        try:
+            raw, _ = await self._request("GET", "/turngate/tools", None, {})
+        except HTTPStatusError as error:
+            if error.status == 404:
+                return []
+            raise
+        return list(json_object(raw).get("tools") or ())
+
+    async def _request(
+        self, method: str, path: str, data: bytes | BytesIO | None, headers: Mapping[str, str]
+    ) -> Answer:
+        try:
+            async with self._session.request(method, self.base_url + path, data=data, headers=headers) as response:
+                raw = await response.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise ConnectError(f"{self.base_url}: {error or type(error).__name__}") from None
+        if response.status == 200:
+            return raw, response.headers
+        raise self._refusal(response.status, raw, response.headers)
+
+    def _refusal(self, status: int, raw: bytes, headers: Mapping[str, str]) -> HTTPStatusError:
+        try:
+            told: Any = orjson.loads(raw)
+        except orjson.JSONDecodeError:
+            told = raw.decode(errors="replace")
+        # OpenAI's 429 for an empty account: it will not pass.
+        is_passing = status in _PASSING and "insufficient_quota" not in str(told)
+        return HTTPStatusError(status, error_text(told), is_passing, self._retry_after_s(headers))
+
+    def _retry_after_s(self, headers: Mapping[str, str]) -> float | None:
+        try:
+            if (ms := headers.get("Retry-After-Ms")) is not None:
+                return max(0.0, float(ms) / 1000)
+            told = headers.get("Retry-After", "").strip()
+            if told.replace(".", "", 1).isdigit():
+                return float(told)
+            return max(0.0, parsedate_to_datetime(told).timestamp() - self._wall_clock()) if told else None
+        except ValueError:
+            return None
+
+
+def json_object(raw: bytes) -> Json:
+    """Raises BadAnswer."""
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        body = None
+    if not isinstance(body, dict):
+        raise BadAnswer(f"the gateway answered what is no JSON object: {raw[:300].decode(errors='replace')}")
+    return body

@@ -1,0 +1,118 @@
+"""What all agents of a batch share, worked out once: their prompts, tools, schema and model calls."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from batch_agent.errors import HTTPStatusError
+from batch_agent.schema import OutputSchema
+from batch_agent.spec import BatchSpec, Message
+from batch_agent.template import fill
+from tool_runtime.types import Tool
+
+_CHARS_PER_TOKEN = 4
+_SCHEMA_FIELD = re.compile(r"response_format|json_schema|guided|structured|grammar", re.IGNORECASE)
+
+
+@dataclass(slots=True)
+class Plan:
+    """Of one batch."""
+
+    spec: BatchSpec
+    model: str
+    tools: Sequence[Tool]
+    schema: OutputSchema | None
+    engine_enforces: bool = True
+    """Whether the engine takes `response_format`; false once it has refused one."""
+    offered: list[dict[str, Any]] = field(init=False)
+    """As they are declared to the model."""
+    _gateway_calls_tools: bool = False
+    _num_turns: Counter[int] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.offered = [_declared(tool.name, tool.description, tool.parameters) for tool in self.tools]
+
+    def use_gateway_tools(self, names: Collection[str], served: Iterable[dict[str, Any]]) -> None:
+        """`served`: the gateway's list of its tools. Raises ValueError for a name that is not in it."""
+        rows = {row["name"]: row for row in served}
+        for name in names:
+            if name not in rows:
+                there = ", ".join(sorted(rows)) or "none"
+                raise ValueError(f"there is no tool {name!r}, neither here nor at the gateway, which has {there}")
+            if rows[name]["mode"] == "intercept":  # what it offers, it adds to each request itself
+                self.offered.append(_declared(name, rows[name]["description"], rows[name]["parameters"]))
+        self._gateway_calls_tools = bool(names)
+
+    def prompts(self) -> Iterator[str]:
+        """The task of each agent, made when it begins. Raises ValueError, now, for a field that an input lacks."""
+        for index, values in enumerate(self.spec.inputs):
+            try:
+                fill(self.spec.task, values)
+            except ValueError as error:
+                raise ValueError(f"input {index}: {error}") from None
+        return (fill(self.spec.task, values) for values in self.spec.inputs)
+
+    def is_oversized(self, prompt: str) -> bool:
+        room_tokens = self.spec.model_max_context - self.spec.min_response_tokens
+        return (len(self.spec.system_prompt) + len(prompt)) / _CHARS_PER_TOKEN > room_tokens
+
+    def first_messages(self, prompt: str) -> list[Message]:
+        """The system prompt is the same for all agents, so that they share its cache."""
+        parts = [self.spec.system_prompt, self.schema.instruction if self.schema and self._states_schema else ""]
+        system = "\n\n".join(filter(None, parts))
+        opening = [{"role": "system", "content": system}] if system else []
+        return [*opening, {"role": "user", "content": prompt}]
+
+    def content(self, prompt: str) -> tuple[Any, ...]:
+        """What makes two agents the same to a checkpoint."""
+        spec, schema = self.spec, self.schema.json_schema if self.schema else None
+        return self.model, spec.system_prompt, prompt, self.offered, schema, dict(spec.sampling)
+
+    def body(self, messages: list[Message], *, is_last: bool, is_correction: bool = False) -> dict[str, Any]:
+        """Of one model call. A model that is held to a schema cannot call tools meanwhile, so with tools only the
+        last call asks for it; where the gateway calls them, that may take any call but a correction."""
+        body = {"model": self.model, "messages": messages, **self.spec.sampling}
+        needs_no_tools = is_correction or (not self._gateway_calls_tools and (is_last or not self.offered))
+        enforces = self.schema is not None and self.engine_enforces and needs_no_tools
+        if self.offered:
+            body["tools"] = self.offered
+            if is_last and not enforces:
+                body["tool_choice"] = "none"
+        if enforces and self.schema is not None:
+            body["response_format"] = self.schema.response_format
+        return body
+
+    def was_schema_refused(self, error: HTTPStatusError) -> bool:
+        """Whether an error says that the engine takes no schema; from then on prompts state it."""
+        if error.status not in (400, 422, 501) or not _SCHEMA_FIELD.search(str(error)):
+            return False
+        self.engine_enforces = False
+        return True
+
+    def ended(self, turns: int) -> None:
+        """An agent has its output after so many model calls."""
+        self._num_turns[turns] += 1
+
+    def remaining_turns(self, turn: int) -> int:
+        """Model calls to come after call `turn` (from 1): as many as in the agents that have ended, in the mean;
+        at most what is allowed."""
+        most = self.spec.max_turns - turn
+        lasted = [(turns, count) for turns, count in self._num_turns.items() if turns >= turn]
+        if most <= 0 or not lasted:
+            return max(0, most)
+        mean = sum((turns - turn) * count for turns, count in lasted) / sum(count for _, count in lasted)
+        return min(most, round(mean))
+
+    @property
+    def _states_schema(self) -> bool:
+        if self.spec.schema_in_prompt is not None:
+            return self.spec.schema_in_prompt
+        return bool(self.offered) or self._gateway_calls_tools or not self.engine_enforces
+
+
+def _declared(name: str, description: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}

@@ -1,0 +1,110 @@
+"""What comes of each agent: its output or its error, and what it took."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from pydantic import BaseModel
+
+
+@dataclass(frozen=True)
+class AgentError:
+    """Why an agent has no output."""
+
+    type: str
+    """Name of a class, such as `TimeoutError`, `HTTPStatusError`, `OutputValidationError`; or `OVERSIZED`."""
+    message: str
+    retryable: bool = False
+    """Whether the same agent may succeed when it is run again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens as the engine counted them, over all model calls."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Part of `prompt_tokens` that the engine found in its cache; 0 where it does not say."""
+    completion_tokens: int = 0
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.prompt_tokens + other.prompt_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.completion_tokens + other.completion_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds of one agent."""
+
+    started_s: float = 0.0
+    """Since the start of the batch."""
+    total_s: float = 0.0
+    model_s: float = 0.0
+    """In model calls, their waiting included."""
+    queued_s: float = 0.0
+    """Part of `model_s` that the gateway held them back."""
+    tools_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class AgentResult:
+    """One agent's result."""
+
+    job_id: str
+    index: int
+    """Position of its input."""
+    output: Any
+    """A pydantic model if the schema is one, a dict for a JSON schema, else text."""
+    error: AgentError | None = None
+    attempts: int = 1
+    """1, plus the model calls that were sent again. 0: never sent."""
+    turns: int = 0
+    """Model calls that were answered."""
+    usage: Usage = field(default_factory=Usage)
+    timings: Timings = field(default_factory=Timings)
+    finish_reason: str = ""
+    """Of the last answer; `length`: it was cut."""
+    session: str = ""
+    """Its session id at the gateway."""
+    transcript: list[dict[str, Any]] | None = None
+    """Its messages, where they were asked for."""
+    workspace: str = ""
+    """Where a command-line agent worked, if that was kept."""
+    patch: str = ""
+    """What a command-line agent changed in its copy of the files, as a diff."""
+
+    @property
+    def ok(self) -> bool:
+        return self.error is None
+
+
+def jsonable(value: Any) -> Any:
+    """A pydantic model as plain JSON values; anything else as it is."""
+    return value.model_dump(mode="json") if isinstance(value, BaseModel) else value
+
+
+def as_json(result: AgentResult) -> dict[str, Any]:
+    """One line of the command's output."""
+    line = {
+        "job_id": result.job_id,
+        "index": result.index,
+        "ok": result.ok,
+        "output": jsonable(result.output),
+        "error": None if result.error is None else asdict(result.error),
+        "attempts": result.attempts,
+        "turns": result.turns,
+        "usage": asdict(result.usage),
+        "timings": asdict(result.timings),
+        "finish_reason": result.finish_reason,
+        "session": result.session,
+    }
+    optional = {"transcript": result.transcript, "workspace": result.workspace, "patch": result.patch}
+    return line | {key: value for key, value in optional.items() if value}

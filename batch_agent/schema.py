@@ -1,0 +1,98 @@
+"""An output schema: what the engine is told to keep to, and how an answer becomes an output."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import orjson
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import best_match
+from pydantic import BaseModel, ValidationError
+
+from batch_agent.errors import OutputValidationError
+
+Json = dict[str, Any]
+
+_CORRECTION = "This is not the required output: {fault}. Answer again, with nothing but the corrected JSON object."
+_NAME = re.compile(r"[^A-Za-z0-9_-]+")
+_CLOSING_COMMA = re.compile(r",(\s*[}\]])")
+
+
+class OutputSchema:
+    """A pydantic model, or a JSON schema."""
+
+    def __init__(self, given: type[BaseModel] | Json) -> None:
+        """Raises TypeError for anything else."""
+        self._model = given if isinstance(given, type) and issubclass(given, BaseModel) else None
+        if self._model is not None:
+            self.json_schema: Json = self._model.model_json_schema()
+        elif isinstance(given, dict):
+            self.json_schema = given
+        else:
+            raise TypeError(f"output_schema must be a pydantic model or a JSON schema, not {given!r}")
+        self._validator = Draft202012Validator(self.json_schema)
+        name = _NAME.sub("_", str(self.json_schema.get("title") or "output"))[:64]
+        self.response_format: Json = {
+            "type": "json_schema",
+            "json_schema": {"name": name, "schema": self.json_schema},
+        }
+        schema_text = orjson.dumps(self.json_schema, option=orjson.OPT_SORT_KEYS).decode()
+        self.instruction = (
+            f"Your final message must be one JSON object that fits this schema, and nothing else:\n{schema_text}"
+        )
+
+    def read(self, text: str, *, repair: bool = False) -> Any:
+        """The output in an answer: its JSON object, from the first brace to the last.
+
+        `repair`: as a last resort, without commas before closing brackets. Raises OutputValidationError with what
+        is wrong, in words that the model can act on.
+        """
+        begin, end = text.find("{"), text.rfind("}") + 1
+        if begin < 0 or end <= begin:
+            raise OutputValidationError("the answer holds no JSON object")
+        found = text[begin:end]
+        try:
+            return self.validated(orjson.loads(_CLOSING_COMMA.sub(r"\1", found) if repair else found))
+        except orjson.JSONDecodeError as error:
+            raise OutputValidationError(f"the answer is not valid JSON: {error}") from None
+
+    def validated(self, value: Any) -> Any:
+        """Raises OutputValidationError."""
+        if self._model is not None:
+            try:
+                return self._model.model_validate(value)
+            except ValidationError as error:
+                faults = error.errors(include_url=False, include_context=False)
+                raise OutputValidationError("; ".join(map(_fault, faults))) from None
+        if (wrong := best_match(self._validator.iter_errors(value))) is not None:
+            raise OutputValidationError(f"{wrong.json_path}: {wrong.message}")
+        return value
+
+
+async def output_of(
+    schema: OutputSchema | None, text: str, correct: Callable[[str], Awaitable[str | None]]
+) -> Any:
+    """The output in an answer. One that does not fit is corrected once by its author, and repaired if that fails.
+
+    `correct`: sends what is wrong, gives the new answer; None if the author cannot be asked. Raises
+    OutputValidationError.
+    """
+    if schema is None:
+        return text
+    try:
+        return schema.read(text)
+    except OutputValidationError as error:
+        fault = error
+    corrected = await correct(_CORRECTION.format(fault=fault))
+    for tried, repair in ((corrected, False), (corrected, True), (text, True)):
+        try:
+            return schema.read(tried or "", repair=repair)
+        except OutputValidationError as error:
+            fault = error if tried else fault
+    raise fault
+
+
+def _fault(fault: Any) -> str:
+    return f"{'.'.join(map(str, fault['loc'])) or 'the object'}: {fault['msg']}"

@@ -1,0 +1,172 @@
+"""`Tool`: makes tools of Python functions, as batch-agent 0.2.0 did; they run in this process, for all agents."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, TypeAlias, overload
+
+from batch_agent import builtin
+from tool_runtime.define import define
+from tool_runtime.types import Context, Effect, Json, Limits, ToolError
+from tool_runtime.types import Tool as RuntimeTool
+
+__all__ = ["Tool", "ToolDefinition", "ToolError", "runtime_tools"]
+
+Function: TypeAlias = Callable[..., Any]
+
+_BYTES_PER_TOKEN = 4
+_TTL_S = 60.0
+_WINDOW_S = 0.005
+"""In which calls of a batchable tool become one."""
+
+
+@dataclass(frozen=True)
+class ToolDefinition:
+    """A tool of the user, as `Tool.define` describes it."""
+
+    name: str
+    func: Function
+    max_tokens: int = 2000
+    cacheable: bool = True
+    rate_limit: float | None = None
+    key_arg: str | None = None
+    batch_query: str | None = None
+    cache_key_func: Callable[[dict[str, Any]], str] | None = None
+
+    def as_tool(self, timeout_s: float | None) -> RuntimeTool:
+        """For the runtime of one batch. Raises TypeError for parameters that no model can write."""
+        limits = Limits(
+            timeout_s=timeout_s or builtin.NO_TIMEOUT_S,
+            rate_per_s=self.rate_limit,
+            max_result_bytes=self.max_tokens * _BYTES_PER_TOKEN,
+            ttl_s=_TTL_S if self.cacheable else 0.0,
+        )
+        tool = define(
+            self.func,
+            name=self.name,
+            description=(inspect.getdoc(self.func) or f"Tool: {self.name}").strip(),
+            effect=Effect.READ_ONLY if self.cacheable else Effect.DESTRUCTIVE,
+            limits=limits,
+            key=self.cache_key_func,
+        )
+        handler = getattr(self.func, "_batch_handler", None)
+        if self.key_arg is None or handler is None:
+            return tool
+        return replace(tool, run_many=_Grouped(tool, self.key_arg, handler), batch_window_s=_WINDOW_S)
+
+
+class Tool:
+    """`@Tool.define` makes a tool of a function, and names it in `Tool.registry` and as `Tool.<name>`.
+
+    That is for finding it: agents can call what their batch lists in `tools`, and nothing else.
+    """
+
+    registry: ClassVar[dict[str, Any]] = dict(builtin.TOOLS)
+    read_file = builtin.TOOLS["read_file"]
+    http_get = builtin.TOOLS["http_get"]
+    web_search = builtin.TOOLS["web_search"]
+    python_eval = builtin.TOOLS["python_eval"]
+    claude_code = builtin.TOOLS["claude_code"]
+
+    @overload
+    @classmethod
+    def define(cls, func: Function, /) -> ToolDefinition: ...
+
+    @overload
+    @classmethod
+    def define(
+        cls,
+        func: None = None,
+        *,
+        name: str | None = None,
+        max_tokens: int = 2000,
+        cacheable: bool = True,
+        rate_limit: float | None = None,
+        cache_key_func: Callable[[dict[str, Any]], str] | None = None,
+    ) -> Callable[[Function], ToolDefinition]: ...
+
+    @classmethod
+    def define(cls, func: Function | None = None, *, name: str | None = None, **options: Any) -> Any:
+        """`cacheable`: calling it changes nothing, so that equal calls of all agents run once in 60 s.
+        Say False for a tool that does something: then each call runs, once. `rate_limit`: calls per second."""
+
+        def make(function: Function) -> ToolDefinition:
+            definition = ToolDefinition(
+                name=name or function.__name__,
+                func=function,
+                key_arg=getattr(function, "_batch_key_arg", None),
+                batch_query=getattr(function, "_batch_query", None),
+                **options,
+            )
+            cls.registry[definition.name] = definition
+            setattr(cls, definition.name, definition)
+            return definition
+
+        return make if func is None else make(func)
+
+    @staticmethod
+    def batchable(*, key_arg: str, batch_query: str) -> Callable[[Function], Function]:
+        """Under `define`: calls that differ in `key_arg` alone become one, `func._batch_handler(keys)`, which
+        gives the results in the order of the keys. Without such a handler each call runs by itself."""
+
+        def mark(function: Any) -> Function:
+            function._batch_key_arg, function._batch_query = key_arg, batch_query
+            marked: Function = function
+            return marked
+
+        return mark
+
+
+class _Grouped:
+    """Several calls as one of the handler; those that say more than their key, and single ones, one by one."""
+
+    def __init__(
+        self, tool: RuntimeTool, key_arg: str, handler: Callable[[list[Any]], Awaitable[Iterable[Any]]]
+    ) -> None:
+        assert tool.run is not None
+        self._run_one = tool.run
+        self._key_arg = key_arg
+        self._handler = handler
+
+    async def __call__(self, calls: list[Json], context: Context) -> Sequence[object]:
+        grouped = [position for position, call in enumerate(calls) if call.keys() == {self._key_arg}]
+        if len(grouped) < 2:
+            grouped = []
+        alone = [position for position in range(len(calls)) if position not in set(grouped)]
+        found, *rest = await asyncio.gather(
+            self._handle([calls[position][self._key_arg] for position in grouped]),
+            *(self._run_one(calls[position], context) for position in alone),
+            return_exceptions=True,
+        )
+        shared = [found] * len(grouped) if isinstance(found, BaseException) else found
+        results = dict(zip([*grouped, *alone], [*shared, *rest], strict=True))
+        return [results[position] for position in range(len(calls))]
+
+    async def _handle(self, keys: list[Any]) -> list[Any]:
+        found = list(await self._handler(keys)) if keys else []
+        if len(found) != len(keys):
+            raise ToolError(f"the batch handler gave {len(found)} results for {len(keys)} keys")
+        return found
+
+
+def runtime_tools(given: Sequence[Any], timeout_s: float | None) -> tuple[list[RuntimeTool], list[str]]:
+    """The tools of a batch that run here, and names that are the gateway's if anybody's. Raises ValueError for a
+    name that is given twice, TypeError for what is no tool."""
+    known = [Tool.registry.get(one, one) if isinstance(one, str) else one for one in given]
+    others = [one for one in known if isinstance(one, str)]
+    tools = [tool for one in known if not isinstance(one, str) and (tool := _tool(one, timeout_s)) is not None]
+    names = [*others, *(tool.name for tool in tools)]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"two tools are called {twice[0]}")
+    return tools, others
+
+
+def _tool(given: Any, timeout_s: float | None) -> RuntimeTool | None:
+    if isinstance(given, RuntimeTool):
+        return given
+    if isinstance(given, ToolDefinition | builtin.BuiltIn):
+        return given.as_tool(timeout_s)
+    raise TypeError(f"{given!r} is no tool: put @Tool.define above the function")

@@ -1,0 +1,207 @@
+"""Runs an agent: model and tools by turns. Each message is kept as it comes, so a restart goes on behind the last.
+
+A restarted run is the same code over the kept messages: what is kept is read, what is not is asked. A call that
+must not be repeated is not, if it may have run before: the model is told that its outcome is unknown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any
+
+import orjson
+
+from gateway import fields
+from gateway.batches import agent_asked, results
+from gateway.batches.agent_asked import AgentAsked
+from gateway.batches.asking import Asking
+from gateway.batches.objects import Batch, Finished, Line, Spent, new_id
+from gateway.batches.store import Store
+from gateway.dialects.failures import openai_error
+from gateway.errors import Failure
+from gateway.exchange import Json
+from gateway.inprocess import Headers, InProcessResponder
+from tool_runtime.runtime import ToolRuntime
+from tool_runtime.types import Call, Context, Effect, Tools
+
+CHAT = "/v1/chat/completions"
+_KEPT_KEYS = ("role", "content", "reasoning", "reasoning_content", "tool_calls")
+_UNKNOWN = (
+    "The outcome of this call is unknown: the run was interrupted while it may have been running, and it must not"
+    " be run twice. Find out by other means whether it took effect."
+)
+
+
+class _Ended(Exception):
+    """The run is over without an output."""
+
+    def __init__(self, reply: InProcessResponder) -> None:
+        super().__init__(reply.status)
+        self.reply = reply
+
+
+@dataclass(frozen=True, slots=True)
+class AgentRuns:
+    """Keeps nothing of a run but what is in the store."""
+
+    asking: Asking
+    store: Store
+    runtime: ToolRuntime | None
+    session_ended: Callable[[str], None]
+
+    async def answer(self, batch: Batch, line: Line, body: bytes, tools: Tools) -> Finished:
+        """`tools`: those that the batch's key may use."""
+        asked = agent_asked.read(orjson.loads(body), tools)
+        kept = dict(await self.store.transcript(batch.id, line))
+        run = _Run(self, batch, line, asked, kept)
+        try:
+            reply = _reply(200, await run.output())
+        except _Ended as ended:
+            reply = ended.reply
+        finally:
+            if run.session_id:
+                self.session_ended(run.session_id)
+        return results.finished(line.custom_id, reply)
+
+
+@dataclass(slots=True)
+class _Run:
+    runs: AgentRuns
+    batch: Batch
+    line: Line
+    asked: AgentAsked
+    kept: dict[int, bytes]
+    """By position: what an earlier process got."""
+    messages: list[Json] = field(default_factory=list)
+    position: int = 0
+    turn: int = 0
+    num_calls: int = 0
+    spent: Spent = Spent()
+    session_id: str = ""
+
+    async def output(self) -> Json:
+        """Raises _Ended."""
+        asked = self.asked
+        self.messages = asked.opening()
+        enforces = False
+        while self.turn < asked.max_turns:
+            self.turn += 1
+            is_last = self.turn == asked.max_turns
+            was_kept = self.position in self.kept
+            message = await self._message(partial(self._ask, enforces or is_last))
+            if calls := fields.items(message, "tool_calls"):
+                if is_last:
+                    break
+                await self._run_calls(calls, was_kept)
+                continue
+            value, problem = asked.output(fields.text(message, "content") or "")
+            if problem is None:
+                return self._told(value)
+            if is_last:
+                raise _failed("invalid_output", f"The answer does not fit the schema: {problem}")
+            await self._message(partial(_correction, problem))
+            enforces = True
+        raise _failed("max_turns", f"There was no answer after {asked.max_turns} turns.")
+
+    async def _message(self, get: Callable[[], Awaitable[tuple[Json, Spent]]]) -> Json:
+        """The next message: the kept one, else one that is got and kept. Raises _Ended."""
+        kept = await self._at(self.position, get)
+        self.position += 1
+        self.messages.append(kept)
+        return kept
+
+    async def _at(self, position: int, get: Callable[[], Awaitable[tuple[Json, Spent]]]) -> Json:
+        if position in self.kept:
+            row = orjson.loads(self.kept.pop(position))
+        else:
+            message, spent = await get()
+            row = {"message": message, "spent": asdict(spent)}
+            await self.runs.store.append(self.batch.id, self.line, position, orjson.dumps(row))
+        self.spent += Spent(**row["spent"])
+        message = row["message"]
+        assert isinstance(message, dict)
+        return message
+
+    async def _ask(self, enforces: bool) -> tuple[Json, Spent]:
+        asked, remaining = self.asked, self.asked.max_turns - self.turn
+        headers = [("x-turngate-remaining-turns", str(remaining))]
+        body = asked.request(self.messages, enforces)
+        reply = await self.runs.asking.answer(self.batch, self.line, CHAT, body, headers)
+        self.session_id = reply.headers.get("x-turngate-session", "")
+        if reply.status != 200:
+            raise _Ended(reply)
+        answer = orjson.loads(reply.body)
+        said = next((fields.obj(choice, "message") for choice in fields.items(answer, "choices")), {})
+        message = {key: said[key] for key in _KEPT_KEYS if said.get(key) or key == "content"}
+        return {"role": "assistant", "content": None} | message, results.spent(answer)
+
+    async def _run_calls(self, calls: list[Json], was_kept: bool) -> None:
+        """All at once; their results stand in the order of the calls."""
+        start = self.position
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(self._at(start + n, self._calling(call, was_kept)))
+                for n, call in enumerate(calls)
+            ]
+        self.position += len(calls)
+        self.num_calls += len(calls)
+        self.messages += [task.result() for task in tasks]
+
+    def _calling(self, told: Json, was_kept: bool) -> Callable[[], Awaitable[tuple[Json, Spent]]]:
+        """`was_kept`: an earlier process had this call, and may have begun it."""
+        function = fields.obj(told, "function")
+        call = Call(
+            fields.text(told, "id") or "",
+            fields.text(function, "name") or "",
+            fields.text(function, "arguments") or "{}",
+        )
+
+        async def get() -> tuple[Json, Spent]:
+            text = _UNKNOWN if was_kept and self._must_not_repeat(call) else await self._run_tool(call)
+            return {"role": "tool", "tool_call_id": call.id, "content": text}, Spent()
+
+        return get
+
+    def _must_not_repeat(self, call: Call) -> bool:
+        tool = next((tool for tool in self.asked.tools if tool.name == call.name), None)
+        return tool is not None and tool.effect is Effect.DESTRUCTIVE
+
+    async def _run_tool(self, call: Call) -> str:
+        """Law: only tools that the line names can be called, whatever the model writes."""
+        if self.runs.runtime is None or all(tool.name != call.name for tool in self.asked.tools):
+            return f"There is no tool {call.name!r}."
+        context = Context(
+            self.batch.tenant, f"{self.batch.id}/{self.line.number}", str(self.turn), self.batch.key_id
+        )
+        return (await self.runs.runtime.run(call, context)).text
+
+    def _told(self, output: Any) -> Json:
+        told: Json = {
+            "id": new_id("run_"),
+            "object": "turngate.agent_run",
+            "model": self.asked.model,
+            "output": output,
+            "turns": self.turn,
+            "tool_calls": self.num_calls,
+            "usage": self.spent.as_json(),
+        }
+        return told | ({"messages": self.messages} if self.asked.wants_messages else {})
+
+
+async def _correction(problem: str) -> tuple[Json, Spent]:
+    text = f"That answer does not fit the schema: {problem}. Answer again, with nothing but the JSON."
+    return {"role": "user", "content": text}, Spent()
+
+
+def _failed(code: str, message: str) -> _Ended:
+    failure = Failure(422, "agent_error", message, code=code)
+    return _Ended(_reply(422, {"error": openai_error(failure)}))
+
+
+def _reply(status: int, body: Json) -> InProcessResponder:
+    reply = InProcessResponder()
+    reply.status, reply.body, reply.headers = status, orjson.dumps(body), Headers(())
+    return reply

@@ -1,0 +1,62 @@
+"""Asks for one line on the gateway's own path, as a turn of a low class, until its answer stands."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from gateway.batches.objects import Batch, Line
+from gateway.batches.window import Window
+from gateway.config import Caller
+from gateway.inprocess import InProcessResponder, ask
+from gateway.keys import Keys
+from gateway.retries import again_in_s
+from gateway.transport import Handler, HeaderList
+
+TENANT, URGENCY = "x-turngate-tenant", "x-turngate-urgency"
+
+
+class LineKeys(Keys):
+    """Who asks is what the request says: only the gateway itself can make one that this reads."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+
+    def caller(self, headers: Mapping[str, str]) -> Caller:
+        return Caller(headers[TENANT], may_prioritise=False, urgency=int(headers[URGENCY]))
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """`path` is the gateway's own, with LineKeys."""
+
+    path: Handler
+    window: Window
+    attempts: int
+    retried: Callable[[], None]
+    """Told of each attempt after the first."""
+    chance: Callable[[], float] = field(default=random.random)
+
+    async def answer(
+        self, batch: Batch, line: Line, url: str, body: bytes, more: HeaderList
+    ) -> InProcessResponder:
+        """The answer that stands. Waits for a place, and between attempts without one; ends with its task."""
+        num_failures = 0
+        while True:
+            async with self.window.place(batch.tenant) as urgency:
+                headers = [
+                    (TENANT, batch.tenant),
+                    (URGENCY, str(urgency)),
+                    ("x-turngate-session", f"{batch.id}/{line.number}"),
+                    ("content-type", "application/json"),
+                    *more,
+                ]
+                reply = await ask(self.path, url, headers, body)
+            num_failures += 1
+            wait_s = again_in_s(reply.status, reply.headers, num_failures, self.attempts, self.chance())
+            if wait_s is None:
+                return reply
+            self.retried()
+            await asyncio.sleep(wait_s)

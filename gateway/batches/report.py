@@ -1,0 +1,55 @@
+"""How the batches of a running gateway go, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import orjson
+
+from gateway import fields
+from gateway.exchange import Json
+from gateway.transport import Timeouts, Upstream, UpstreamCut, UpstreamRefused
+
+_NEWEST = "/v1/batches?limit=20"
+_MAX_PAGE_BYTES = 16 * 2**20
+
+
+class NotTold(Exception):
+    """The gateway did not say; the text says why."""
+
+
+async def batches(upstream: Upstream, url: str, key: str, timeout_s: float) -> list[Json]:
+    """The newest batches of the tenant of `key` (empty: none is sent). Raises NotTold."""
+    headers = [("Authorization", f"Bearer {key}")] if key else []
+    times = Timeouts(timeout_s, timeout_s, timeout_s)
+    try:
+        reply = await upstream.call("GET", url.rstrip("/").removesuffix("/v1") + _NEWEST, headers, None, times)
+        body = orjson.loads(await reply.read(_MAX_PAGE_BYTES))
+    except (UpstreamRefused, UpstreamCut) as error:
+        raise NotTold(f"{url} does not answer: {error}") from None
+    except orjson.JSONDecodeError:
+        body = {}
+    if reply.status != 200 or not isinstance(body, dict):
+        why = fields.text(fields.obj(body, "error"), "message") if isinstance(body, dict) else None
+        raise NotTold(f"{url} answered {reply.status}: {why or 'it is no Turngate'}")
+    return fields.items(body, "data")
+
+
+def as_text(rows: Iterable[Json], now: float) -> str:
+    """One line per batch, newest first."""
+    return "\n".join(_line(row, now) for row in rows) or "There are no batches."
+
+
+def _line(row: Json, now: float) -> str:
+    counts = fields.obj(row, "request_counts")
+    total, completed, failed = (fields.integer(counts, key) or 0 for key in ("total", "completed", "failed"))
+    done = completed + failed
+    line = f"{row.get('id')}  {row.get('status'):<11}  {completed:,} of {total:,} completed"
+    if failed:
+        line += f", {failed:,} failed"
+    began = fields.integer(row, "in_progress_at")
+    if row.get("status") == "in_progress" and began is not None and 0 < done < total:
+        line += f", about {max(1, round((now - began) * (total - done) / done)):,} s to go"
+    if errors := fields.items(fields.obj(row, "errors"), "data"):
+        line += f": {errors[0].get('message')}"
+    return line

@@ -1,0 +1,156 @@
+"""Works on live batches: validates, asks, closes; goes on after a restart where the store says that it stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gateway.batches import lines
+from gateway.batches.blobs import Blobs
+from gateway.batches.closing import Closing
+from gateway.batches.lines import Endpoint
+from gateway.batches.metrics import BatchMetrics
+from gateway.batches.objects import Batch, Fault, Finished, Line, NotAllowed, Status
+from gateway.batches.store import Store
+
+LOG = logging.getLogger(__name__)
+
+PAGE_LINES = 64
+AGAIN_S = 5.0
+"""After a failure of the store or the disk."""
+SWEEP_S = 600.0
+"""Time between two looks for files that have expired."""
+
+Answer = Callable[[Batch, Line, bytes], Awaitable[Finished]]
+"""What becomes of a line, given the body of its request. Ends with its task only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """One task per live batch. `start` once, then `stop` once."""
+
+    store: Store
+    blobs: Blobs
+    closing: Closing
+    endpoint: Callable[[Batch], Endpoint]
+    """What the lines of a batch are checked against."""
+    answer: Answer
+    metrics: BatchMetrics
+    now: Callable[[], float]
+    """Unix seconds."""
+    max_line_bytes: int
+    max_open: int
+    """Lines of one batch that are held in memory."""
+    tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    """By batch, and the sweeper's."""
+
+    async def start(self) -> None:
+        for batch in await self.store.live_batches():
+            self.begin(batch)
+        self.tasks[""] = asyncio.create_task(self._sweep())
+
+    async def stop(self) -> None:
+        """What is in flight is asked again after the next start."""
+        tasks = list(self.tasks.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def begin(self, batch: Batch) -> None:
+        """Work on a batch from its status on; what works on it now ends first."""
+        earlier = self.tasks.get(batch.id)
+        self.tasks[batch.id] = task = asyncio.create_task(self._work(batch, earlier))
+        task.add_done_callback(lambda done: self._forget(batch.id, done))
+
+    def _forget(self, batch_id: str, done: asyncio.Task[None]) -> None:
+        if self.tasks.get(batch_id) is done:
+            del self.tasks[batch_id]
+
+    async def _work(self, batch: Batch, earlier: asyncio.Task[None] | None) -> None:
+        if earlier is not None:
+            earlier.cancel()
+            await asyncio.wait((earlier,))
+        while True:
+            try:
+                await self._advance(batch)
+                return
+            except NotAllowed:
+                return  # it was cancelled meanwhile: another task has it
+            except Exception:
+                LOG.exception("batch %s: its work failed, and is begun again in %g s", batch.id, AGAIN_S)
+                await asyncio.sleep(AGAIN_S)
+            found = await self.store.batch(batch.tenant, batch.id)
+            if found is None:
+                return
+            batch = found
+
+    async def _advance(self, batch: Batch) -> None:
+        if batch.status is Status.VALIDATING:
+            batch = await self._validate(batch)
+        if batch.status is Status.IN_PROGRESS:
+            await self._ask_all(batch)
+            batch = await self.store.move(batch.id, Status.FINALIZING, self._now())
+        if batch.status in (Status.FINALIZING, Status.CANCELLING):
+            batch = await self.closing.close(batch, self._now())
+        LOG.info(
+            "batch %s is %s: %d of %d requests completed", batch.id, batch.status, batch.completed, batch.total
+        )
+
+    async def _validate(self, batch: Batch) -> Batch:
+        file, endpoint = self.blobs.path(batch.input_file_id), self.endpoint(batch)
+        try:
+            found = await asyncio.to_thread(lines.read, file, endpoint, self.max_line_bytes)
+        except FileNotFoundError:
+            found = lines.Input(faults=[Fault("file_not_found", "The input file does not exist any more.")])
+        if found.faults:
+            return await self.store.move(batch.id, Status.FAILED, self._now(), errors=tuple(found.faults))
+        return await self.store.begin(batch.id, found.lines, found.model, self._now())
+
+    async def _ask_all(self, batch: Batch) -> None:
+        """Returns when every line is finished, or the window has ended."""
+        try:
+            async with asyncio.timeout(batch.expires_at - self.now()), asyncio.TaskGroup() as group:
+                room = asyncio.Semaphore(self.max_open)
+                last: Line | None = None
+                while page := await self.store.open_lines(batch.id, last, PAGE_LINES):
+                    bodies = await asyncio.to_thread(_bodies, self.blobs.path(batch.input_file_id), page)
+                    for line, body in zip(page, bodies, strict=True):
+                        await room.acquire()
+                        group.create_task(self._finish(batch, line, body, room))
+                    last = page[-1]
+        except TimeoutError:
+            return
+
+    async def _finish(self, batch: Batch, line: Line, body: bytes, room: asyncio.Semaphore) -> None:
+        try:
+            finished = await self.answer(batch, line, body)
+            if await self.store.finish(batch.id, line, finished):
+                self.metrics.finished(batch.endpoint, finished.is_ok)
+        finally:
+            room.release()
+
+    async def _sweep(self) -> None:
+        while True:
+            try:
+                await self.store.remove_expired_files(self._now())
+                await self.blobs.keep_only(self.store.content_in_use)
+            except Exception:
+                LOG.exception("expired files could not be removed")
+            await asyncio.sleep(SWEEP_S)
+
+    def _now(self) -> int:
+        return int(self.now())
+
+
+def _bodies(file: Path, page: list[Line]) -> list[bytes]:
+    """What each line asks with. Raises OSError."""
+    with file.open("rb") as source:
+        bodies = []
+        for line in page:
+            source.seek(line.offset)
+            bodies.append(lines.body_of(source.read(line.size_bytes)))
+        return bodies

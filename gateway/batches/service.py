@@ -1,0 +1,85 @@
+"""Puts the parts of durable batches together, starts them in order and stops them in reverse."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from gateway.batch_settings import Batches
+from gateway.batches.agent_runs import AgentRuns
+from gateway.batches.api import Api, off
+from gateway.batches.asking import Asking
+from gateway.batches.blobs import Blobs
+from gateway.batches.closing import Closing
+from gateway.batches.endpoints import URLS, Endpoints
+from gateway.batches.metrics import BatchMetrics
+from gateway.batches.pace import Load, Pace
+from gateway.batches.runner import Runner
+from gateway.batches.sqlite import SqliteStore
+from gateway.batches.window import Window
+from gateway.keys import Keys
+from gateway.transport import Handler
+from policies.view import FleetView
+from tool_runtime.runtime import ToolRuntime
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What batches need of the gateway."""
+
+    path: Handler
+    """The gateway's own, with LineKeys."""
+    keys: Keys
+    view: Callable[[], FleetView]
+    wrong_model: Callable[[str], str | None]
+    """Says why nothing serves a model; None where something does."""
+    runtime: ToolRuntime | None
+    """Of the gateway's tools."""
+    session_ended: Callable[[str], None]
+    registry: CollectorRegistry
+    max_line_bytes: int
+    clock: Callable[[], float]
+    """Monotonic seconds."""
+    now: Callable[[], float] = time.time
+    """Unix seconds."""
+
+
+@asynccontextmanager
+async def serving(settings: Batches, around: Surroundings) -> AsyncIterator[Handler]:
+    """The API, with live batches at work. Raises OSError."""
+    if settings.directory is None:
+        yield off
+        return
+    directory = Path(settings.directory)
+    store, blobs = SqliteStore(directory), Blobs(directory / "files")
+    window = Window(Pace(settings.in_flight), lambda: Load.of(around.view()), around.clock)
+    metrics = BatchMetrics(around.registry, lambda: window.in_flight, lambda: window.size)
+    asking = Asking(around.path, window, settings.attempts, metrics.retries.inc)
+
+    agent_runs = AgentRuns(asking, store, around.runtime, around.session_ended)
+    endpoints = Endpoints(asking, agent_runs, around.runtime, around.wrong_model)
+    runner = Runner(
+        store,
+        blobs,
+        Closing(store, blobs),
+        endpoints.of,
+        endpoints.answer,
+        metrics,
+        around.now,
+        around.max_line_bytes,
+        max_open=settings.in_flight,
+    )
+    async with AsyncExitStack() as running:
+        running.push_async_callback(store.close)
+        await store.start()
+        await blobs.start()
+        running.push_async_callback(window.stop)
+        window.start()
+        running.push_async_callback(runner.stop)
+        await runner.start()
+        yield Api(around.keys, store, blobs, runner, URLS, settings.file_bytes, around.now).handle

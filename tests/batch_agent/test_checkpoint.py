@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from batch_agent import Tool
+from tests.batch_agent.conftest import Run
+from tests.batch_agent.scripted import Asked, Scripted, calls, refusal, says
+
+
+class Found(BaseModel):
+    path: str
+
+
+sent: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def nothing_sent() -> None:
+    sent.clear()
+
+
+@Tool.define(cacheable=False)
+async def send(path: str) -> str:
+    sent.append(path)
+    return "sent"
+
+
+@Tool.define
+async def look(path: str) -> str:
+    sent.append(path)
+    return "seen"
+
+
+async def test_what_is_done_is_not_asked_again(gateway: Scripted, run: Run, tmp_path: Path) -> None:
+    gateway.script = lambda asked: says(f'{{"path": "{asked.task}"}}')
+    again = {
+        "task": "{n}",
+        "inputs": [{"n": n} for n in range(3)],
+        "output_schema": Found,
+        "checkpoint_dir": tmp_path,
+    }
+    first, second = await run(**again), await run(**again)
+    assert [result.output for result in second] == [result.output for result in first]
+    assert isinstance(second[0].output, Found)
+    assert [(result.attempts, result.turns) for result in second] == [(0, 1)] * 3
+    assert len(gateway.asked) == 3
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"task": "other"}, {"system_prompt": "s"}, {"model": "n"}, {"sampling": {"seed": 1}}, {"tools": [look]}],
+)
+async def test_another_batch_in_the_same_place_gets_its_own_answers(
+    gateway: Scripted, run: Run, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    gateway.script = lambda asked: says(str(asked.number))
+    await run(checkpoint_dir=tmp_path)
+    (result,) = await run(**{"checkpoint_dir": tmp_path, **change})
+    assert result.output == "1"
+
+
+async def test_equal_inputs_are_agents_of_their_own(gateway: Scripted, run: Run, tmp_path: Path) -> None:
+    gateway.script = lambda asked: says(str(asked.number))
+    first = await run(inputs=[{}] * 3, checkpoint_dir=tmp_path)
+    second = await run(inputs=[{}] * 3, checkpoint_dir=tmp_path)
+    assert (
+        sorted(result.output for result in second) == sorted(result.output for result in first) == ["0", "1", "2"]
+    )
+
+
+async def test_failures_are_tried_again(gateway: Scripted, run: Run, tmp_path: Path) -> None:
+    gateway.script = lambda asked: refusal(400, "no") if asked.number == 0 else says("yes")
+    (failed,) = await run(checkpoint_dir=tmp_path)
+    (result,) = await run(checkpoint_dir=tmp_path)
+    assert not failed.ok
+    assert result.output == "yes"
+
+
+async def test_an_agent_goes_on_after_its_last_finished_turn(gateway: Scripted, run: Run, tmp_path: Path) -> None:
+    def breaking(asked: Asked) -> Any:
+        return calls("send", '{"path": "a"}') if asked.num_turns < 2 else refusal(400, "engine lost")
+
+    gateway.script = breaking
+    (failed,) = await run(tools=[send], max_turns=4, checkpoint_dir=tmp_path)
+    gateway.script = lambda asked: says("done")
+    (result,) = await run(tools=[send], max_turns=4, checkpoint_dir=tmp_path)
+    assert (failed.turns, result.turns, result.output) == (2, 3, "done")
+    assert gateway.asked[3].messages == gateway.asked[2].messages
+    assert gateway.asked[3].headers["X-Turngate-Session"] == gateway.asked[0].headers["X-Turngate-Session"]
+    assert sent == ["a", "a"]
+
+
+async def test_an_agent_whose_model_led_nowhere_begins_anew(gateway: Scripted, run: Run, tmp_path: Path) -> None:
+    gateway.script = lambda asked: calls("look", '{"path": "a"}')
+    (failed,) = await run(tools=[look], max_turns=2, checkpoint_dir=tmp_path)
+    gateway.script = lambda asked: says("done")
+    (result,) = await run(tools=[look], max_turns=2, checkpoint_dir=tmp_path)
+    assert failed.error is not None
+    assert failed.error.type == "MaxTurnsError"
+    assert (result.output, result.turns) == ("done", 1)
+
+
+@pytest.mark.parametrize(("tool", "runs"), [(send, 1), (look, 2)])
+async def test_a_call_that_was_on_its_way_is_repeated_only_where_that_is_harmless(
+    gateway: Scripted, run: Run, tmp_path: Path, tool: Any, runs: int
+) -> None:
+    began = asyncio.Event()
+
+    @Tool.define(name=tool.name, cacheable=tool.cacheable)
+    async def stalled(path: str) -> str:
+        await tool.func(path)
+        began.set()
+        await asyncio.Event().wait()
+        return ""
+
+    gateway.script = lambda asked: (
+        says(asked.last["content"]) if asked.num_turns else calls(tool.name, '{"path": "a"}')
+    )
+    task = asyncio.ensure_future(run(tools=[stalled], max_turns=2, checkpoint_dir=tmp_path))
+    await began.wait()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    (result,) = await run(tools=[tool], max_turns=2, checkpoint_dir=tmp_path)
+    assert len(sent) == runs
+    assert ("unknown" in result.output) is (tool is send)
+    assert len(gateway.asked) == 2
+
+
+async def test_an_answer_that_was_read_last_is_not_asked_for_again(
+    gateway: Scripted, run: Run, tmp_path: Path
+) -> None:
+    stall = asyncio.Event()
+
+    async def script(asked: Asked) -> Any:
+        if asked.num_turns:
+            await stall.wait()
+            return says('{"path": "corrected"}')
+        return says("wrong")
+
+    gateway.script = script
+    task = asyncio.ensure_future(run(output_schema=Found, checkpoint_dir=tmp_path))
+    await gateway.until(lambda: len(gateway.asked) == 2)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    stall.set()
+    (result,) = await run(output_schema=Found, checkpoint_dir=tmp_path)
+    assert result.output == Found(path="corrected")
+    assert gateway.asked[2].messages == gateway.asked[1].messages
+
+
+SCRIPT = """
+import asyncio, sys
+from batch_agent import BatchAgent, Tool
+
+@Tool.define
+async def look(path: str) -> str:
+    return "seen"
+
+async def main():
+    results = await BatchAgent.run(
+        task="agent {n}", inputs=[{"n": n} for n in range(20)], tools=[look], max_turns=4, model="m",
+        gateway=sys.argv[1], checkpoint_dir=sys.argv[2], max_dispatched=4,
+    )
+    print(sorted(result.output for result in results))
+
+asyncio.run(main())
+"""
+
+
+async def test_a_batch_that_was_killed_goes_on_without_a_lost_turn(gateway: Scripted, tmp_path: Path) -> None:
+    """Killed at several points of its life: each turn of each agent is answered once, but for those that were on
+    their way at a kill."""
+
+    async def play() -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", SCRIPT, gateway.url, str(tmp_path)),
+            stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        )
+
+    def has_asked(count: int) -> bool:
+        return len(gateway.asked) >= count
+
+    gateway.script = lambda asked: says(asked.task) if asked.num_turns == 3 else calls("look", '{"path": "a"}')
+    for point in (5, 30, 55):
+        process = await play()
+        await gateway.until(partial(has_asked, point))
+        process.send_signal(signal.SIGKILL)
+        await process.communicate()
+    process = await play()
+    told, _ = await process.communicate()
+    assert told.decode().strip() == str(sorted(f"agent {n}" for n in range(20)))
+    turns = [(asked.task, asked.num_turns) for asked in gateway.asked]
+    assert len(set(turns)) == 80
+    assert len(turns) <= 80 + 3 * 4

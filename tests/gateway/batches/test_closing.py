@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from gateway.batches.blobs import Blobs
+from gateway.batches.closing import Closing
+from gateway.batches.objects import Batch, Finished, Status
+from gateway.batches.sqlite import SqliteStore
+from gateway.batches.store import Page
+from tests.gateway.batches.test_store import LINES, batch
+
+
+class Cut(Exception):
+    pass
+
+
+class CutStore(SqliteStore):
+    """Fails at its call of a given number, as a process that is killed there would."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.calls_left = 1_000
+
+    async def _rows(self, query: str, *values: Any) -> list[Any]:
+        self.calls_left -= 1
+        if self.calls_left < 0:
+            raise Cut
+        return await super()._rows(query, *values)
+
+
+async def finalizing(store: SqliteStore, num_finished: int) -> Batch:
+    await store.add_batch(batch())
+    await store.begin("batch_1", LINES, "m", 1)
+    for line in LINES[:num_finished]:
+        text = orjson.dumps({"custom_id": line.custom_id})
+        await store.finish("batch_1", line, Finished(line.number != 1, text))
+    return await store.move("batch_1", Status.FINALIZING, 2)
+
+
+@pytest.mark.parametrize(("num_finished", "status"), [(len(LINES), Status.COMPLETED), (4, Status.EXPIRED)])
+async def test_closing_can_be_cut_anywhere_and_begun_again(
+    tmp_path: Path, num_finished: int, status: Status
+) -> None:
+    store, blobs = CutStore(tmp_path), Blobs(tmp_path / "files")
+    await store.start()
+    await blobs.start()
+    ready = await finalizing(store, num_finished)
+    closing, closed = Closing(store, blobs), None
+    for num_calls in range(20):
+        store.calls_left = num_calls
+        try:
+            closed = await closing.close(ready, 3)
+            break
+        except Cut:
+            store.calls_left = 1_000
+            assert await store.batch("t", "batch_1") == ready
+            assert await store.files("t", None, Page(10)) == []
+    store.calls_left = 1_000
+    assert closed is not None
+    assert closed.status is status
+    await blobs.keep_only(store.content_in_use)
+    contents = {path.name: path.read_bytes().splitlines() for path in (tmp_path / "files").iterdir()}
+    assert set(contents) == {closed.output_file_id, closed.error_file_id}
+    found = [orjson.loads(line)["custom_id"] for lines in contents.values() for line in lines]
+    assert sorted(found) == sorted(line.custom_id for line in LINES)
+    await store.close()
+
+
+async def test_files_without_lines_are_not_made(tmp_path: Path) -> None:
+    store, blobs = SqliteStore(tmp_path), Blobs(tmp_path / "files")
+    await store.start()
+    await blobs.start()
+    await store.add_batch(batch())
+    cancelling = await store.move("batch_1", Status.CANCELLING, 1)
+    closed = await Closing(store, blobs).close(cancelling, 2)
+    assert (closed.status, closed.output_file_id, closed.error_file_id) == (Status.CANCELLED, None, None)
+    assert await asyncio.to_thread(lambda: list((tmp_path / "files").iterdir())) == []
+    await store.close()

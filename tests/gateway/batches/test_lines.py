@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.batches import lines
+from gateway.batches.lines import Endpoint, Input, body_of, prefix_key
+from gateway.dialects import BY_PATH
+
+URL = "/v1/chat/completions"
+MAX_LINE_BYTES = 2_000
+
+
+def endpoint(url: str = URL) -> Endpoint:
+    def wrong_model(name: str) -> str | None:
+        return None if name in ("m", "m2") else f"no {name}"
+
+    return Endpoint(url, BY_PATH[url].check, BY_PATH[url].script, wrong_model)
+
+
+def asks(custom_id: str = "a", text: str = "hello", **changes: Any) -> dict[str, Any]:
+    body = {"model": "m", "messages": [{"role": "user", "content": text}]}
+    return {"custom_id": custom_id, "method": "POST", "url": URL, "body": body} | changes
+
+
+def read(tmp_path: Path, *rows: dict[str, Any] | bytes) -> Input:
+    raw = [row if isinstance(row, bytes) else orjson.dumps(row) for row in rows]
+    file = tmp_path / "in.jsonl"
+    file.write_bytes(b"\n".join(raw) + b"\n")
+    return lines.read(file, endpoint(), MAX_LINE_BYTES)
+
+
+def without(key: str) -> dict[str, Any]:
+    return {name: value for name, value in asks("b").items() if name != key}
+
+
+def test_lines_know_where_they_stand_in_the_file(tmp_path: Path) -> None:
+    rows = [asks("a"), asks("b", "x" * 300), asks("c")]
+    found = read(tmp_path, rows[0], b"", rows[1], b"  ", rows[2])
+    assert (found.faults, found.model) == ([], "m")
+    assert [line.custom_id for line in found.lines] == ["a", "b", "c"]
+    raw = (tmp_path / "in.jsonl").read_bytes()
+    assert [orjson.loads(raw[x.offset : x.offset + x.size_bytes]) for x in found.lines] == rows
+
+
+@pytest.mark.parametrize(
+    ("row", "code", "param"),
+    [
+        (b"{not json", "invalid_json_line", None),
+        (b'["no", "object"]', "invalid_json_line", None),
+        (without("custom_id"), "missing_required_parameter", "custom_id"),
+        (without("method"), "missing_required_parameter", "method"),
+        (without("url"), "missing_required_parameter", "url"),
+        (without("body"), "missing_required_parameter", "body"),
+        (asks("a"), "duplicate_custom_id", "custom_id"),
+        (asks(7), "invalid_request", "custom_id"),  # type: ignore[arg-type]
+        (asks(""), "invalid_request", "custom_id"),
+        (asks("b", method="GET"), "invalid_method", "method"),
+        (asks("b", url="/v1/embeddings"), "url_mismatch", "url"),
+        (asks("b", body=[]), "invalid_request", "body"),
+        (asks("b", body={"model": "m"}), "invalid_request", "body.messages"),
+        (asks("b", body={"model": "m2", "messages": []}), "model_mismatch", "body.model"),
+        (asks("b", "x" * MAX_LINE_BYTES), "invalid_request", None),
+    ],
+)
+def test_what_is_wrong_with_a_line_is_told_with_its_number(
+    tmp_path: Path, row: dict[str, Any] | bytes, code: str, param: str | None
+) -> None:
+    found = read(tmp_path, asks("a"), row, asks("z"))
+    assert [(fault.code, fault.param, fault.line) for fault in found.faults] == [(code, param, 2)]
+
+
+def test_every_wrong_line_is_told(tmp_path: Path) -> None:
+    found = read(tmp_path, b"{", asks("b", method="PUT"), asks("c"), asks("c"))
+    assert [(fault.code, fault.line) for fault in found.faults] == [
+        ("invalid_json_line", 1),
+        ("invalid_method", 2),
+        ("duplicate_custom_id", 4),
+    ]
+
+
+def test_a_model_that_nothing_serves_is_told_once(tmp_path: Path) -> None:
+    body = {"model": "gone", "messages": []}
+    found = read(tmp_path, asks("a", body=body), asks("b", body=body))
+    assert [(fault.code, fault.line) for fault in found.faults] == [("model_not_found", 1)]
+
+
+def test_a_file_without_requests_is_refused(tmp_path: Path) -> None:
+    assert [fault.code for fault in read(tmp_path, b" ").faults] == ["empty_file"]
+
+
+def test_too_many_lines_are_refused_before_all_are_read(tmp_path: Path) -> None:
+    rows = [asks(str(n)) for n in range(lines.MAX_LINES + 1)]
+    found = read(tmp_path, *rows)
+    assert ([fault.code for fault in found.faults], found.lines) == (["too_many_tasks"], [])
+
+
+def test_the_bytes_of_a_body_are_what_was_written_but_for_what_streams_need() -> None:
+    body = b'{"model" : "m", "stream": true, "x": 1.50, "stream_options":{"a":[1]}}'
+    assert body_of(b'{"custom_id":"a", "body": ' + body + b', "q":1}') == b'{"model" : "m", "x": 1.50}'
+
+
+@given(st.binary(max_size=4_000), st.lists(st.integers(1, 900), max_size=5))
+def test_how_a_text_comes_in_pieces_does_not_change_its_key(text: bytes, sizes: list[int]) -> None:
+    pieces, at = [], 0
+    for size in sizes:
+        pieces.append(text[at : at + size])
+        at += size
+    assert prefix_key(iter([*pieces, text[at:]])) == prefix_key(iter([text]))
+
+
+@given(st.integers(1, 12), st.permutations(range(24)))
+def test_texts_with_a_long_common_prefix_stand_side_by_side(num_groups: int, order: list[int]) -> None:
+    texts = [bytes([65 + n % num_groups]) * 600 + str(n).encode() for n in order]
+    ordered = [text[:1] for text in sorted(texts, key=lambda text: prefix_key(iter([text])))]
+    changes = sum(a != b for a, b in pairwise(ordered))
+    assert changes == len(set(ordered)) - 1

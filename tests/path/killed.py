@@ -1,0 +1,59 @@
+"""A gateway process with batches, which tests kill and start again on the same directory."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import openai
+import orjson
+
+from tests.path.fake_engine import FakeEngine
+
+START_S = 30.0
+
+
+class GatewayProcess:
+    """`turngate serve` in front of one engine."""
+
+    def __init__(self, engine: FakeEngine, directory: Path, *more: str) -> None:
+        self._arguments = [
+            *("-m", "gateway", "serve", "--port", "0", "--engine", f"vllm://127.0.0.1:{engine.port}"),
+            *("--set", f"batches.directory={directory}", "--set", "probing.hints=false"),
+            *("--set", "logging.level=warning", "--set", "policy.slots_per_replica=16"),
+            *more,
+        ]
+        self.port = 0
+
+    async def start(self) -> None:
+        pipe = asyncio.subprocess.PIPE
+        self._process = await asyncio.create_subprocess_exec(sys.executable, *self._arguments, stdout=pipe)
+        assert self._process.stdout is not None
+        async with asyncio.timeout(START_S):
+            while (line := await self._process.stdout.readline()) and b"OPENAI_BASE_URL" not in line:
+                pass
+        found = re.search(rb":(\d+)/v1", line)
+        assert found is not None
+        self.port = int(found[1])
+
+    def most_memory_bytes(self) -> int:
+        """Its largest resident set up to now."""
+        status = Path(f"/proc/{self._process.pid}/status").read_text()
+        return 1024 * int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")))
+
+    async def kill(self) -> None:
+        self._process.send_signal(signal.SIGKILL)
+        await self._process.communicate()
+
+
+def connected(gateway: GatewayProcess) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{gateway.port}/v1", api_key="none", max_retries=0)
+
+
+async def rows_of(client: openai.AsyncOpenAI, file_id: str) -> list[Any]:
+    content = await client.files.content(file_id)
+    return [orjson.loads(line) for line in content.content.splitlines()]

@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tool_runtime.tools.calls import called
+from tool_runtime import seccomp
+from tool_runtime.sandbox import Limits, Sandbox
+from tool_runtime.tools.python_eval import build
+from tool_runtime.types import Effect, Result, Status
+
+
+@cache
+def missing() -> str:
+    """Why there is no sandbox on this machine; empty if there is one."""
+    try:
+        Sandbox(Limits())
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+in_sandbox = pytest.mark.skipif("missing()", reason="there is no sandbox here")
+
+
+async def run(code: str, **settings: Any) -> Result:
+    return await called(build(settings), code=code)
+
+
+@in_sandbox
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        ("6 * 7", "42\n"),
+        ("print('a')\nx = [1]\nx", "a\n[1]\n"),
+        ("def f():\n    return 'é'\nf()", "'é'\n"),
+        ("None", "(no output)"),
+        ("", "(no output)"),
+        ("import math, json, statistics; math.floor(2.5)", "2\n"),
+        ("import threading\nt = threading.Thread(target=print, args=('t',)); t.start(); t.join()", "t\n"),
+        ("open('/tmp/a', 'w').write('x'); open('/tmp/a').read()", "'x'\n"),
+        ("input", "<built-in function input>\n"),
+    ],
+)
+async def test_code_gives_what_it_prints_and_its_last_value(code: str, text: str) -> None:
+    result = await run(code)
+    assert (result.status, result.text) == (Status.OK, text)
+
+
+@in_sandbox
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("1 / 0", 'File "<code>", line 1, in <module>\nZeroDivisionError'),
+        ("def f(:", "SyntaxError"),
+        ("import sys; print('x'); sys.exit(3)", "x\n\n[ended with status 3]"),
+        ("x = ' ' * 10 ** 10", "MemoryError"),
+        ("input()", "EOFError"),
+        ("exec('def f(): f()\\nf()')", "RecursionError"),
+    ],
+)
+async def test_code_that_fails_is_an_error_that_says_why(code: str, told: str) -> None:
+    result = await run(code)
+    assert (result.status, told in result.text) == (Status.ERROR, True), result.text
+    assert str(Path(__file__).parents[3]) not in result.text
+
+
+WAYS_OUT = {
+    "the network": "import socket; socket.create_connection(('127.0.0.1', 80))",
+    "names": "import socket; socket.getaddrinfo('example.com', 80)",
+    "the machine's host": "import socket; socket.socket(40, socket.SOCK_STREAM)",
+    "a process": "import subprocess; subprocess.run(['/usr/bin/env'])",
+    "a fork": "import os; os.fork()",
+    "our files": f"open({__file__!r})",
+    "accounts": "open('/etc/passwd')",
+    "processes": "import os; os.listdir('/proc')",
+    "the system's files": "open('/usr/x', 'w')",
+    "the root": "open('/x', 'w')",
+    "devices": "open('/dev/x', 'w')",
+    "disks": "import os; os.mknod('/tmp/disk', 0o60666, os.makedev(254, 0)); open('/tmp/disk', 'rb').read(1)",
+    "root's rights": "import os; os.setuid(0)",
+    "other limits": "import resource; resource.setrlimit(resource.RLIMIT_AS, (-1, -1))",
+    "much memory": "x = [bytearray(10_000_000) for _ in range(100)]",
+    "memory files": "import os; os.memfd_create('x')",
+    "a large file": "open('/tmp/a', 'wb').write(bytes(70_000_000))",
+    "large files": "for i in range(20): open(f'/tmp/{i}', 'wb').write(bytes(10_000_000))",
+    "many files": "x = [open('/dev/null') for _ in range(100)]",
+}
+
+
+@in_sandbox
+@pytest.mark.parametrize("code", WAYS_OUT.values(), ids=WAYS_OUT)
+async def test_the_sandbox_lets_nothing_out(code: str) -> None:
+    result = await run(code)
+    assert (result.status, "Error: Traceback" in result.text) == (Status.ERROR, True), result.text
+
+
+@in_sandbox
+async def test_nothing_of_our_environment_is_inside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TURNGATE_SECRET", "secret")
+    result = await run("import os; sorted(os.environ), os.listdir('/tmp'), os.getuid(), os.getpid() < 10")
+    assert result.text == "(['HOME', 'LANG', 'PWD'], [], 65534, True)\n"
+
+
+@in_sandbox
+async def test_forbidden_system_calls_fail() -> None:
+    code = (
+        "import ctypes, errno\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+        f"[errno.errorcode[ctypes.get_errno()] for n in {numbers()} if libc.syscall(n, 0, 0, 0, 0) < 0]"
+    )
+    result = await run(code)
+    assert result.text == f"{['EPERM'] * (len(numbers()) - 1) + ['ENOSYS']}\n"
+
+
+def numbers() -> list[int]:
+    """ptrace, unshare, mount, bpf, keyctl; io_uring_setup; clone3."""
+    return (
+        [101, 272, 165, 321, 250, 425, 435]
+        if os.uname().machine == "x86_64"
+        else [117, 97, 40, 280, 219, 425, 435]
+    )
+
+
+@in_sandbox
+@pytest.mark.parametrize(
+    "code", ["while True: pass", "import time; time.sleep(60)", "while True: print('x' * 1000)"]
+)
+async def test_code_that_does_not_end_is_stopped_with_what_it_printed(code: str) -> None:
+    began = time.monotonic()
+    result = await run(f"print('begun', flush=True)\n{code}", timeout_s=1.0, output_bytes=1000)
+    assert result.status is Status.ERROR
+    assert result.text.startswith("Error: begun\n")
+    assert "[stopped after 1 s or 1000 bytes of output]" in result.text
+    assert time.monotonic() - began < 10.0
+
+
+@in_sandbox
+async def test_a_run_that_nobody_waits_for_is_killed() -> None:
+    box = Sandbox(Limits(timeout_s=60.0))
+    task = asyncio.create_task(box.run("import time; time.sleep(60)"))
+    while not children():
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    assert (task.cancelled(), children()) == (True, [])
+
+
+def children() -> list[str]:
+    """Sandboxes that run under us."""
+    me = str(os.getpid())
+    return [
+        path.parent.name
+        for path in Path("/proc").glob("[0-9]*/stat")
+        if (fields := path.read_text().rpartition(")")[2].split())[1] == me and fields[0] != "Z"
+    ]
+
+
+@in_sandbox
+async def test_runs_know_nothing_of_each_other() -> None:
+    box = Sandbox(Limits())
+    codes = [
+        f"open('/tmp/a', 'w').write('{n}')\nimport os; os.listdir('/tmp'), open('/tmp/a').read()" for n in "12"
+    ]
+    ended = await asyncio.gather(*map(box.run, codes))
+    assert [run.output for run in ended] == ["(['a'], '1')\n", "(['a'], '2')\n"]
+
+
+@in_sandbox
+def test_each_call_is_a_run_of_its_own() -> None:
+    assert build({}).effect is Effect.DESTRUCTIVE
+
+
+@pytest.mark.parametrize(
+    ("bwrap", "told"),
+    [
+        ("no-such-bwrap", "install bubblewrap"),
+        ("#!/bin/sh\necho no permission to create a namespace >&2; exit 1", "no permission to create a namespace"),
+        ("#!/bin/sh\necho 0", "does not start: 0"),
+    ],
+)
+def test_without_a_working_sandbox_there_is_no_tool(tmp_path: Path, bwrap: str, told: str) -> None:
+    command = tmp_path / "bwrap"
+    if bwrap.startswith("#!"):
+        command.write_text(bwrap)
+        command.chmod(0o755)
+        bwrap = str(command)
+    with pytest.raises(ValueError, match="only in a sandbox") as error:
+        build({"bwrap": bwrap})
+    assert told in str(error.value)
+
+
+def test_an_interpreter_that_is_none_is_told() -> None:
+    with pytest.raises(ValueError, match="no Python interpreter"):
+        build({"python": "/bin/false", "bwrap": sys.executable})
+
+
+def test_there_is_no_filter_for_an_architecture_that_nobody_has_listed() -> None:
+    with pytest.raises(ValueError, match="riscv64"):
+        seccomp.program("riscv64")

@@ -1,0 +1,139 @@
+"""Arguments as a model writes them: parsed, checked against the tool's JSON Schema, in one canonical text.
+
+`jsonschema` checks the tools of every source alike (MCP servers send schemas, not Python types), and its messages
+name the place and the rule, which is what a model needs to repair its call.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, NoReturn
+
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import SchemaError, ValidationError, best_match
+from jsonschema.validators import validator_for
+from referencing import Registry
+from referencing.exceptions import Unresolvable
+
+from tool_runtime.types import Json, Refused
+
+MAX_CHARS = 1_000_000
+"""Longer arguments are refused unread."""
+MAX_PROBLEMS = 5
+MAX_PROBLEM_CHARS = 300
+"""A message quotes the value that it is about, which may be the whole call."""
+
+
+class InvalidArguments(Refused):
+    """The arguments are not what the tool takes; the text says what to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """Arguments that the tool takes."""
+
+    value: Json
+    canonical: str
+    """Equal for equal arguments: sorted keys, no white space."""
+
+
+class Schema:
+    """What one tool takes."""
+
+    def __init__(self, parameters: Json) -> None:
+        """Raises ValueError if `parameters` is no JSON Schema of an object."""
+        try:
+            validator = validator_for(parameters, default=Draft202012Validator)
+            validator.check_schema(parameters)
+        except (SchemaError, RecursionError, TypeError) as error:
+            reason = error.message if isinstance(error, SchemaError) else str(error)
+            raise ValueError(f"not a JSON Schema: {_short(reason)}") from None
+        if parameters.get("type", "object") != "object":
+            raise ValueError(f"a schema of arguments describes an object, not {parameters['type']!r}")
+        # An empty registry: a schema may refer to its own parts, never to an address that we would have to fetch.
+        self._validator = validator(parameters, registry=Registry())
+
+    def read(self, text: str) -> Arguments:
+        """The arguments in a call's raw text. Raises InvalidArguments."""
+        try:
+            value = _parsed(text)
+            problems = self._problems(value)
+            if problems:
+                value = self._mended(value)
+                if self._problems(value):
+                    raise InvalidArguments("\n".join(["Invalid arguments:", *(f"- {p}" for p in problems)]))
+            return Arguments(value, canonical(value))
+        except RecursionError:
+            raise InvalidArguments("Invalid arguments: they are nested too deeply.") from None
+        except Unresolvable as error:
+            raise InvalidArguments(f"The schema of this tool refers to {error.ref!r}, which it lacks.") from None
+        except ValueError as error:  # not finite, or half a surrogate pair: no other parser would take it
+            raise InvalidArguments(f"Invalid arguments: {error}") from None
+
+    def _problems(self, value: Json) -> list[str]:
+        return [_described(error) for error in islice(self._errors(value), MAX_PROBLEMS)]
+
+    def _mended(self, value: Json) -> Json:
+        """Reads texts as JSON where the schema wants no text: models write `"5"` for 5 and `"[1]"` for [1]."""
+        mended = dict(value)
+        for error in self._errors(value):
+            if len(error.path) == 1 and error.validator in ("type", "anyOf") and isinstance(error.instance, str):
+                with suppress(ValueError):
+                    mended[str(error.path[0])] = _loads(error.instance)
+        return mended
+
+    def _errors(self, value: Json) -> Iterator[ValidationError]:
+        return self._validator.iter_errors(value)
+
+
+def canonical(value: Any) -> str:
+    """One text for equal JSON values. Raises ValueError for what JSON or UTF-8 cannot hold."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    text.encode()
+    return text
+
+
+def canonical_text(text: str) -> str:
+    """The same of raw text; text that is not JSON is its own."""
+    try:
+        return canonical(_loads(text))
+    except (ValueError, RecursionError):
+        return text
+
+
+def _parsed(text: str) -> Json:
+    if len(text) > MAX_CHARS:
+        raise InvalidArguments(f"Invalid arguments: {len(text)} characters, and at most {MAX_CHARS} are read.")
+    try:
+        value = _loads(text) if text.strip() else None
+    except json.JSONDecodeError as error:
+        near = text[max(0, error.pos - 20) : error.pos + 20]
+        raise InvalidArguments(
+            f"Invalid arguments: not JSON: {error.msg} at character {error.pos}, near {near!r}"
+        ) from None
+    if value is None:
+        return {}  # how several models call a tool without parameters
+    if not isinstance(value, dict):
+        raise InvalidArguments(f"Invalid arguments: a JSON object is needed, not {_short(text)}")
+    return value
+
+
+def _loads(text: str) -> Any:
+    return json.loads(text, parse_constant=_refuse_constant)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _described(error: ValidationError) -> str:
+    deepest = best_match([error]) or error  # of an `anyOf`, the branch that was nearly met
+    return f"{deepest.json_path}: {_short(deepest.message)}"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= MAX_PROBLEM_CHARS else f"{text[:MAX_PROBLEM_CHARS]}..."

@@ -1,0 +1,100 @@
+"""Opens what lies below allowed directories, and nothing else: no symbolic link is followed, no `..` is taken."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from tool_runtime.types import Refused, ToolError
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+"""Non-blocking: opening a pipe that nobody writes would hang. It is refused right after."""
+
+
+class Roots:
+    """Named directories. A path is `name/folder/file`: callers learn nothing of where on the machine that is.
+
+    Each part of a path is opened relative to the one before it, so nothing can be exchanged for a link between
+    a check and its use. Hard links and mounts below a root are the operator's own and count as inside.
+    """
+
+    def __init__(self, roots: Mapping[str, str]) -> None:
+        """Raises ValueError for a root that is no directory, or a name that is no single part of a path."""
+        self._roots = {name: Path(place).resolve() for name, place in roots.items()}
+        for name, place in self._roots.items():
+            if "/" in name or name in ("", ".", ".."):
+                raise ValueError(f"root {name!r}: the name has to be one part of a path")
+            if not place.is_dir():
+                raise ValueError(f"root {name!r}: {place} is no directory")
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(self._roots)
+
+    @contextmanager
+    def file(self, path: str) -> Iterator[int]:
+        """A descriptor of a regular file. Raises Refused for what may not be read, ToolError for what is not."""
+        with self._walked(path, _FILE) as descriptor:
+            mode = os.fstat(descriptor).st_mode
+            if stat.S_ISDIR(mode):
+                raise ToolError(f"{path} is a directory")
+            if not stat.S_ISREG(mode):
+                raise Refused(f"{path} is no regular file")
+            yield descriptor
+
+    @contextmanager
+    def directory(self, path: str) -> Iterator[int]:
+        """The same of a directory."""
+        with self._walked(path, _DIRECTORY) as descriptor:
+            yield descriptor
+
+    @contextmanager
+    def _walked(self, path: str, last: int) -> Iterator[int]:
+        """`last` are the flags of the last part; all others have to be directories."""
+        root, *parts = self._parts(path)
+        descriptor = _open(path, str(self._roots[root]), _DIRECTORY, None)
+        try:
+            for number, part in enumerate(parts, 1):
+                inner = _open(path, part, last if number == len(parts) else _DIRECTORY, descriptor)
+                os.close(descriptor)
+                descriptor = inner
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def _parts(self, path: str) -> list[str]:
+        parts = [part for part in path.split("/") if part not in ("", ".")]
+        if path.startswith("/") or ".." in parts or "\0" in path or not _is_text(path):
+            raise Refused(f"{path!r} is refused: write a path such as {self.names[0]}/file, without `..`")
+        if not parts or parts[0] not in self._roots:
+            raise Refused(f"{path!r} is refused: a path begins with one of {', '.join(self.names)}")
+        return parts
+
+
+def _open(path: str, part: str, flags: int, directory: int | None) -> int:
+    try:
+        return os.open(part, flags, dir_fd=directory)
+    except OSError as error:
+        if _is_link(part, directory):
+            raise Refused(f"{path!r} is refused: it goes through a symbolic link") from None
+        raise ToolError(f"{path} cannot be opened: {error.strerror}") from None
+
+
+def _is_link(part: str, directory: int | None) -> bool:
+    """For the text of a refusal only: the open has failed already."""
+    try:
+        return stat.S_ISLNK(os.stat(part, dir_fd=directory, follow_symlinks=False).st_mode)
+    except OSError:
+        return False
+
+
+def _is_text(path: str) -> bool:
+    try:
+        path.encode()
+    except UnicodeEncodeError:  # a lone surrogate, which JSON can carry
+        return False
+    return True

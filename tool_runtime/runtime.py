@@ -1,0 +1,226 @@
+"""Runs the tool calls of many sessions: from a call to its one result, by cache, shared or own execution."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from hashlib import sha256
+from types import MappingProxyType
+
+from tool_runtime.approval import verdict_on
+from tool_runtime.arguments import Arguments
+from tool_runtime.cache import Cache
+from tool_runtime.coalesce import Flight, Flights
+from tool_runtime.executor import Executor
+from tool_runtime.outcome import Outcome, not_started, outcome_of
+from tool_runtime.sharing import key_of, told
+from tool_runtime.tasks import Tasks
+from tool_runtime.types import (
+    NEVER,
+    Approve,
+    Call,
+    Context,
+    Effect,
+    Execution,
+    Origin,
+    Refused,
+    Result,
+    Status,
+    Tool,
+    Tools,
+)
+
+MAX_NAME_CHARS = 64
+"""Of a name that a model made up, in the audit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A call that may run."""
+
+    executor: Executor
+    call: Call
+    context: Context
+    arguments: Arguments
+    told: Context
+    """What its execution is told of the context."""
+    key: bytes | None
+    """Of calls that it may share with. None: of none."""
+
+
+class ToolRuntime:
+    """Owns the executions of its tools until `close`; needs no start."""
+
+    def __init__(
+        self,
+        tools: Iterable[Tool] = (),
+        *,
+        clock: Callable[[], float],
+        approve: Approve | None = None,
+        audit: Callable[[Execution], None] = lambda execution: None,
+        answered: Callable[[Result], None] = lambda result: None,
+        max_cache_bytes: int = 64 * 1024 * 1024,
+    ) -> None:
+        """`audit` is told of each execution and refusal, `answered` of each result. Neither may raise.
+        Without `approve` a tool that needs approval is refused. Raises ValueError as `replace` does."""
+        self._clock = clock
+        self._approve = approve
+        self._audit = audit
+        self._answered = answered
+        self._tasks = Tasks()
+        self._flights = Flights(self._tasks, clock)
+        self._cache = Cache(max_cache_bytes)
+        self._executors: dict[str, Executor] = {}
+        self._tools: dict[str, Tool] = {}
+        self.tools: Tools = MappingProxyType(self._tools)
+        """By name, as they are now."""
+        self._serve(self._with([], tools))
+
+    def replace(self, source: str, tools: Iterable[Tool]) -> None:
+        """Make `tools` all the tools of one source, e.g. when an MCP server came, changed its list, or went.
+        Raises ValueError if a name is taken or a schema is none; then nothing has changed."""
+        others = [executor for executor in self._executors.values() if executor.tool.source != source]
+        self._serve(self._with(others, tools))
+
+    async def run(self, call: Call, context: Context, *, timeout_s: float | None = None) -> Result:
+        """The outcome of a call, within `timeout_s` of now (None: within the tool's own limits). Never raises
+        but CancelledError: errors are results that the model can read."""
+        came_at = self._clock()
+        until = math.inf if timeout_s is None else came_at + timeout_s
+        try:
+            request = await self._accepted(call, context, until)
+        except Refused as refusal:
+            result = self._refused(call, context, str(refusal))
+        else:
+            result = await self._result(request, until)
+        result = replace(result, seconds=self._clock() - came_at)
+        self._answered(result)
+        return result
+
+    def expected_s(self, name: str) -> float | None:
+        """How long nearly all executions of a tool take, as learned. None: not known yet."""
+        executor = self._executors.get(name)
+        return executor.durations.expected_s if executor is not None else None
+
+    async def close(self) -> None:
+        """End what runs; those who wait get their outcome, and later calls are refused."""
+        self._serve({})
+        self._flights.stop()
+        await self._tasks.close()
+
+    def _serve(self, executors: dict[str, Executor]) -> None:
+        self._executors = executors
+        self._tools.clear()
+        self._tools.update({name: executor.tool for name, executor in executors.items()})
+
+    def _with(self, executors: Iterable[Executor], tools: Iterable[Tool]) -> dict[str, Executor]:
+        by_name = {executor.tool.name: executor for executor in executors}
+        for tool in tools:
+            if other := by_name.get(tool.name):
+                raise ValueError(f"two tools are named {tool.name!r}: of {other.tool.source} and of {tool.source}")
+            old = self._executors.get(tool.name)
+            is_same = old is not None and old.tool == tool
+            by_name[tool.name] = old if old and is_same else Executor(tool, self._clock, self._tasks)
+        return by_name
+
+    async def _accepted(self, call: Call, context: Context, until: float) -> Request:
+        """Raises Refused for a call that may not run."""
+        executor = self._executors.get(call.name)
+        if executor is None:
+            raise Refused(f"there is no tool {call.name[:MAX_NAME_CHARS]!r}")
+        tool = executor.tool
+        arguments = executor.schema.read(call.arguments)
+        shared = told(tool, context)
+        key = None if shared is None else key_of(tool, arguments, shared)
+        if tool.limits.approval != NEVER:
+            timeout_s = until - self._clock()
+            verdict = await verdict_on(self._approve, tool, arguments.value, context, timeout_s)
+            if not verdict.is_approved:
+                raise Refused(f"{tool.name} was not run: {verdict.reason}")
+            if self._executors.get(call.name) is not executor:
+                raise Refused(f"{tool.name} is gone")
+        return Request(executor, call, context, arguments, context if shared is None else shared, key)
+
+    def _refused(self, call: Call, context: Context, reason: str) -> Result:
+        executor = self._executors.get(call.name)
+        refusal = Execution(
+            tool=call.name[:MAX_NAME_CHARS],
+            source=executor.tool.source if executor is not None else "",
+            call_id=call.id,
+            context=replace(context, history=None),
+            arguments_sha256=_sha256(call.arguments),
+            started_at=self._clock(),
+            seconds=0.0,
+            status=Status.REFUSED,
+            shared_by=1,
+        )
+        self._audit(refusal)
+        return Result(call=call, status=Status.REFUSED, text=f"Error: {reason}")
+
+    async def _result(self, request: Request, until: float) -> Result:
+        if request.key is not None and (cached := self._cache.get(request.key, self._clock())) is not None:
+            return _result(request.call, cached, Origin.CACHED)
+        tool = request.executor.tool
+        if self._clock() >= until:
+            return _result(request.call, not_started(tool, 0.0), Origin.NONE)
+        with self._flights.joined(tool, request.key, partial(self._execute, request)) as flight:
+            origin = Origin.EXECUTED if flight.num_joined == 1 else Origin.COALESCED
+            outcome = await flight.wait(until)
+            return _result(request.call, outcome, origin if flight.has_begun else Origin.NONE, flight.num_joined)
+
+    async def _execute(self, request: Request, flight: Flight) -> None:
+        """Sets the outcome of the flight, whatever happens."""
+        executor, outcome = request.executor, None
+        try:
+            value = await executor.execute(request.arguments.value, request.told, flight.begin)
+            outcome = outcome_of(executor.tool, value, flight.ran_s)
+            self._learn(request, outcome)
+        finally:
+            if outcome is not None:
+                flight.end(outcome)
+            else:
+                flight.stop()
+            if flight.has_begun:
+                self._audit(self._record(request, flight, outcome))
+
+    def _record(self, request: Request, flight: Flight, outcome: Outcome | None) -> Execution:
+        tool, seconds = request.executor.tool, flight.ran_s
+        lost = Status.UNKNOWN if tool.effect is Effect.DESTRUCTIVE else Status.CANCELLED
+        return Execution(
+            tool=tool.name,
+            source=tool.source,
+            call_id=request.call.id,
+            context=replace(request.context, history=None),
+            arguments_sha256=_sha256(request.arguments.canonical),
+            started_at=self._clock() - seconds,
+            seconds=seconds,
+            status=lost if outcome is None else outcome.status,
+            shared_by=flight.num_joined,
+            error="" if outcome is None else outcome.error,
+        )
+
+    def _learn(self, request: Request, outcome: Outcome) -> None:
+        limits, is_ok = request.executor.tool.limits, outcome.status is Status.OK
+        if is_ok:
+            request.executor.durations.saw(outcome.seconds)
+        ttl_s = limits.ttl_s if is_ok else limits.negative_ttl_s
+        if request.key is not None and ttl_s > 0:
+            self._cache.put(request.key, outcome, self._clock() + ttl_s)
+
+
+def _result(call: Call, outcome: Outcome, origin: Origin, shared_by: int = 1) -> Result:
+    return Result(
+        call=call,
+        status=outcome.status,
+        text=outcome.text,
+        origin=origin,
+        saved_s=outcome.seconds if origin in (Origin.COALESCED, Origin.CACHED) else 0.0,
+        is_truncated=outcome.is_truncated,
+        shared_by=shared_by,
+    )
+
+
+def _sha256(text: str) -> str:
+    return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

@@ -1,0 +1,62 @@
+"""Runs Python code that a model wrote, in a sandbox. Without a sandbox it cannot be built."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tool_runtime import sandbox
+from tool_runtime.options import read
+from tool_runtime.types import Context, Effect, Json, Limits, Tool, ToolError
+
+MAX_CODE_CHARS = 100_000
+_AT_ONCE = 4
+_GRACE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options(sandbox.Limits):
+    """Settings of `python_eval`: the limits of a run, and what it is run with."""
+
+    python: str = ""
+    """An interpreter, such as one of a virtual environment with the packages that code may use. Empty: ours,
+    without packages."""
+    bwrap: str = "bwrap"
+
+
+def build(settings: Mapping[str, Any]) -> Tool:
+    """Raises ValueError if there is no working sandbox."""
+    options = read(Options, settings, "python_eval")
+    try:
+        box = sandbox.Sandbox(options, options.python, options.bwrap)
+    except ValueError as error:
+        raise ValueError(f"python_eval runs code only in a sandbox, and there is none: {error}") from None
+
+    async def run(arguments: Json, context: Context) -> str:
+        ended = await box.run(arguments["code"])
+        if ended.status == 0:
+            return ended.output or "(no output)"
+        if ended.status is None:
+            why = f"stopped after {options.timeout_s:g} s or {options.output_bytes} bytes of output"
+        else:
+            why = f"ended with status {ended.status}"
+        raise ToolError(f"{ended.output}\n[{why}]".lstrip())
+
+    return Tool(
+        name="python_eval",
+        description="Run Python code and get what it prints, and the value of its last expression. "
+        "Each run starts anew: no network, no files but an empty /tmp.",
+        parameters={
+            "type": "object",
+            "properties": {"code": {"type": "string", "maxLength": MAX_CODE_CHARS}},
+            "required": ["code"],
+            "additionalProperties": False,
+        },
+        run=run,
+        # Nothing outside the sandbox changes, but equal code need not give equal results (random numbers), so
+        # each caller gets a run of its own.
+        effect=Effect.DESTRUCTIVE,
+        limits=Limits(timeout_s=options.timeout_s + _GRACE_S, concurrency=_AT_ONCE),
+        source="builtin",
+    )
