@@ -15,7 +15,7 @@ from batch_agent.budget import Budget
 from batch_agent.calls import ModelCalls
 from batch_agent.checkpoint import Checkpoint
 from batch_agent.connection import Connection
-from batch_agent.descriptors import most_calls
+from batch_agent.descriptors import default_calls
 from batch_agent.plan import Plan
 from batch_agent.schema import OutputSchema
 from batch_agent.slots import Slots
@@ -40,7 +40,7 @@ async def opened(spec: BatchSpec) -> AsyncIterator[tuple[ModelAgents, Iterator[s
         plan.model = spec.model or await only_model(connection)
         if other_names:
             plan.use_gateway_tools(other_names, await connection.tools())
-        slots = Slots(spec.effective_max_inflight or most_calls())
+        slots = Slots(spec.effective_max_inflight or default_calls())
         calls = ModelCalls(connection, slots, spec.max_retries, spec.timeout_per_turn)
         tools = ToolRuntime(plan.tools, clock=loop.time)
         stack.push_async_callback(tools.close)

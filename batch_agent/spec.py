@@ -40,7 +40,8 @@ class BatchSpec:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of each model call: max_tokens, temperature, seed, ..."""
     max_inflight: int = -1
-    """Model calls at once. -1: `max_concurrent`, else as many as this process may have connections."""
+    """Model calls at once. -1: `max_concurrent`, else 1,024, or fewer where this process may not open so many
+    connections."""
     max_concurrent: int | None = None
     max_dispatched: int = -1
     """Agents begun and not yet done. -1: no bound."""
