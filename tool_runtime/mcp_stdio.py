@@ -37,13 +37,14 @@ async def running(
 ) -> AsyncIterator[Streams]:
     """Starts the process. Raises OSError if it cannot be. `env` is added to a minimal environment."""
     loop = asyncio.get_running_loop()
-    transport, child = await loop.subprocess_exec(
-        lambda: _Child(loop, max_message_bytes, link),
-        *command,
-        env=get_default_environment() | dict(env),
-        cwd=cwd,
-        start_new_session=True,
-    )
+    with anyio.CancelScope(shield=True):  # asyncio cannot break off a start cleanly
+        transport, child = await loop.subprocess_exec(
+            lambda: _Child(loop, max_message_bytes, link),
+            *command,
+            env=get_default_environment() | dict(env),
+            cwd=cwd,
+            start_new_session=True,
+        )
     to_session, incoming = anyio.create_memory_object_stream[Incoming](0)
     outgoing, from_session = anyio.create_memory_object_stream[SessionMessage](0)
     try:

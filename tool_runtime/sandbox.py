@@ -10,10 +10,12 @@ import json
 import math
 import os
 import shutil
+import signal
 import subprocess
 import sys
+from asyncio.subprocess import Process
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,8 +75,15 @@ class Sandbox:
 
     async def run(self, code: str) -> Ended:
         """Runs code, and kills all of it on time-out, too much output, and cancellation."""
+        starting = asyncio.create_task(self._start(code))
+        try:
+            return await self._watch(await asyncio.shield(starting))
+        finally:
+            await _killed(await starting)  # a start that is broken off would leave a half-made sandbox
+
+    async def _start(self, code: str) -> Process:
         with _memory_file(self._filter) as filter_fd, _memory_file(code.encode(errors="replace")) as code_fd:
-            process = await asyncio.create_subprocess_exec(
+            return await asyncio.create_subprocess_exec(
                 *self._command(filter_fd),
                 stdin=code_fd,
                 stdout=asyncio.subprocess.PIPE,
@@ -83,26 +92,19 @@ class Sandbox:
                 env={},
                 start_new_session=True,
             )
+
+    async def _watch(self, process: Process) -> Ended:
         assert process.stdout is not None
+        most = self._limits.output_bytes
         output = bytearray()
-        is_whole = False
-        try:
+        status = None
+        with suppress(TimeoutError):
             async with asyncio.timeout(self._limits.timeout_s):
-                while len(output) <= self._limits.output_bytes and (chunk := await process.stdout.read(65_536)):
+                while len(output) <= most and (chunk := await process.stdout.read(65_536)):
                     output += chunk
-                if len(output) <= self._limits.output_bytes:
-                    await process.wait()
-                    is_whole = True
-        except TimeoutError:
-            pass
-        finally:
-            if process.returncode is None:
-                process.kill()
-                while await process.stdout.read(65_536):  # it counts as ended when all its output was taken
-                    pass
-                await process.wait()
-        text = output[: self._limits.output_bytes].decode(errors="replace")
-        return Ended(text, process.returncode if is_whole else None)
+                if len(output) <= most:
+                    status = await process.wait()
+        return Ended(output[:most].decode(errors="replace"), status)
 
     def _command(self, filter_fd: int) -> tuple[str, ...]:
         limits = self._limits
@@ -164,6 +166,16 @@ def _interpreter_places(python: str) -> list[str]:
         return sorted({str(place) for place in json.loads(asked.stdout)})
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         raise ValueError(f"{python} is no Python interpreter that runs: {error}") from None
+
+
+async def _killed(process: Process) -> None:
+    if process.returncode is None:
+        assert process.stdout is not None
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # the group: while it is set up, one is not tied to the other
+        while await process.stdout.read(65_536):  # it counts as ended when all its output was taken
+            pass
+        await process.wait()
 
 
 @contextmanager
