@@ -164,7 +164,7 @@ class App:
                 clock,
             ),
             clock,
-            Lists(self.gate.view, observer.receipt_headers),
+            Lists(lambda: self.gate.view(counts_sessions=False), observer.receipt_headers),
         )
 
     def _serving_batches(self) -> AbstractAsyncContextManager[Handler]:
@@ -172,7 +172,7 @@ class App:
         around = Surroundings(
             self._path_of_lines().handle,
             self._keys,
-            self.gate.view,
+            lambda: self.gate.view(counts_sessions=False),
             self.path.wrong_model,
             self.tools.runtime if self.tools is not None else None,
             lambda session_id: self.gate.tell(SessionEnded(session_id)),

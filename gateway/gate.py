@@ -116,8 +116,8 @@ class Gate:
     def expected_wait_s(self, turn_id: TurnId) -> float:
         return self._scheduler.expected_wait_s(turn_id, self._clock())
 
-    def view(self) -> FleetView:
-        return self._scheduler.view()
+    def view(self, counts_sessions: bool = True) -> FleetView:
+        return self._scheduler.view(counts_sessions)
 
     def stop(self) -> None:
         """Cancel the timer; nothing is told any more by itself."""

@@ -214,7 +214,7 @@ class KeyEntry(Section):
     """Of its tenant's fair share of what is computed while sessions wait."""
     urgency: Annotated[int, Field(ge=-100, le=100)] = 0
     """Class of its turns, higher first: they go before all others, and their sessions lose their cache to none of
-    a lower class."""
+    a lower class. Below 0: they wait for as long as others come."""
     may_prioritise: bool = False
     """Whether its own priority and worker pins are honoured."""
     tools: tuple[str, ...] = ()

@@ -164,11 +164,8 @@ class Admission:
     def _candidates(self, line: Line, now: float) -> tuple[list[Turn], bool]:
         """Who may go next, best first, and whether it is because it is overdue."""
         oldest = line.oldest(self._limits.hold_bound_s)
-        if oldest is None:
-            return [], False
-        turn, overdue_at = oldest
-        if overdue_at <= now:
-            return [turn], True
+        if oldest is not None and oldest[1] <= now:
+            return [oldest[0]], True
         return line.heads(self._limits.tries, lambda tenant: self.shares.attained(tenant, now)), False
 
     def _try(self, turn: Turn, now: float, is_first: bool, is_overdue: bool) -> Admitted | None:

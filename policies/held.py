@@ -77,7 +77,8 @@ class HeldTurns:
             self._num_buckets[bucket.tenant] += 1
         members = self._buckets.setdefault(bucket, [])
         insort(members, (place, turn.id))
-        heapq.heappush(self._ages, (place, turn.id))
+        if bucket.urgency >= 0:
+            heapq.heappush(self._ages, (place, turn.id))
         self._of_family.setdefault(bucket.family_id, set()).add(bucket)
         if members[0][1] == turn.id:
             self._enter(bucket)
@@ -101,6 +102,8 @@ class HeldTurns:
 
     def heads(self, most: int, attained: Attained) -> list[Turn]:
         """The first turn of each of the `most` best buckets, best first."""
+        if not self._turns:
+            return []
         popped: list[_Entry] = []
         if len(self._heaps) == 1:
             [entries] = [self._popping(tenant, 0.0, popped) for tenant in self._heaps]
@@ -114,7 +117,7 @@ class HeldTurns:
         return heads
 
     def oldest(self) -> Turn | None:
-        """The turn that has waited longest."""
+        """The turn that has waited longest, but for those of a class below 0: they wait while others come."""
         while self._ages and self._is_stale(*self._ages[0]):
             heapq.heappop(self._ages)
         return self[self._ages[0][1]] if self._ages else None

@@ -73,6 +73,8 @@ def will_return(session: Session, family: Family) -> float:
     In a family whose agents call tools an answer without a call mostly is the last one: such answers have a chance
     of their own, with a prior of two of which half a one goes on.
     """
+    if session.tool_s is not None:
+        return 1.0  # the gateway runs its tools and asks the next turn itself
     if session.remaining_turns is not None:
         return 1.0 if session.remaining_turns > 0 else 0.0
     alive = 1 - hazard(family, session.num_begun)

@@ -84,9 +84,10 @@ class Scheduler:
         self._dispatch(now, decisions)
         return decisions, self._next_wake(now)
 
-    def view(self) -> FleetView:
+    def view(self, counts_sessions: bool = True) -> FleetView:
         """A copy for observers."""
-        return view_of(self._fleet, len(self._admission), len(self._ready), self._limits.ceiling)
+        num_held, num_ready = len(self._admission), len(self._ready)
+        return view_of(self._fleet, num_held, num_ready, self._limits.ceiling, counts_sessions)
 
     def expected_wait_s(self, turn_id: TurnId, now: float) -> float:
         """Estimated further wait of a turn at the gate; 0 for one that only waits for a slot."""

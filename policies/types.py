@@ -52,7 +52,8 @@ class Turn:
     """Declared by the client: model calls still to come after this one. None: not declared."""
     is_retry: bool = False
     urgency: int = 0
-    """The operator's or an entitled client's own class, higher first; 0 is everybody."""
+    """The operator's or an entitled client's own class, higher first; 0 is everybody. Below 0 there is no bound on
+    waiting: batches, which wait while anybody else does."""
     weight: float = 1.0
     """Of its tenant, in the fair share."""
     deadline_at: float | None = None

@@ -33,10 +33,13 @@ class FleetView:
     replicas: Sequence[ReplicaView] = ()
 
 
-def view_of(fleet: Fleet, num_held: int, num_ready: int, ceiling: float) -> FleetView:
-    """`num_held` turns wait for residency, `num_ready` for a slot."""
+def view_of(
+    fleet: Fleet, num_held: int, num_ready: int, ceiling: float, counts_sessions: bool = True
+) -> FleetView:
+    """`num_held` turns wait for residency, `num_ready` for a slot. Counting sessions takes a look at each."""
+    sessions = fleet.sessions.values() if counts_sessions else ()
     return FleetView(
-        sessions=Counter(session.state for session in fleet.sessions.values()),
+        sessions=Counter(session.state for session in sessions),
         num_families=len(fleet.families),
         waiting={Hold.RESIDENCY: num_held, Hold.SLOT: num_ready},
         replicas=[_replica(pool, ceiling) for pool in fleet.pools.values()],

@@ -49,3 +49,13 @@ def test_the_tenant_that_got_least_lately_goes_first() -> None:
     fleet.arrive(replace(turn("d", ("d", 90), at=3.0, remaining=0), tenant="idle"))
     order = [ids(fleet.tell(done(name, 11_520, 100), 4.0 + at))[0] for at, name in enumerate(["a", "c", "b"])]
     assert order == ["c", "b", "d"]
+
+
+def test_a_class_below_0_waits_while_others_come_however_long_that_is() -> None:
+    fleet = Fleet()
+    fleet.arrive(turn("a0", ("a0", 90), remaining=0))
+    fleet.arrive(turn("low", ("low", 90), at=0.5, urgency=-10, remaining=0))
+    for number in range(1, 30):
+        fleet.arrive(turn(f"a{number}", (f"a{number}", 90), at=10.0 * number, remaining=0))
+        assert ids(fleet.tell(done(f"a{number - 1}"), 10.0 * number + 1)) == [f"a{number}"]
+    assert ids(fleet.tell(done("a29"), 400.0)) == ["low"]
