@@ -15,6 +15,8 @@ LOST, KEPT = 0.02, 0.005
 """Share of what was looked for: missed beyond the plan, it lowers the size; up to the other, it raises it."""
 PLANNED = 1.5
 """Who overflows a pool by a share of it misses about as many times that share."""
+FILLED = 0.9
+"""Of the pool by its residents, or nothing is learned of its size."""
 MOST = 1.5
 """Times what the engine states: no engine understates by more."""
 BACK_OFF = 4
@@ -75,7 +77,7 @@ class Capacity:
 
     def _raise(self, size_tokens: float, resident_tokens: float, is_clean: bool) -> None:
         """Only where the residents fill what they have."""
-        if resident_tokens < size_tokens * (1 - 2 * RAISED):
+        if resident_tokens < FILLED * size_tokens:
             return
         self._num_clean = self._num_clean + 1 if is_clean else 0
         if self.stated_tokens is None or size_tokens < self.stated_tokens:
