@@ -7,6 +7,7 @@ is one model call on its way into it, as events or as a whole body.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
@@ -28,24 +29,31 @@ class End(Enum):
     FINAL = "final"
 
 
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What the loop tells a round before it begins."""
+
+    number: int
+    """From 1."""
+    is_ours: Callable[[str], bool]
+    """Of a name: whether the client has no tool of that name."""
+    completed: Callable[[Spoken], None]
+    """Told of each call of ours once its arguments are complete."""
+    must_end: bool
+    """The client gets its end, whatever the model calls, for lack of rounds."""
+
+
 class Round:
     """One model call. Subclasses read events or a body; this says whose calls it made and how it ended."""
 
-    def __init__(
-        self,
-        number: int,
-        is_ours: Callable[[str], bool],
-        completed: Callable[[Spoken], None],
-        must_end: bool,
-    ) -> None:
-        """`number`: from 1. `must_end`: the client gets its end, whatever it calls, for lack of rounds."""
-        self.number = number
-        self.calls = Calls(is_ours, completed)
+    def __init__(self, terms: Terms) -> None:
+        self.number = terms.number
+        self.calls = Calls(terms.is_ours, terms.completed)
         self.usage: Json = {}
         self.end: End | None = None
         self.closing: list[bytes] = []
         """Events of the end, kept back until what is hidden has been stored: see `holds_end`."""
-        self._must_end = must_end
+        self._must_end = terms.must_end
 
     @property
     def holds_end(self) -> bool:
@@ -102,13 +110,7 @@ class PublicAnswer(Protocol):
         """By which the answer is found again in the client's next request, see `Format.answers`."""
         ...
 
-    def round(
-        self,
-        number: int,
-        is_ours: Callable[[str], bool],
-        completed: Callable[[Spoken], None],
-        must_end: bool,
-    ) -> Round:
+    def round(self, terms: Terms) -> Round:
         """The next model call, or the same once more on another replica."""
         ...
 

@@ -10,8 +10,7 @@ import orjson
 from gateway import fields, sse
 from gateway.dialects import canonical
 from gateway.exchange import Json, ToolCall
-from gateway.toolloop.base import End, Round, added, mark
-from gateway.toolloop.calls import Spoken
+from gateway.toolloop.base import End, Round, Terms, added, mark
 from tool_runtime.types import Result, Tool
 
 _SAID = ("content", "reasoning_content", "reasoning")
@@ -93,14 +92,8 @@ class ChatAnswer:
     def mark(self) -> bytes:
         return mark(self.text, [call.id for call in self.calls])
 
-    def round(
-        self,
-        number: int,
-        is_ours: Callable[[str], bool],
-        completed: Callable[[Spoken], None],
-        must_end: bool,
-    ) -> ChatRound:
-        return ChatRound(self, number, is_ours, completed, must_end)
+    def round(self, terms: Terms) -> ChatRound:
+        return ChatRound(self, terms)
 
     def add(self, round_: Round) -> None:
         self.usage = added(self.usage, round_.usage)
@@ -139,15 +132,8 @@ class ChatAnswer:
 class ChatRound(Round):
     """One model call."""
 
-    def __init__(
-        self,
-        answer: ChatAnswer,
-        number: int,
-        is_ours: Callable[[str], bool],
-        completed: Callable[[Spoken], None],
-        must_end: bool,
-    ) -> None:
-        super().__init__(number, is_ours, completed, must_end)
+    def __init__(self, answer: ChatAnswer, terms: Terms) -> None:
+        super().__init__(terms)
         self._answer = answer
         self._said: dict[str, list[str]] = {}
 

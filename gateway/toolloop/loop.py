@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeAlias
 from gateway.dialects.base import Script
 from gateway.exchange import Exchange, Json
 from gateway.splice import splice
-from gateway.toolloop.base import End, Format, Round
+from gateway.toolloop.base import End, Format, Round, Terms
 from gateway.toolloop.calls import Spoken
 from gateway.toolloop.edit import Edit, edited
 from gateway.toolloop.hidden import Hidden, follow
@@ -116,7 +116,7 @@ class ToolLoop:
     def round(self) -> Round:
         """The model call that is about to be asked, or asked once more of another replica."""
         must_end = self._number > self._means.rules.max_rounds
-        self._round = self.answer.round(self._number, self._is_ours, self._completed, must_end)
+        self._round = self.answer.round(Terms(self._number, self._is_ours, self._completed, must_end))
         return self._round
 
     def tool_s(self) -> float | None:

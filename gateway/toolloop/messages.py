@@ -10,7 +10,7 @@ import orjson
 from gateway import fields, sse
 from gateway.dialects import canonical
 from gateway.exchange import Json, ToolCall
-from gateway.toolloop.base import End, Round, added, mark
+from gateway.toolloop.base import End, Round, Terms, added, mark
 from gateway.toolloop.calls import Spoken
 from tool_runtime.types import Result, Status, Tool
 
@@ -97,14 +97,8 @@ class MessagesAnswer:
     def mark(self) -> bytes:
         return _mark(self.blocks)
 
-    def round(
-        self,
-        number: int,
-        is_ours: Callable[[str], bool],
-        completed: Callable[[Spoken], None],
-        must_end: bool,
-    ) -> MessagesRound:
-        return MessagesRound(self, number, is_ours, completed, must_end)
+    def round(self, terms: Terms) -> MessagesRound:
+        return MessagesRound(self, terms)
 
     def add(self, round_: Round) -> None:
         assert isinstance(round_, MessagesRound)
@@ -125,15 +119,8 @@ class MessagesAnswer:
 class MessagesRound(Round):
     """One model call. Blocks come one after the other, each with its index."""
 
-    def __init__(
-        self,
-        answer: MessagesAnswer,
-        number: int,
-        is_ours: Callable[[str], bool],
-        completed: Callable[[Spoken], None],
-        must_end: bool,
-    ) -> None:
-        super().__init__(number, is_ours, completed, must_end)
+    def __init__(self, answer: MessagesAnswer, terms: Terms) -> None:
+        super().__init__(terms)
         self._answer = answer
         self._blocks: dict[int, Json] = {}
         self._uses: dict[int, Spoken] = {}

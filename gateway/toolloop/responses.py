@@ -11,7 +11,7 @@ from gateway import fields, sse
 from gateway.dialects import canonical
 from gateway.dialects.responses import Responses as Dialect
 from gateway.exchange import Json, ToolCall
-from gateway.toolloop.base import End, Round, added, mark
+from gateway.toolloop.base import End, Round, Terms, added, mark
 from gateway.toolloop.calls import Spoken
 from tool_runtime.types import Result, Tool
 
@@ -113,15 +113,9 @@ class ResponsesAnswer:
     def mark(self) -> bytes:
         return _mark(self.items)
 
-    def round(
-        self,
-        number: int,
-        is_ours: Callable[[str], bool],
-        completed: Callable[[Spoken], None],
-        must_end: bool,
-    ) -> ResponsesRound:
-        self._is_ours = is_ours
-        return ResponsesRound(self, number, is_ours, completed, must_end)
+    def round(self, terms: Terms) -> ResponsesRound:
+        self._is_ours = terms.is_ours
+        return ResponsesRound(self, terms)
 
     def add(self, round_: Round) -> None:
         assert isinstance(round_, ResponsesRound)
@@ -157,15 +151,8 @@ class ResponsesAnswer:
 class ResponsesRound(Round):
     """One model call. Items come one after the other, each with its index."""
 
-    def __init__(
-        self,
-        answer: ResponsesAnswer,
-        number: int,
-        is_ours: Callable[[str], bool],
-        completed: Callable[[Spoken], None],
-        must_end: bool,
-    ) -> None:
-        super().__init__(number, is_ours, completed, must_end)
+    def __init__(self, answer: ResponsesAnswer, terms: Terms) -> None:
+        super().__init__(terms)
         self._answer = answer
         self._items: dict[int, Json] = {}
         self._calls: dict[int, Spoken] = {}
