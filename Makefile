@@ -6,7 +6,7 @@ PYTHON ?= $(shell for v in 3.13 3.12 3.11; do \
 BIN := .venv/bin
 SOURCES := gateway policies tool_runtime batch_agent benchmarks tests
 
-.PHONY: demo test check lint format test-real bench clean
+.PHONY: demo test check lint format lock test-real pictures bench clean
 
 demo: .venv/installed-demo  ## the embedded engine under 32 agents, straight and through the gateway
 	$(BIN)/turngate demo
@@ -25,14 +25,29 @@ format: .venv/installed-dev
 	$(BIN)/ruff format $(SOURCES)
 	$(BIN)/ruff check --fix $(SOURCES)
 
+lock: .venv/installed-lock .venv/installed-dev  ## pins of all dependencies with hashes, and the list of their licences
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m tests.deploy.lock
+	$(BIN)/python -m tests.deploy.licences
+
 test-real: .venv/installed-dev  ## real engines and clients; downloads and caches them, several GB
 	$(BIN)/python -m tests.real.install all
 	$(BIN)/pytest tests/real || $(BIN)/pytest tests/real --last-failed  # a real engine may starve two cores for a while
+
+pictures: .venv/installed-dev  ## docs/ui.png and docs/top.svg, by the test that looks at them
+	$(BIN)/python -m tests.real.install browser
+	TURNGATE_PICTURES=docs $(BIN)/pytest tests/real/test_ui.py
 
 bench: .venv/installed-dev  ## the tables under benchmarks/results
 	$(BIN)/python -m benchmarks.fleet --fleet base
 	$(BIN)/python -m benchmarks.fleet --fleet below
 	$(BIN)/python -m benchmarks.identity
+	$(BIN)/python -m benchmarks.transports
+	$(BIN)/python -m benchmarks.streams
+	$(BIN)/python -m tests.real.install peers litellm nginx
+	$(BIN)/python -m benchmarks.overhead
+	$(BIN)/python -m benchmarks.overhead.memory
+	$(BIN)/python -m benchmarks.fuzz --inputs 1000000 --by-chance
+	$(BIN)/python -m benchmarks.soak --seconds 1800
 
 clean:
 	rm -rf .venv

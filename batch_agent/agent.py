@@ -119,7 +119,8 @@ class Agent:
 
     async def _run_tools(self, calls: Sequence[Call], was_interrupted: bool) -> None:
         started_at = _now()
-        texts = await asyncio.gather(*(self._run_tool(call, was_interrupted) for call in calls))
+        work = [self._run_tool(call, was_interrupted) for call in calls]
+        texts = await asyncio.gather(*work) if len(work) > 1 else [await work[0]]
         self.tools_s += _now() - started_at
         told = [
             {"role": "tool", "tool_call_id": call.id, "content": text}

@@ -13,6 +13,10 @@ def api_key() -> str:
     return os.environ.get("OPENAI_API_KEY", "")
 
 
+def has(name: str) -> bool:
+    return bool(os.environ.get(name))
+
+
 def inherited() -> dict[str, str]:
     return dict(os.environ)
 

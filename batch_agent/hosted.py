@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
-_HOSTS = {"openai": "openai+https://api.openai.com"}
-"""Where the engine URLs of services lead that need no host."""
-_KEYS = {"openai": "OPENAI_API_KEY", "anthropic": "ANTHROPIC_API_KEY"}
+from batch_agent import environment
+
+_KEYS = {"openai": "OPENAI_API_KEY", "anthropic": "ANTHROPIC_API_KEY", "bedrock": "AWS_BEARER_TOKEN_BEDROCK"}
+"""Variables in which services want their keys. Without one, Bedrock takes what AWS's own tools find."""
 
 
 @asynccontextmanager
@@ -26,21 +27,19 @@ async def hosted_gateway(backend: str) -> AsyncIterator[str]:
                 "timeouts": {"shutdown_grace_s": 0},
             }
         )
-        app = App(settings)
+        async with AsyncExitStack() as running:
+            app = App(settings)
+            running.push_async_callback(app.stop)
+            await app.start()
+            engine = app.monitor.engines[0]
+            if not engine.is_up:
+                raise ConnectionError(f"backend {backend!r}: {engine.problem}")
+            yield f"http://127.0.0.1:{app.port}/v1"
     except config.ConfigError as error:
         raise ValueError(f"backend {backend!r}: {error}") from None
-    try:
-        await app.start()
-        engine = app.monitor.engines[0]
-        if not engine.is_up:
-            raise ConnectionError(f"backend {backend!r}: {engine.problem}")
-        yield f"http://127.0.0.1:{app.port}/v1"
-    finally:
-        await app.stop()
 
 
 def _engine(backend: str) -> dict[str, str]:
-    """`openai://` and the like name a service: its host and key are known."""
-    scheme, _, host = backend.partition("://")
-    key = {"api_key": f"env:{_KEYS[scheme]}"} if scheme in _KEYS else {}
-    return {"url": backend if host else _HOSTS.get(scheme, backend), **key}
+    """With the key, of a service that has one."""
+    variable = _KEYS.get(backend.partition("://")[0].partition("+")[0], "")
+    return {"url": backend} | ({"api_key": f"env:{variable}"} if environment.has(variable) else {})

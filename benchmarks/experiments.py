@@ -15,6 +15,7 @@ from benchmarks.experiments_claims import robustness
 from benchmarks.experiments_fleets import classes, shapes, sharing
 from benchmarks.experiments_load import cliff, overload
 from benchmarks.experiments_report import Outcome, publish
+from benchmarks.experiments_warmup import warm_up
 
 EXPERIMENTS: dict[str, Callable[[Sequence[int]], Outcome]] = {
     "cliff": cliff,
@@ -23,6 +24,7 @@ EXPERIMENTS: dict[str, Callable[[Sequence[int]], Outcome]] = {
     "overload": overload,
     "robustness": robustness,
     "shapes": shapes,
+    "warm-up": warm_up,
 }
 
 

@@ -43,6 +43,10 @@ def _turns(_runs: Sequence[AgentRun], _world: World) -> Decider:
     return Scheduler(Turns(), Limits())
 
 
+def _warming_up(_runs: Sequence[AgentRun], _world: World) -> Decider:
+    return Scheduler(Turns(), Limits(warms_up=True))
+
+
 def _sum_ledger(runs: Sequence[AgentRun], world: World) -> Decider:
     return SumLedger(_turns(runs, world))
 
@@ -51,6 +55,7 @@ ARMS: Mapping[str, Sequence[Arm]] = {
     "straight": [_straight],
     "fifo": [_fifo],
     "turns": [_turns],
+    "warming up": [_warming_up],
     "sum ledger": [_sum_ledger],
     "oracle": [partial(shortest_first, budget=budget) for budget in BUDGETS],
     "oracle cap": [partial(session_cap, num_sessions=num) for num in CAPS],
@@ -74,8 +79,11 @@ class Figures:
     starts would have meant in the order of arrivals."""
     uncached_tokens: int
     output_tokens_per_s: float
+    warm_ups: int
     of_class: Mapping[str, float]
     """Mean completion by class of sessions."""
+    ttft_later_of_class_s: Mapping[str, float]
+    """Mean over the later turns of a class."""
 
 
 Measure: TypeAlias = Callable[[Figures], float]
@@ -89,6 +97,11 @@ def figures(result: Result, after_s: float = 0.0) -> Figures:
     classes: dict[str, list[float]] = {}
     for session in sessions:
         classes.setdefault(session.label, []).append(session.completion_s)
+    label_of = {session.id: session.label for session in sessions}
+    ttfts_s: dict[str, list[float]] = {}
+    for turn in turns:
+        if turn.index > 0:
+            ttfts_s.setdefault(label_of[turn.session_id], []).append(turn.ttft_s)
     completions_s = [session.completion_s for session in sessions]
     return Figures(
         makespan_s=result.makespan_s,
@@ -100,7 +113,9 @@ def figures(result: Result, after_s: float = 0.0) -> Figures:
         most_of_bound=_most_of_bound([turn for turn in turns if turn.index == 0]),
         uncached_tokens=result.uncached_tokens,
         output_tokens_per_s=sum(turn.output_tokens for turn in result.turns) / result.makespan_s,
+        warm_ups=result.warm_ups,
         of_class={label: _mean(values) for label, values in sorted(classes.items())},
+        ttft_later_of_class_s={label: _mean(values) for label, values in sorted(ttfts_s.items())},
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gateway import factlog
-from gateway.app import limits_of, policy_of
+from gateway.scheduling import limits_of, policy_of
 from gateway.settings import Settings
 from policies.scheduler import Scheduler
 

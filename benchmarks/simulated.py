@@ -87,6 +87,7 @@ class Result:
     """In the order of their ends."""
     sessions: list[SimulatedSession] = field(default_factory=list)
     preemptions: int = 0
+    warm_ups: int = 0
     rejections: int = 0
     num_facts: int = 0
 

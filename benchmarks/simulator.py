@@ -24,18 +24,20 @@ from policies.types import (
     BLOCK_CHARS,
     Arrived,
     Decision,
-    Dispatch,
     Ending,
     Fact,
     FirstByte,
     Left,
     Reject,
+    Release,
     ReplicaReported,
     SessionEnded,
     Tick,
     Turn,
     TurnKind,
     Usage,
+    WarmedUp,
+    WarmUp,
 )
 
 
@@ -73,6 +75,10 @@ class Simulation:
         self._now = 0.0
         self._wake_at: float | None = None
         self._open: dict[str, _Open] = {}
+        self._last: dict[str, _Open] = {}
+        """By session: its last call that was answered."""
+        self._warming: dict[str, str] = {}
+        """Warm-up -> its session."""
         self._progress: dict[str, _Progress] = {}
         self._result = Result()
 
@@ -154,6 +160,7 @@ class Simulation:
         sent = self._open.pop(turn_id)
         run, call, simulated = sent.run, sent.call, sent.simulated
         simulated.done_at = self._now
+        self._last[run.id] = sent
         self._result.turns.append(simulated)
         self._tell(Left(turn_id, Ending.COMPLETE, self._usage(simulated)))
         if simulated.index < 0:
@@ -198,6 +205,11 @@ class Simulation:
         self._tell(Tick())
 
     def _carry_out(self, decision: Decision) -> None:
+        if isinstance(decision, WarmUp):
+            self._warm_up(decision)
+            return
+        if isinstance(decision, Release):
+            return  # the model evicts by age alone
         sent = self._open[decision.turn_id]
         simulated = sent.simulated
         if isinstance(decision, Reject):
@@ -206,16 +218,24 @@ class Simulation:
             again = lambda: self._resend(sent)  # noqa: E731
             self._at(self._now + decision.retry_after_s, again)
             return
-        assert isinstance(decision, Dispatch)
         simulated.dispatched_at, simulated.replica_id = self._now, decision.replica_id
-        spec, call = self._world.spec, sent.call
-        known_tokens = call.prompt_tokens + (call.output_tokens if self._world.rehits_outputs else 0)
-        blocks = call.text.chain(spec.block_tokens)[: known_tokens // spec.block_tokens]
-        request = ModelRequest(decision.turn_id, blocks, call.prompt_tokens, call.output_tokens)
-        self._models[decision.replica_id].submit(request)
-        if decision.replica_id not in self._busy:
-            self._busy.add(decision.replica_id)
-            self._at(self._now, lambda: self._step(decision.replica_id))
+        self._submit(decision.replica_id, decision.turn_id, sent.call, sent.call.output_tokens)
+
+    def _warm_up(self, warm_up: WarmUp) -> None:
+        """The last prompt of a session again, for one token."""
+        call, name = self._last[warm_up.session_id].call, f"warm-up.{next(self._sequence)}"
+        self._warming[name] = warm_up.session_id
+        self._result.warm_ups += 1
+        self._submit(warm_up.replica_id, name, call, 1)
+
+    def _submit(self, replica_id: str, name: str, call: Call, output_tokens: int) -> None:
+        block_tokens = self._world.spec.block_tokens
+        known_tokens = call.prompt_tokens + (output_tokens if self._world.rehits_outputs else 0)
+        blocks = call.text.chain(block_tokens)[: known_tokens // block_tokens]
+        self._models[replica_id].submit(ModelRequest(name, blocks, call.prompt_tokens, output_tokens))
+        if replica_id not in self._busy:
+            self._busy.add(replica_id)
+            self._at(self._now, lambda: self._step(replica_id))
 
     def _resend(self, refused: _Open) -> None:
         """A client tries a refused call again; its wait counts from the first time."""
@@ -239,12 +259,15 @@ class Simulation:
 
     def _stepped(self, replica_id: str, step: Step) -> None:
         for prefilled in step.prefilled:
-            if prefilled.is_first:
+            if prefilled.is_first and prefilled.id in self._open:
                 simulated = self._open[prefilled.id].simulated
                 simulated.first_token_at, simulated.cached_tokens = self._now, prefilled.cached_tokens
                 self._tell(FirstByte(prefilled.id))
-        for turn_id in step.finished:
-            self._answered(turn_id)
+        for name in step.finished:
+            if (session_id := self._warming.pop(name, None)) is None:
+                self._answered(name)
+            else:
+                self._tell(WarmedUp(session_id, is_done=True))
         self._step(replica_id)
 
 

@@ -7,18 +7,26 @@ from dataclasses import dataclass
 
 import orjson
 
-from gateway import models
+from gateway import models, openapi
+from gateway.access import Access, Viewer
 from gateway.breaks import PrefixBreaks
 from gateway.dialects import BY_PATH
+from gateway.doctor import advice_of
 from gateway.errors import Failure
-from gateway.keys import Keys
+from gateway.limits.allowance import Limiter
+from gateway.limits.report import report
+from gateway.live.live import PATH as LIVE
+from gateway.live.live import Live
 from gateway.metrics import CONTENT_TYPE
 from gateway.monitor import Monitor, RunningEngine
 from gateway.observe import Observer
+from gateway.routes import wrong_method
 from gateway.sessions import Sessions
 from gateway.settings import Models
 from gateway.toolloop.toolbox import Toolbox
 from gateway.transport import Request, Responder
+from gateway.ui.page import PATH as UI
+from gateway.ui.page import Page
 
 JSON_TYPE = "application/json"
 _MODELS = "/v1/models"
@@ -26,17 +34,18 @@ _RECEIPTS = "/v1/turngate/receipts/"
 _SESSIONS = "/v1/turngate/sessions"
 _FAMILIES = "/v1/turngate/families"
 _TOOLS = "/v1/turngate/tools"
+_LIMITS = "/v1/turngate/limits"
 _OPENAI = BY_PATH["/v1/chat/completions"]
 """Failures outside any wire format are told in OpenAI's."""
 _NOT_READY = Failure(503, "server_error", "The gateway is stopping, or no engine answers yet.")
-_NO_KEY = Failure(401, "authentication_error", "The API key is missing or not known here.", code="invalid_api_key")
 
 
 @dataclass(frozen=True, slots=True)
 class Admin:
     """Answers from memory; nothing here asks an engine."""
 
-    keys: Keys
+    access: Access
+    limiter: Limiter
     names: Models
     monitor: Monitor
     observer: Observer
@@ -45,46 +54,60 @@ class Admin:
     toolbox: Toolbox | None
     is_draining: Callable[[], bool]
     clock: Callable[[], float]
+    live: Live
+    page: Page
 
-    async def handle(self, request: Request, responder: Responder) -> None:
-        """Status, headers and body of any path that is no model call."""
-        status, content_type, body = self._answer(request)
+    async def handle(self, request: Request, responder: Responder, is_private: bool = False) -> None:
+        """Status, headers and body of any path that is no model call. `is_private`: on the admin listener."""
+        if request.path == UI and request.method in ("GET", "HEAD"):
+            await responder.reply(200, self.page.headers, self.page.body)
+            return
+        if request.method not in ("GET", "HEAD") and (refused := wrong_method(request)):
+            await responder.reply(*refused)
+            return
+        status, content_type, body = await self._answer(request, is_private)
         headers = [("Content-Type", content_type)]
         if status == 503:
             headers.append(("Retry-After", "1"))
         await responder.reply(status, headers, body)
 
-    def _answer(self, request: Request) -> tuple[int, str, bytes]:
+    async def handle_private(self, request: Request, responder: Responder) -> None:
+        """A `transport.Handler` for the admin listener."""
+        await self.handle(request, responder, is_private=True)
+
+    async def _answer(self, request: Request, is_private: bool) -> tuple[int, str, bytes]:
         path = request.path
         if request.method not in ("GET", "HEAD"):
             return _told(_unknown(request))
         if path == "/metrics":
-            return 200, CONTENT_TYPE, self.observer.metrics.exposition()
+            failure = await self.access.metrics_failure(request.headers, is_private)
+            return _told(failure) if failure else (200, CONTENT_TYPE, self.observer.metrics.exposition())
         if path == "/health":
-            return _json(200, {"status": "ok", "engines": [about(engine) for engine in self.monitor.engines]})
+            if not await self.access.sees_engines(request.headers, is_private):
+                return _json(200, {"status": "ok"})
+            status = "draining" if self.is_draining() else "ok"
+            return _json(200, {"status": status, "engines": [about(engine) for engine in self.monitor.engines]})
         if path == "/ready":
             is_ready = not self.is_draining() and any(engine.is_up for engine in self.monitor.engines)
             return _json(200, {"status": "ready"}) if is_ready else _told(_NOT_READY)
+        if path == openapi.PATH:
+            return _json(200, openapi.document())
         if not path.startswith("/v1/"):
             return _told(_unknown(request))
-        caller = self.keys.caller(request.headers)
-        if caller is None:
-            return _told(_NO_KEY)
-        if path == _TOOLS:
-            rows = self.toolbox.listing(caller.tools) if self.toolbox is not None else []
-            return _json(200, {"tools": rows})
-        return self._of_tenant(request, caller.tenant)
+        viewer = await self.access.viewer(request.headers, is_private)
+        return _told(viewer) if isinstance(viewer, Failure) else self._view(request, viewer)
 
-    def _of_tenant(self, request: Request, tenant: str) -> tuple[int, str, bytes]:
-        path = request.path
-        if path == _MODELS:
-            return 200, JSON_TYPE, models.listing(self.names, self._lengths())
-        if path.startswith(_MODELS + "/"):
-            name = path.removeprefix(_MODELS + "/").replace("%2F", "/")
-            row = models.row(name, self.names, self._lengths())
-            if row is not None:
-                return 200, JSON_TYPE, row
-            return _told(Failure(404, "not_found_error", f"The model {name!r} does not exist here."))
+    def _view(self, request: Request, viewer: Viewer) -> tuple[int, str, bytes]:
+        """What concerns the viewer's own tenant, or all of them."""
+        path, tenant = request.path, viewer.tenant
+        if path == _TOOLS:
+            rows = self.toolbox.listing(viewer.tools) if self.toolbox is not None else []
+            return _json(200, {"tools": rows})
+        if path == _LIMITS:
+            terms = self.access.keys.all_terms if tenant is None else [viewer.terms] if viewer.terms else []
+            return _json(200, {"limits": report(self.limiter, terms)})
+        if path == _MODELS or path.startswith(_MODELS + "/"):
+            return self._models(path, viewer)
         if path.startswith(_RECEIPTS):
             told = self.observer.receipt(path.removeprefix(_RECEIPTS), tenant)
             if told is not None:
@@ -92,9 +115,22 @@ class Admin:
             return _told(Failure(404, "not_found_error", "There is no such receipt, or it is too old."))
         if path == _SESSIONS:
             return _json(200, {"sessions": self.sessions.sessions(tenant, self.clock())})
+        if path == LIVE:
+            return _json(200, self.live.answer(request.query, tenant))
         if path == _FAMILIES:
             return _json(200, {"families": self.breaks.joined(self.sessions.families(tenant), tenant)})
         return _told(_unknown(request))
+
+    def _models(self, path: str, viewer: Viewer) -> tuple[int, str, bytes]:
+        lengths = self._lengths()
+        if path == _MODELS:
+            usable = {name: length for name, length in lengths.items() if viewer.may_use(name)}
+            return 200, JSON_TYPE, models.listing(self.names, usable)
+        name = path.removeprefix(_MODELS + "/").replace("%2F", "/")
+        root, row = models.engine_model(name, self.names, lengths), models.row(name, self.names, lengths)
+        if row is not None and viewer.may_use(root or ""):
+            return 200, JSON_TYPE, row
+        return _told(Failure(404, "not_found_error", f"The model {name!r} does not exist here."))
 
     def _lengths(self) -> dict[str, int | None]:
         """Served models and their context lengths, where known; the shortest of several engines."""
@@ -126,7 +162,7 @@ def about(engine: RunningEngine) -> dict[str, object]:
         },
         "reports_cached_tokens": abilities.reports_cached_tokens,
         "renders_system_before_tools": abilities.system_before_tools,
-        "advice": [{"problem": a.problem, "remedy": a.remedy} for a in engine.engine.advice(report, abilities)],
+        "advice": [{"problem": a.problem, "remedy": a.remedy} for a in advice_of(engine)],
     }
 
 

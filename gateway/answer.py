@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from gateway.drain import TurnedAway, stopping
 from gateway.engine_errors import EngineFailed
 from gateway.errors import STATUS, Failure, Refused
 from gateway.exchange import Exchange, Outcome
@@ -18,7 +19,8 @@ from gateway.settings import Settings
 from gateway.toolloop.loop import ToolLoop
 from gateway.transport import Responder
 from gateway.waiting import Waiting
-from policies.types import Dispatch, Ending, Refusal, Turn
+from gateway.warmup import WarmUps
+from policies.types import Dispatch, Ending, Refusal, Turn, TurnKind
 
 PLAIN_DEADLINE_S = 590.0
 """An answer that is not streamed comes before this: SDKs give up at 600 s (facts, clients 5)."""
@@ -48,6 +50,8 @@ class Answering:
     observer: Observer
     settings: Settings
     clock: Callable[[], float]
+    warm_ups: WarmUps | None = None
+    """None: sessions that lost their cache are not warmed up."""
     plain_deadline_s: float = PLAIN_DEADLINE_S
 
     async def answer(self, turn: Turn, exchange: Exchange, responder: Responder) -> None:
@@ -86,7 +90,10 @@ class Answering:
                 if exchange.outcome is not Outcome.ANSWERED:
                     return answer
                 waiting.has_heard()
-                if not await (waiting.until(loop.goes_on()) if exchange.wants_stream else loop.goes_on()):
+                exchange.tools_at.append(self.clock())
+                goes_on = await (waiting.until(loop.goes_on()) if exchange.wants_stream else loop.goes_on())
+                exchange.tools_at.append(self.clock())
+                if not goes_on:
                     return answer
                 self.observer.round_ended(exchange)
                 turn = loop.next_turn(turn)
@@ -98,6 +105,8 @@ class Answering:
             exchange.num_attempts = attempt
             try:
                 return await self._attempt(turn, exchange, responder, waiting)
+            except TurnedAway:
+                raise stopping() from None
             except Rejected as rejected:
                 raise failed or _refused(rejected.refusal, rejected.retry_after_s) from None
             except EngineFailed as error:
@@ -110,8 +119,8 @@ class Answering:
 
     async def _attempt(self, turn: Turn, exchange: Exchange, responder: Responder, waiting: Waiting) -> Answer:
         """One place and one replica. The slot is given back when the engine is done, which may be before the
-        client is. Raises Rejected, EngineFailed."""
-        with self.gate.turn(turn) as place:
+        client is. Raises Rejected, TurnedAway, EngineFailed."""
+        with self.gate.turn(turn, has_begun=exchange.timings.leased_at is not None) as place:
             exchange.dispatch = await self._granted(turn, place, exchange, waiting)
             if exchange.timings.leased_at is None:
                 exchange.timings.leased_at = self.clock()
@@ -130,7 +139,10 @@ class Answering:
                     if exchange.is_delivered:
                         _leave(place, exchange, Ending.COMPLETE)
                     raise
-            _leave(place, exchange, Ending.COMPLETE if exchange.outcome is Outcome.ANSWERED else Ending.FAILED)
+            is_answered = exchange.outcome is Outcome.ANSWERED
+            if is_answered and self.warm_ups is not None and turn.kind is not TurnKind.SIDE:
+                self.warm_ups.keep(turn.session_id, exchange.dialect, call)
+            _leave(place, exchange, Ending.COMPLETE if is_answered else Ending.FAILED)
             return answer
 
     async def _granted(self, turn: Turn, place: Place, exchange: Exchange, waiting: Waiting) -> Dispatch:

@@ -4,53 +4,56 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path as FilePath
-from typing import cast
 
-from gateway import config, settings
+from gateway import config, tracing
+from gateway.access import Access
 from gateway.admin import Admin
 from gateway.answer import Answering
+from gateway.asking import Asking
+from gateway.banner import about
 from gateway.batches.api import in_front_of
 from gateway.batches.asking import LineKeys
 from gateway.batches.service import Surroundings, serving
+from gateway.breaker import Rules, State
 from gateway.breaks import PrefixBreaks
+from gateway.callers import callers
+from gateway.cluster import service as cluster
+from gateway.cluster.place import Place
+from gateway.cluster.trail import Trail
+from gateway.drain import Drain
 from gateway.engines.base import EngineAddress
-from gateway.factlog import FactLog, Header
+from gateway.errands import Errands
+from gateway.factlog import FactLog
 from gateway.forward import Forward
 from gateway.gate import Gate
 from gateway.handler import Path
 from gateway.homes import Homes
-from gateway.hosted import HostedEngine
 from gateway.identity import Identity
 from gateway.keys import Keys
 from gateway.kvevents import listening
+from gateway.limits.allowance import Limiter
 from gateway.lists.answer import Lists
-from gateway.monitor import Monitor, RunningEngine
+from gateway.live.live import Live
+from gateway.monitor import Monitor
 from gateway.observe import Observer
 from gateway.plain import PlainCalls
 from gateway.receipts import Receipts
+from gateway.scheduling import limits_of, policy_of, recorded
+from gateway.services.throttled import obeying
 from gateway.sessions import Sessions
 from gateway.settings import Settings
 from gateway.toolloop.wiring import OwnTools
-from gateway.transport import Handler, Timeouts
-from gateway.transports.aiohttp_server import AiohttpServer
-from gateway.transports.aiohttp_upstream import AiohttpUpstream
-from policies.admission import Limits
-from policies.fifo import Fifo
+from gateway.transport import Handler, Server, Timeouts, Upstream
+from gateway.transports.choice import transport_of
+from gateway.ui.page import Page
+from gateway.warmup import WarmUps
 from policies.lineage import Lineage
-from policies.passthrough import Passthrough
-from policies.place import Place, by_load, by_prefix, round_robin
-from policies.policy import Policy
 from policies.scheduler import Scheduler
-from policies.turns import Turns
 from policies.types import Fact, ReplicaReported, SessionEnded
-
-PLACES: dict[str, Place] = {"prefix": by_prefix, "least_loaded": by_load, "round_robin": round_robin}
-POLICIES: dict[str, Callable[[Place], Policy]] = {"turns": Turns, "fifo": Fifo, "passthrough": Passthrough}
 
 LINE_DEADLINE_S = 6 * 3600.0
 """Of one attempt to answer a line of a batch."""
@@ -59,25 +62,34 @@ LINE_DEADLINE_S = 6 * 3600.0
 class App:
     """One gateway process. `start` once, then `stop` once."""
 
-    def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
-        """Raises ConfigError."""
-        self._settings = settings
+    def __init__(
+        self, settings: Settings, clock: Callable[[], float] = time.monotonic, place: Place | None = None
+    ) -> None:
+        """`place`: among the workers of a supervisor. Raises ConfigError."""
+        self._place = place
+        self._trail = Trail() if cluster.is_member(settings, place) else None
+        self._settings = settings = settings if place is None else place.of(settings)
         self._clock = clock
         self._addresses = config.addresses(settings)
-        self._keys = Keys(config.callers(settings))
-        self._secret = config.identity_secret(settings) or os.urandom(32)
+        self._transport = transport_of(settings.transport)
+        self._keys = Keys(callers(settings))
+        self._counters = cluster.counters_of(self._keys, is_shared=self._trail is not None)
+        self._secret = config.identity_secret(settings) or (place.secret.encode() if place else os.urandom(32))
         self._policy = policy_of(settings.policy)
         self._running = AsyncExitStack()
-        self._is_draining = False
+        self._drain = Drain()
+        self._joined: cluster.Joined | None = None
         self.port = 0
         """Of the listener, once started."""
+        self.admin_port = 0
 
     async def start(self) -> None:
         """Engines first, then the listener. Raises OSError when it cannot listen; `stop` cleans up then too."""
         addresses = [await self._hosted(address) for address in self._addresses]
-        upstream = AiohttpUpstream()
+        upstream = self._transport.upstream()
         self._running.push_async_callback(upstream.close)
-        self._wire(addresses, upstream)
+        self._rented = obeying(upstream, addresses, self._clock)
+        self._wire(addresses, self._rented)
         self._running.callback(self.observer.close)
         self._running.callback(self.gate.stop)
         self._running.push_async_callback(self.monitor.stop)
@@ -88,31 +100,56 @@ class App:
         if self.tools is not None:
             await self.tools.start()
         batches = await self._running.enter_async_context(self._serving_batches())
-        server = AiohttpServer(in_front_of(self.path.handle, batches))
-        self._running.push_async_callback(server.stop, self._settings.timeouts.shutdown_grace_s)
-        listen = self._settings.listen
-        self.port = await server.start(listen.host, listen.port)
+        public = in_front_of(lambda *both: self.path.handle(*both), batches)  # a reload replaces the path
+        await self._listen(public, lambda *both: self.path.admin.handle_private(*both))
+
+    async def _listen(self, public: Handler, for_admin: Handler) -> None:
+        if self._trail is not None:
+            around = self._around_member(self._trail)
+            member = cluster.joined(self._settings, self._place, public, for_admin, around)
+            self._joined = await self._running.enter_async_context(member)
+            public, for_admin = self._joined.public, self._joined.admin
+        server, shares_port = self._transport.server(public), self._place is not None
+        self._running.push_async_callback(self._close, server)
+        listen, admin = self._settings.listen, self._settings.admin
+        self.port = await server.start(listen.host, listen.port, reuse_port=shares_port)
+        if admin.port is not None:
+            private = self._transport.server(for_admin)
+            self._running.push_async_callback(private.stop, 0)
+            self.admin_port = await private.start(admin.host, admin.port, reuse_port=shares_port)
 
     async def stop(self) -> None:
-        """Stop accepting, let running requests finish for the grace period, then end everything."""
-        self._is_draining = True
+        """Turn away who waits and who comes, let answers finish for the grace period, then end everything."""
+        self._drain.is_on = True
+        self._stops_at = self._clock() + self._settings.timeouts.shutdown_grace_s
+        if self._joined is not None:
+            await self._joined.leave()
+        if self.port:
+            self.gate.turn_away()
+            await self._drain.until_idle(self._settings.timeouts.shutdown_grace_s)
         await self._running.aclose()
+
+    async def _close(self, server: Server) -> None:
+        await server.stop(max(0.0, self._stops_at - self._clock()))
 
     def banner(self) -> str:
         """What was found at the engines, and which base URL to set."""
         host = self._settings.listen.host
         shown = "127.0.0.1" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host  # noqa: S104
-        lines = [line for engine in self.monitor.engines for line in _about(engine)]
+        lines = [line for engine in self.monitor.engines for line in about(engine)]
         base = f"http://{shown}:{self.port}/v1"
         return "\n".join([*lines, f"Ready. Point your agents at it: OPENAI_BASE_URL={base}"])
 
-    def _wire(self, addresses: list[EngineAddress], upstream: AiohttpUpstream) -> None:
+    def _wire(self, addresses: list[EngineAddress], upstream: Upstream) -> None:
         settings, clock = self._settings, self._clock
         probing, times = settings.probing, settings.timeouts
         facts = FactLog(FilePath(settings.logging.facts), recorded(settings)) if settings.logging.facts else None
         receipts = Receipts(settings.receipts.keep_s, settings.receipts.max_kept)
         self.gate = gate = Gate(
-            Scheduler(self._policy, limits_of(settings)), clock, lambda *told: self.observer.told(*told)
+            Scheduler(self._policy, limits_of(settings)),
+            clock,
+            lambda *told: self.observer.told(*told),
+            lambda decision: self.errands.begin(decision),
         )
         self.monitor = monitor = Monitor(
             addresses,
@@ -122,30 +159,40 @@ class App:
             interval_s=probing.interval_s,
             timeout_s=probing.timeout_s,
             probes_hints=probing.hints,
+            rules=Rules(probing.breaker_failures, probing.breaker_window_s, probing.breaker_open_s),
+            faulted=lambda *what: self.observer.faulted(*what),
         )
-        self.observer = observer = Observer(clock, gate.view, lambda: monitor.engines, receipts, facts)
+        traces = tracing.of(settings.tracing, clock)
+        self.observer = observer = Observer(clock, gate.view, lambda: monitor.engines, receipts, facts, traces)
         lineage = Lineage(settings.identity.max_sessions, settings.identity.session_ttl_s)
         self.identity = Identity(lineage, self._secret)
         self.tools = None
         if settings.tools.use or settings.tools.mcp:
             registry = observer.metrics.registry
-            self.tools = OwnTools(settings.tools, upstream, registry, clock, self.identity.residency)
+            shared = cluster.results_of(settings, self._secret, self._running)
+            self.tools = OwnTools(settings.tools, upstream, registry, clock, self.identity.residency, shared)
             self._running.push_async_callback(self.tools.close)
         timeouts = Timeouts(times.connect_s, times.first_byte_s, times.idle_s)
         forward = Forward(upstream, monitor, observer, timeouts, clock)
+        self.warm_ups = WarmUps(settings.policy.warm_up_bytes, forward)
+        self.errands = Errands(self.warm_ups, monitor, Asking(upstream, probing.timeout_s), gate.tell)
+        self._running.push_async_callback(self.errands.stop)
         self.path = self._path(forward)
 
     def _path(self, forward: Forward) -> Path:
         settings, clock, monitor, observer = self._settings, self._clock, self.monitor, self.observer
         homes, sessions = Homes(), Sessions(settings.identity.max_sessions, settings.identity.session_ttl_s)
         breaks = PrefixBreaks(settings.identity, observer.metrics)
+        limiter = Limiter(self._counters, settings.prices, time.time, observer.limited)
         return Path(
             settings,
+            self._drain,
             self._keys,
+            limiter,
             monitor,
             self.identity,
             self.gate,
-            Answering(self.gate, forward, observer, settings, clock),
+            Answering(self.gate, forward, observer, settings, clock, self.warm_ups),
             PlainCalls(forward, monitor, homes, observer, settings.limits.attempts),
             homes,
             observer,
@@ -153,18 +200,37 @@ class App:
             breaks,
             toolbox := self.tools.toolbox if self.tools is not None else None,
             Admin(
-                self._keys,
+                Access.of(settings, self._keys),
+                limiter,
                 settings.models,
                 monitor,
                 observer,
                 sessions,
                 breaks,
                 toolbox,
-                lambda: self._is_draining,
+                lambda: self._drain.is_on,
                 clock,
+                Live(sessions, self.gate.view, clock),
+                Page(),
             ),
             clock,
             Lists(lambda: self.gate.view(counts_sessions=False), observer.receipt_headers),
+            self._trail,
+        )
+
+    def _around_member(self, trail: Trail) -> cluster.Surroundings:
+        return cluster.Surroundings(
+            self._rented,
+            self._transport.server,
+            self._close,
+            self._secret,
+            self._keys,
+            self.path.homes,
+            trail,
+            self._counters,
+            self.gate,
+            self.observer.metrics,
+            self._clock,
         )
 
     def _serving_batches(self) -> AbstractAsyncContextManager[Handler]:
@@ -198,7 +264,7 @@ class App:
         return replace(
             path,
             settings=patient,
-            keys=LineKeys(),
+            keys=LineKeys(self._keys),
             identity=identity,
             sessions=Sessions(max_sessions, ttl_s),
             answering=answering,
@@ -209,8 +275,10 @@ class App:
     def _tell(self, fact: Fact) -> None:
         """Facts of the monitor, with what the configuration knows better, and what identity learns from them."""
         if isinstance(fact, ReplicaReported):
+            fact = self._rented.reported(fact, self.monitor.target(fact.replica_id).engine)
             policy = self._settings.policy
-            if policy.slots_per_replica is not None:
+            is_on_trial = self.monitor.state(fact.replica_id) is State.HALF_OPEN
+            if policy.slots_per_replica is not None and not is_on_trial:
                 fact = replace(fact, slots=policy.slots_per_replica)
             if policy.capacity_tokens is not None:
                 fact = replace(fact, capacity_tokens=policy.capacity_tokens)
@@ -220,55 +288,13 @@ class App:
 
     async def _hosted(self, address: EngineAddress) -> EngineAddress:
         """The address of an engine; an embedded one is started for it, on a loopback port."""
+        if self._place is not None and (base_url := self._place.hosted.get(address.name)):
+            return replace(address, base_url=base_url)
         if address.base_url:
             return address
+        from gateway.hosted import HostedEngine  # which few need, and which is a tenth of the start
+
         engine = HostedEngine(self._settings.embedded)
         self._running.push_async_callback(engine.stop)
         port = await engine.start()
         return replace(address, base_url=f"http://127.0.0.1:{port}")
-
-
-def limits_of(settings: Settings) -> Limits:
-    """What holds for every policy."""
-    return Limits(
-        ceiling=settings.policy.ceiling,
-        price=settings.policy.price,
-        hold_bound_s=settings.policy.hold_bound_s,
-        max_queue=settings.limits.queue_turns,
-        max_sessions=settings.identity.max_sessions,
-        sub_agents_return=settings.policy.sub_agents_return,
-    )
-
-
-def recorded(settings: Settings) -> Header:
-    """What `limits_of` and `policy_of` read, for the log of facts."""
-    sections = ("policy", "limits", "identity")
-    return Header({name: getattr(settings, name).model_dump(mode="json", exclude={"secret"}) for name in sections})
-
-
-def policy_of(section: settings.Policy) -> Policy:
-    """The policy of a short name, or of an import path `package.module:Name`. Raises ConfigError."""
-    if section.name in POLICIES:
-        return POLICIES[section.name](PLACES[section.placement])
-    module, _, name = section.name.partition(":")
-    try:
-        return cast(Policy, getattr(import_module(module), name)(**section.options))
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        known = ", ".join(POLICIES)
-        raise config.ConfigError(
-            f"policy.name {section.name!r}: {error}; known: {known}, or module:Name"
-        ) from None
-
-
-def _about(engine: RunningEngine) -> Iterator[str]:
-    if not engine.is_up:
-        yield f"{engine.name}: {engine.problem}; it is used as soon as it answers"
-        return
-    report, version = engine.report, engine.abilities.version
-    sizes = [pool.capacity_tokens for pool in report.pools]
-    size = f"{sum(filter(None, sizes)):,} tokens" if all(sizes) else "unknown size"
-    pools = "1 KV pool" if len(sizes) == 1 else f"{len(sizes)} KV pools"
-    kind = f"{engine.address.kind} {version}".rstrip()
-    yield f"{engine.name}: {kind} serving {', '.join(report.models)}; {pools}, {size}"
-    for advice in engine.engine.advice(report, engine.abilities):
-        yield f"  {advice.problem}: {advice.remedy}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gateway.cluster_settings import RedisUrl
 from gateway.section import Count, Section
 
 
@@ -10,6 +11,10 @@ class Batches(Section):
 
     directory: str | None = None
     """Directory for files and results, of one gateway process. null: no batches."""
+    redis: RedisUrl | None = None
+    """Redis or Valkey (`redis://host:6379/0`, or by reference, env:NAME) of gateways that share their batches: any
+    of them tells of each, and if the one that works on it is gone, another goes on. All must see one `directory`.
+    Needs `turngate[redis]`. null: each gateway has its own."""
     file_bytes: Count = 200 * 2**20
     """Largest file."""
     in_flight: Count = 256

@@ -80,11 +80,11 @@ class PrefixBreaks:
         self._metrics.prefix_breaks(broken.kind).inc(found.weight)
         self._metrics.prefix_break_tokens(broken.kind).inc(wasted_tokens)
 
-    def joined(self, families: Iterable[Json], tenant: str) -> list[Json]:
+    def joined(self, families: Iterable[Json], tenant: str | None) -> list[Json]:
         """Rows of a tenant's families with what breaks have cost them. A family that has no row gets one."""
         rows = {row["family"]: row for row in families}
         for family_id, tally in self._tallies.items():
-            if tally.tenant == tenant and tally.last is not None:
+            if tenant in (None, tally.tenant) and tally.last is not None:
                 row = rows.setdefault(family_id, {"family": family_id, "turns": 0, "sessions": {}, "states": {}})
                 row["prefix_breaks"] = _row(tally, tally.last)
         return list(rows.values())

@@ -31,13 +31,30 @@ class Claim:
     """This client's agents offer tools with every turn, so a request without is a side request."""
 
 
+_NO_CLAIM = Claim()
+_SESSION_HEADERS = (
+    "x-turngate-session",
+    "x-dynamo-session-id",
+    "x-session-id",
+    "x-session-affinity",
+    "x-opencode-session",
+    "thread-id",
+    "session-id",
+    "session_id",
+    "x-claude-code-session-id",
+)
+"""Those of all schemas."""
+
+
 def read_claim(headers: Headers) -> Claim:
     """The first schema that is present. Header names are looked up in lower case."""
+    if not any(name in headers for name in _SESSION_HEADERS):
+        return _NO_CLAIM
     for schema in _LADDER:
         claim = schema(headers)
         if claim.source:
             return claim
-    return Claim()
+    return _NO_CLAIM
 
 
 def says_retry(headers: Headers) -> bool:
@@ -104,5 +121,10 @@ def _claim(
 
 
 def _id(headers: Headers, name: str) -> str | None:
+    """None also for bytes that are no text: what they were arrives as surrogates."""
     value = headers.get(name, "").strip()
-    return value if 0 < len(value) <= _MAX_ID_CHARS else None
+    return value if 0 < len(value) <= _MAX_ID_CHARS and _is_text(value) else None
+
+
+def _is_text(value: str) -> bool:
+    return value.isascii() or not any("\ud800" <= char <= "\udfff" for char in value)

@@ -40,16 +40,16 @@ def parser() -> argparse.ArgumentParser:
     serve = _command(commands, "serve", "run the gateway", SERVE_EXAMPLES)
     check = _command(commands, "check", "validate the configuration and say what it means")
     doctor = _command(commands, "doctor", "ask the engines what they are and what they honour")
-    doctor.add_argument(
-        "--gateway",
-        metavar="URL",
-        help="ask a running gateway instead: which prompts break their siblings' prefix",
-    )
+    doctor.add_argument("--gateway", metavar="URL", help="ask a running gateway which prompts break their prefix")
     engine = _command(commands, "engine", "run the embedded engine alone: a model of one, for trying things out")
     for command in (serve, check, doctor):
         _add_engines(command)
-    for command in (serve, check, doctor, engine, _batches(commands), _tools(commands)):
+    for command in (serve, check, doctor, engine, _batches(commands), _tools(commands), _top(commands)):
         _add_settings(command)
+    _keys(commands)
+    _command(commands, "openapi", "print the OpenAPI description of everything that a gateway serves")
+    serve.add_argument("--workers", help="processes on this machine (default: 1)")
+    serve.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     serve.add_argument("--batches", metavar="DIR", help="serve /v1/files and /v1/batches, and keep them there")
     serve.add_argument("--host", help="address to listen on (default: 127.0.0.1)")
     serve.add_argument("--port", help="port to listen on (default: 8080); 0: any free one")
@@ -70,6 +70,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 done, 1 failed, 2 wrong arguments or configuration."""
     arguments = parser().parse_args(argv)
+    arguments.as_typed = list(sys.argv[1:] if argv is None else argv)
     from gateway import commands
     from gateway.config import ConfigError
 
@@ -91,6 +92,7 @@ def flags(arguments: argparse.Namespace) -> dict[str, Any]:
         "batches.directory": getattr(arguments, "batches", None),
         "listen.host": getattr(arguments, "host", None),
         "listen.port": getattr(arguments, "port", None),
+        "cluster.workers": getattr(arguments, "workers", None),
         **dict(getattr(arguments, "set", None) or ()),
     }
     return {path: value for path, value in given.items() if value is not None}
@@ -111,6 +113,25 @@ def _batches(commands: Any) -> argparse.ArgumentParser:
     batches = _command(commands, "batches", "show how the batches of a running gateway go")
     batches.add_argument("--gateway", metavar="URL", default="http://127.0.0.1:8080", help="(%(default)s)")
     return batches
+
+
+def _keys(commands: Any) -> None:
+    keys = _command(commands, "keys", "make a client key, or hash one that you have, for the configuration")
+    keys.add_argument("action", choices=("new", "hash"))
+    keys.add_argument("--name", default="", help="its name in logs and limits")
+    keys.add_argument("--tenant", default="default", help="who it belongs to (%(default)s)")
+
+
+def _top(commands: Any) -> argparse.ArgumentParser:
+    top = _command(commands, "top", "watch a running gateway: its replicas, and what each session does")
+    top.add_argument("--gateway", metavar="URL", default="http://127.0.0.1:8080", help="(%(default)s)")
+    top.add_argument(
+        "--key", metavar="REF", help="key to show, as env:NAME or file:PATH (default: one of the configuration)"
+    )
+    top.add_argument("--once", action="store_true", help="print it once, without colour in a pipe")
+    top.add_argument("--sort", choices=("phase", "age", "turn", "tokens", "family"), default="phase")
+    top.add_argument("--every", type=float, default=1.0, metavar="SECONDS", help="(%(default)s)")
+    return top
 
 
 def _tools(commands: Any) -> argparse.ArgumentParser:

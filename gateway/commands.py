@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
+import resource
 import signal
 import sys
 import time
-from collections.abc import Coroutine, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gateway import config, logs
+from gateway.callers import callers, plain_keys
 from gateway.settings import Settings
+
+if TYPE_CHECKING:
+    from gateway.cluster.place import Place
 
 KV_EVENTS_S = 0.5
 """How long `doctor` waits for the events of its own probes."""
@@ -22,8 +28,22 @@ KV_EVENTS_S = 0.5
 def run(arguments: argparse.Namespace, flags: Mapping[str, Any]) -> int:
     """Run one parsed command; its exit status. Raises ConfigError."""
     if arguments.command == "demo":
-        return demo(arguments)
-    settings = config.load(flags, arguments.config)
+        from gateway.demo import run as run_demo
+
+        return run_demo(arguments.png)
+    if arguments.command == "openapi":
+        from gateway import openapi
+
+        return openapi.show()
+    if arguments.command == "keys":
+        from gateway.keys_command import keys
+
+        return keys(arguments)
+
+    def read() -> Settings:
+        return config.load(flags, arguments.config)
+
+    settings = read()
     if arguments.dump_config:
         print(config.dump(settings), end="")
         return 0
@@ -31,12 +51,18 @@ def run(arguments: argparse.Namespace, flags: Mapping[str, Any]) -> int:
         return check(settings)
     logs.setup(settings.logging)
     match arguments.command:
+        case "serve" if arguments.worker:
+            return _run_loop(serve_as_worker(settings, read))
+        case "serve" if settings.cluster.workers > 1:
+            return _run_loop(supervise(settings, arguments.as_typed))
         case "serve":
-            return _run_loop(serve(settings))
+            return _run_loop(serve(settings, read))
         case "engine":
             return _run_loop(engine(settings, arguments.engine_host, arguments.engine_port))
         case "tools":
             return _run_loop(tools(settings, arguments))
+        case "top":
+            return _run_loop(top(settings, arguments))
         case "batches":
             return _run_loop(batches(settings, arguments.gateway))
         case _:
@@ -44,27 +70,71 @@ def run(arguments: argparse.Namespace, flags: Mapping[str, Any]) -> int:
             return _run_loop(doctor(settings) if asked is None else doctor_of_gateway(settings, asked))
 
 
-def demo(arguments: argparse.Namespace) -> int:
-    from gateway.demo import run as run_demo
-
-    return run_demo(arguments.png)
-
-
-async def serve(settings: Settings) -> int:
-    """Runs until SIGINT or SIGTERM; then running requests may finish. A second signal does not wait."""
-    from gateway.app import App
+async def supervise(settings: Settings, as_typed: Sequence[str]) -> int:
+    """Runs several workers of the same command."""
+    from gateway.cluster.supervisor import supervise as run_workers
 
     config.refuse_exposure(settings)
-    app, stop = App(settings), _stop_signal()
+    try:
+        return await run_workers(settings, as_typed)
+    except OSError as error:
+        return _cannot_start(error)
+
+
+async def serve_as_worker(settings: Settings, read: Callable[[], Settings]) -> int:
+    """Serves in the place that the supervisor gives, and not without it."""
+    from gateway.cluster.place import Supervised
+
+    supervisor = await Supervised.connect()
+    place, stop = await supervisor.place(), _stop_signal()
+    watch = asyncio.create_task(supervisor.gone())
+    watch.add_done_callback(lambda _: stop.set())
+    try:
+        return await serve(settings, read, place, stop)
+    finally:
+        watch.cancel()
+
+
+async def serve(
+    settings: Settings,
+    read: Callable[[], Settings],
+    place: Place | None = None,
+    stop: asyncio.Event | None = None,
+) -> int:
+    """Runs until SIGINT or SIGTERM; then running requests may finish. A second signal does not wait. At SIGHUP
+    the configuration is read again."""
+    from gateway.app import App
+    from gateway.reload import Reloading
+
+    config.refuse_exposure(settings)
+    _lift_file_limit()
+    app, stop = App(settings, place=place), stop or _stop_signal()
     try:
         await app.start()
-        print(app.banner(), flush=True)
-        await stop.wait()
+        _spare_collections()
+        with Reloading(app, read):
+            print(app.banner(), flush=True)
+            await stop.wait()
     except OSError as error:
         return _cannot_start(error)
     finally:
         await app.stop()
     return 0
+
+
+def _lift_file_limit() -> None:
+    """As many open files as the system lets us: every stream takes two, and a usual shell allows 1,024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):  # a system may not let go as far as it says
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _spare_collections() -> None:
+    """What has been made so far stays; what a request makes is nearly always freed without the collector, which at
+    its defaults looks at all sessions again and again: a sixth of the CPU time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 50, 100)
 
 
 async def engine(settings: Settings, host: str, port: int) -> int:
@@ -86,17 +156,21 @@ async def engine(settings: Settings, host: str, port: int) -> int:
 
 
 async def doctor(settings: Settings) -> int:
-    """Asks every engine once, and says what it found; 1 when one is not up."""
+    """Asks every engine once, looks at this machine, and says what it found; 1 when an engine is not up."""
+    from gateway import machine
     from gateway.doctor import as_text
     from gateway.hosted import hosted
     from gateway.kvevents import listening
     from gateway.monitor import Monitor
+    from gateway.services.calling import in_front
+    from gateway.skew import skew_s
     from gateway.transports.aiohttp_upstream import AiohttpUpstream
 
     async with AsyncExitStack() as running:
         addresses = [await hosted(address, settings.embedded, running) for address in config.addresses(settings)]
-        upstream = AiohttpUpstream()
-        running.push_async_callback(upstream.close)
+        connections = AiohttpUpstream()
+        running.push_async_callback(connections.close)
+        upstream = in_front(connections, addresses)
         monitor = Monitor(
             addresses, upstream, lambda fact: None, time.monotonic, timeout_s=settings.probing.timeout_s
         )
@@ -104,7 +178,9 @@ async def doctor(settings: Settings) -> int:
         await running.enter_async_context(listening(monitor.engines, lambda fact: None, lambda *counts: None))
         await monitor.start()
         await asyncio.sleep(KV_EVENTS_S if any(address.kv_events for address in addresses) else 0)
-        print(as_text(monitor.engines))
+        up = [engine for engine in monitor.engines if engine.is_up]
+        skews_s = {engine.name: await skew_s(upstream, engine, settings.probing.timeout_s) for engine in up}
+        print(as_text(monitor.engines), machine.as_text(machine.found(settings), settings, skews_s), sep="\n\n")
         return 0 if all(engine.is_up for engine in monitor.engines) else 1
 
 
@@ -114,7 +190,7 @@ async def doctor_of_gateway(settings: Settings, url: str) -> int:
     from gateway import break_report
     from gateway.transports.aiohttp_upstream import AiohttpUpstream
 
-    keys = {caller.tenant: key for key, caller in config.callers(settings).items()} or {"": ""}
+    keys = plain_keys(settings)
     upstream = AiohttpUpstream()
     try:
         timeout_s = settings.probing.timeout_s
@@ -139,12 +215,19 @@ async def tools(settings: Settings, arguments: argparse.Namespace) -> int:
     return await called(settings.tools, arguments.name, arguments.arguments)
 
 
+async def top(settings: Settings, arguments: argparse.Namespace) -> int:
+    """Shows what a running gateway does."""
+    from gateway.live.command import top as watch
+
+    return await watch(settings, arguments)
+
+
 async def batches(settings: Settings, url: str) -> int:
     """Shows the batches of a running gateway, of each tenant that has a key here; 1 when it does not say."""
     from gateway.batches import report
     from gateway.transports.aiohttp_upstream import AiohttpUpstream
 
-    keys = {caller.tenant: key for key, caller in config.callers(settings).items()} or {"": ""}
+    keys = plain_keys(settings)
     upstream = AiohttpUpstream()
     try:
         told = [await report.batches(upstream, url, key, settings.probing.timeout_s) for key in keys.values()]
@@ -159,17 +242,17 @@ async def batches(settings: Settings, url: str) -> int:
 
 def check(settings: Settings) -> int:
     """Says in plain words what the configuration means."""
-    from gateway.app import policy_of
+    from gateway.scheduling import policy_of
     from gateway.toolloop.wiring import python_tools
 
     config.refuse_exposure(settings)
     policy_of(settings.policy)
     own_tools, _ = python_tools(settings.tools)
-    callers, addresses, policy = config.callers(settings), config.addresses(settings), settings.policy
-    tenants = ", ".join(sorted({caller.tenant for caller in callers.values()}))
+    found, addresses, policy = callers(settings), config.addresses(settings), settings.policy
+    tenants = ", ".join(sorted({caller.tenant for caller in found.values()}))
     print("The configuration is valid.")
     print(f"Listens on {settings.listen.host}, port {settings.listen.port}")
-    print(f"Clients: {len(callers)} keys of {tenants}" if callers else "Clients: anybody, no key is asked for")
+    print(f"Clients: {len(found)} keys of {tenants}" if found else "Clients: anybody, no key is asked for")
     for address in addresses:
         print(f"Engine {address.name}: {address.kind} {address.base_url}".rstrip())
     print(f"Policy {policy.name}: resident sessions fill at most {policy.ceiling:.0%} of a KV pool")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from textwrap import indent, wrap
@@ -31,22 +31,6 @@ FILE_VARIABLE = PREFIX + "CONFIG"
 
 class ConfigError(Exception):
     """The configuration is wrong; one line per fault, each with the place where it was written."""
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Who a client key belongs to."""
-
-    tenant: str
-    may_prioritise: bool
-    tools: tuple[str, ...] = ()
-    """Names and globs of the gateway's tools that it may use."""
-    id: str = ""
-    """Reference of the key."""
-    urgency: int = 0
-    """Class of its turns, higher first."""
-    weight: float = 1.0
-    """Of its tenant, in the fair share."""
 
 
 def load(
@@ -130,16 +114,6 @@ def secret(reference: str, environ: Mapping[str, str] | None = None) -> str:
     return value.strip()
 
 
-def callers(settings: Settings) -> dict[str, Caller]:
-    """Client key -> who it belongs to; empty when no key is asked for."""
-    return {
-        secret(entry.key): Caller(
-            entry.tenant, entry.may_prioritise, entry.tools, entry.key, entry.urgency, entry.weight
-        )
-        for entry in settings.keys
-    }
-
-
 def identity_secret(settings: Settings) -> bytes | None:
     """The key of all ids; None: each gateway makes its own. Raises ConfigError."""
     reference = settings.identity.secret
@@ -148,11 +122,16 @@ def identity_secret(settings: Settings) -> bytes | None:
 
 def refuse_exposure(settings: Settings) -> None:
     """Raises ConfigError when other machines would be served without a key and nobody said that they may."""
-    listen = settings.listen
+    listen, admin = settings.listen, settings.admin
     if not (listen.is_loopback or listen.open or settings.keys):
         raise ConfigError(
             f"listen.host is {listen.host} and no keys are configured, so everybody who reaches this machine could"
             " use the engines: configure keys, or say listen.open: true"
+        )
+    if admin.port is not None and not (admin.is_loopback or admin.open or admin.key):
+        raise ConfigError(
+            f"admin.host is {admin.host} and there is no admin.key, so everybody who reaches it could see"
+            " what all tenants do: configure admin.key, or say admin.open: true"
         )
 
 
@@ -235,6 +214,8 @@ def _faults(error: ValidationError, origins: Mapping[str, str], file: str) -> It
             message = "no such key" + _did_you_mean(str(key), _keys_at(parents))
         elif fault["type"] == "string_pattern_mismatch":  # what was written may be the secret itself
             message = "give a secret by reference, env:NAME or file:/path"
+            if path.endswith(".key"):
+                message += ", or the hash that `turngate keys` prints"
         yield f"{origin}: {path}: {message}" if path else f"{origin}: {message}"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from gateway.engines.base import CONVERSATIONS, Advice
@@ -15,6 +15,13 @@ _ORDER = {
     None: "not known, taken as system before tools",
 }
 _LABEL_CHARS = 16
+_LEAST_CONTEXTS = 2
+_TOOL_FLAGS = {
+    "vllm": "--enable-auto-tool-choice --tool-call-parser NAME, the name being that of the model's format",
+    "sglang": "--tool-call-parser NAME, the name being that of the model's format",
+    "dynamo": "--dyn-tool-call-parser NAME on the worker, the name being that of the model's format",
+}
+_KNOWS_TOOLS = "a model, and a server, that know tool calls"
 _NEWER = "a release that reads X-Data-Parallel-Rank, or one engine per rank"
 
 
@@ -30,9 +37,6 @@ def as_text(engines: Iterable[RunningEngine]) -> str:
 
 def _engine(engine: RunningEngine) -> dict[str, Any]:
     report, abilities = engine.report, engine.abilities
-    advice = engine.engine.advice(report, abilities) if engine.is_up else ()
-    if abilities.num_pools > len(report.pools) > 0:
-        advice += (Advice(f"its {abilities.num_pools} KV pools cannot be addressed and count as one", _NEWER),)
     return {
         "name": engine.name,
         "kind": engine.engine.kind,
@@ -58,12 +62,42 @@ def _engine(engine: RunningEngine) -> dict[str, Any]:
             "placement": abilities.can_address_pools if abilities.num_pools > 1 else None,
             "cached_tokens": abilities.reports_cached_tokens,
             "prefix_cache": report.caches_prefixes,
+            "tools": abilities.takes_tools,
         },
         "kv_events": _kv_events(engine),
         "system_before_tools": abilities.system_before_tools,
         "refused_fields": sorted(abilities.refused_fields),
-        "advice": [{"problem": found.problem, "remedy": found.remedy} for found in advice],
+        "advice": [{"problem": found.problem, "remedy": found.remedy} for found in advice_of(engine)],
     }
+
+
+def advice_of(engine: RunningEngine) -> tuple[Advice, ...]:
+    """What its operator can change; nothing while it is down."""
+    if not engine.is_up:
+        return ()
+    return (*engine.engine.advice(engine.report, engine.abilities), *_of_every_kind(engine))
+
+
+def _of_every_kind(engine: RunningEngine) -> Iterator[Advice]:
+    report, abilities = engine.report, engine.abilities
+    if abilities.num_pools > len(report.pools) > 0:
+        yield Advice(f"its {abilities.num_pools} KV pools cannot be addressed and count as one", _NEWER)
+    if abilities.takes_tools is False:
+        yield Advice(
+            "it refuses requests that offer tools: no agent can work",
+            _TOOL_FLAGS.get(engine.engine.kind, _KNOWS_TOOLS),
+        )
+    if report.chunks_prefill is False:
+        yield Advice("everybody waits while it prefills a long prompt", "no --chunked-prefill-size -1")
+    longest = max(report.max_model_len.values(), default=0)
+    for pool in report.pools:
+        if pool.capacity_tokens is not None and pool.capacity_tokens < _LEAST_CONTEXTS * longest:
+            fit = f"{pool.capacity_tokens / longest:.1f}"
+            yield Advice(
+                f"a KV pool holds only {fit} contexts of full length ({longest:,} tokens)",
+                "more memory for KV, an FP8 KV cache, or a shorter --max-model-len; short contexts are no problem",
+            )
+            return
 
 
 def _kv_events(engine: RunningEngine) -> str | None:
@@ -95,6 +129,7 @@ def _facts(row: dict[str, Any]) -> list[tuple[str, str]]:
         ("serves", "not known" if row["serves"] is None else " ".join(row["serves"])),
         ("priority", _SAID[honours["priority"]]),
         ("cached tokens", {True: "reported", False: "not reported", None: "not known"}[honours["cached_tokens"]]),
+        ("tools", {True: "taken", False: "refused", None: "not known"}[honours["tools"]]),
         ("prompt order", _ORDER[row["system_before_tools"]]),
     ]
     if row["kv_events"]:

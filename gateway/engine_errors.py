@@ -13,7 +13,9 @@ from gateway.dialects.base import Dialect
 from gateway.dialects.failures import kind_of
 from gateway.errors import Failure, Refused
 from gateway.exchange import Exchange, Outcome
-from gateway.transport import UpstreamReply
+from gateway.faults import Fault, NoAnswer, of_break
+from gateway.sse import EventTooLong
+from gateway.transport import UpstreamCut, UpstreamReply
 from policies.types import Ending
 
 FULL = frozenset((429, 503, 529))
@@ -31,11 +33,15 @@ _NO_ROUTE = {"detail": "Not Found"}
 class EngineFailed(Refused):
     """An engine gave no answer, and nothing of one has reached the client."""
 
-    def __init__(self, outcome: Outcome, failure: Failure, ending: Ending, try_another: bool) -> None:
+    def __init__(
+        self, outcome: Outcome, failure: Failure, ending: Ending, try_another: bool, fault: Fault | None = None
+    ) -> None:
         super().__init__(outcome, failure)
         self.ending = ending
         self.try_another = try_another
         """Whether another replica may do better."""
+        self.fault = fault
+        """What the engine did wrong. None: nothing."""
         self.body: bytes | None = None
         """The engine's own words, when they are an error in the client's dialect: relayed as they came."""
 
@@ -44,12 +50,13 @@ def unreachable(engine_name: str) -> EngineFailed:
     failure = Failure(
         503, "server_error", f"Engine {engine_name} does not accept connections.", retry_after_s=RETRY_AFTER_S
     )
-    return EngineFailed(Outcome.ENGINE_REFUSED, failure, Ending.FAILED, try_another=True)
+    return EngineFailed(Outcome.ENGINE_REFUSED, failure, Ending.FAILED, True, Fault.REFUSED)
 
 
-def cut(engine_name: str, why: str) -> EngineFailed:
-    failure = Failure(502, "server_error", f"Engine {engine_name} broke off before its answer began: {why}.")
-    return EngineFailed(Outcome.ENGINE_CUT, failure, Ending.FAILED, try_another=True)
+def cut(engine_name: str, error: UpstreamCut | EventTooLong | NoAnswer) -> EngineFailed:
+    text = f"Engine {engine_name} broke off before its answer began: {error}."
+    failure = Failure(502, "server_error", text)
+    return EngineFailed(Outcome.ENGINE_CUT, failure, Ending.FAILED, True, of_break(error))
 
 
 def lacks_path(engine_name: str, path: str) -> EngineFailed:
@@ -61,7 +68,10 @@ def lacks_path(engine_name: str, path: str) -> EngineFailed:
 
 def in_stream(dialect: Dialect, failure: Failure) -> EngineFailed:
     """vLLM refuses streams with status 200 and an error as the first event."""
-    return _failed(dialect, failure)
+    failed = _failed(dialect, failure)
+    if failed.fault is Fault.STATUS:
+        failed.fault = Fault.ERROR
+    return failed
 
 
 def answered(exchange: Exchange, engine_name: str, reply: UpstreamReply, body: bytes) -> EngineFailed:
@@ -73,6 +83,9 @@ def answered(exchange: Exchange, engine_name: str, reply: UpstreamReply, body: b
     message, code, param = _said(parsed, body)
     retry_after_s = _seconds(reply.headers.get("retry-after", ""))
     failed = _failed(dialect, Failure(status, kind_of(status), message, param, code, retry_after_s))
+    if status == 404 and "model" in f"{param} {message}".lower():
+        # It is asked only for what it lists: it serves something else since its last poll.
+        failed.try_another, failed.fault = True, Fault.NO_MODEL
     if failed.failure.status == status and _is_in(dialect, parsed):
         failed.body = body
     return failed
@@ -87,16 +100,15 @@ def _failed(dialect: Dialect, failure: Failure) -> EngineFailed:
     """Of four kinds: the engine is full; it is broken; our own key is wrong; the client's request is wrong."""
     status = failure.status
     if status in FULL:
-        told = 503 if status == OVERLOADED and dialect.name != "messages" else status
-        patient = replace(failure, status=told, retry_after_s=failure.retry_after_s or RETRY_AFTER_S)
-        return EngineFailed(Outcome.ENGINE_REFUSED, patient, Ending.REFUSED, try_another=True)
+        shown = 503 if status == OVERLOADED and dialect.name != "messages" else status
+        patient = replace(failure, status=shown, retry_after_s=failure.retry_after_s or RETRY_AFTER_S)
+        return EngineFailed(Outcome.ENGINE_REFUSED, patient, Ending.REFUSED, True, Fault.FULL)
     if status in BROKEN or status > 504:
-        return EngineFailed(Outcome.ENGINE_FAILED, failure, Ending.FAILED, try_another=True)
+        return EngineFailed(Outcome.ENGINE_FAILED, failure, Ending.FAILED, True, Fault.STATUS)
     if status in (401, 403):
         text = f"The engine refuses the gateway's key ({status}): check `api_key` of this engine."
-        return EngineFailed(
-            Outcome.ENGINE_FAILED, Failure(502, "server_error", text), Ending.FAILED, try_another=True
-        )
+        told = Failure(502, "server_error", text)
+        return EngineFailed(Outcome.ENGINE_FAILED, told, Ending.FAILED, True, Fault.KEY)
     outcome = Outcome.NOT_FOUND if status == 404 else Outcome.BAD_REQUEST
     return EngineFailed(outcome, failure, Ending.FAILED, try_another=False)
 

@@ -11,7 +11,9 @@ from policies.types import Blocks, Dispatch, TurnKind, Usage
 
 if TYPE_CHECKING:
     from gateway.dialects.base import Dialect
+    from gateway.limits.allowance import Allowance
     from gateway.toolloop.loop import ToolLoop
+    from gateway.tracing import Trace
     from gateway.transport import Request
 
 Json: TypeAlias = dict[str, Any]
@@ -24,11 +26,14 @@ class Outcome(StrEnum):
     ANSWERED = "answered"
     BAD_REQUEST = "bad_request"
     UNAUTHORISED = "unauthorised"
+    FORBIDDEN = "forbidden"
     NOT_FOUND = "not_found"
+    REJECTED_LIMIT = "rejected_limit"
     REJECTED_WAIT = "rejected_wait"
     REJECTED_DEADLINE = "rejected_deadline"
     REJECTED_NO_ENGINE = "rejected_no_engine"
     REJECTED_QUEUE_FULL = "rejected_queue_full"
+    REJECTED_STOPPING = "rejected_stopping"
     CLIENT_GONE = "client_gone"
     ENGINE_REFUSED = "engine_refused"
     ENGINE_FAILED = "engine_failed"
@@ -121,11 +126,17 @@ class Exchange:
     weight: float = 1.0
     """Of its tenant, in the fair share."""
     key_id: str = ""
-    """Reference of the client's key, for audits."""
+    """Name of the client's key, for audits."""
+    allowance: Allowance | None = None
+    """What it has taken of its key's limits. None: nothing is limited."""
     loop: ToolLoop | None = None
     """None: no tool of ours can be called in the answer, which is relayed as it comes."""
     rounds: list[Json] = field(default_factory=list)
     """Model calls of an answer that may call our tools, for the receipt."""
+    tools_at: list[float] = field(default_factory=list)
+    """Begin and end of each wait for our tools, monotonic seconds; odd: they run now."""
+    trace: Trace | None = None
+    """None: it is not traced."""
     recognition: Recognition | None = None
     prefix_break: Found | None = None
     """Of a session's first prompt, once compared with its siblings'."""

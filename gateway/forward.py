@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from gateway import engine_errors, fields, fitting
 from gateway.engine_errors import EngineFailed
 from gateway.exchange import Exchange, Reply
+from gateway.faults import OVERLOADS, Fault, NoAnswer
 from gateway.fitting import Bound
 from gateway.incoming import Answer
 from gateway.lists.parts import longest_chars
@@ -52,7 +53,7 @@ class Forward:
             self.monitor.failed(engine)
             raise engine_errors.unreachable(engine.name) from None
         except UpstreamCut as error:
-            raise engine_errors.cut(engine.name, str(error)) from None
+            raise engine_errors.cut(engine.name, error) from None
 
 
 class ModelCall:
@@ -62,22 +63,46 @@ class ModelCall:
         self._forward = forward
         self._exchange = exchange
         self._hints = dispatch.hints
+        self._replica_id = dispatch.replica_id
         self._target = forward.monitor.target(dispatch.replica_id)
         self._answer: Answer | None = None
+        self.sent: Call | None = None
+        """What was asked last."""
         kind = self._target.engine.engine
         exchange.engine_kind = kind.kind
         self._repair = kind.repaired(exchange.request.path, exchange.body)
         exchange.notes += [note for note in self._repair.notes if note not in exchange.notes]
 
+    @property
+    def engine(self) -> RunningEngine:
+        return self._target.engine
+
     def close(self) -> None:
+        if self._exchange.trace is not None:
+            self._exchange.trace.asked(self._exchange)
         if self._answer is not None:
             self._answer.close()
+            if self._answer.fault is not None:
+                self._faulted(self._answer.fault)
 
     async def begin(self) -> Answer:
-        """The answer, begun. A 400 about something of ours, or that we may lower, is repaired and asked again.
+        """The answer, begun. Raises EngineFailed."""
+        try:
+            answer = await self._begin()
+        except EngineFailed as failed:
+            if failed.fault is not None:
+                self._faulted(failed.fault)
+            raise
+        self._forward.monitor.worked(self._replica_id)
+        return answer
 
-        Raises EngineFailed.
-        """
+    def _faulted(self, fault: Fault) -> None:
+        self._forward.observer.faulted(self._target.engine.name, fault)
+        if fault not in OVERLOADS:
+            self._forward.monitor.erred(self._replica_id)
+
+    async def _begin(self) -> Answer:
+        """A 400 about what is ours, or what we may lower, is repaired and asked again. Raises EngineFailed."""
         abilities = self._target.engine.abilities
         bound, refused, pool = self._bound_before(), frozenset[str](), self._target.pool
         for _ in range(MAX_REPAIRS + 1):
@@ -102,17 +127,21 @@ class ModelCall:
         exchange, engine = self._exchange, self._target.engine
         if exchange.timings.engine_asked_at is None:
             exchange.timings.engine_asked_at = self._forward.clock()
-        exchange.reply = Reply()
+        if exchange.trace is not None:
+            headers = exchange.trace.asks(exchange, engine.engine.kind, engine.address.base_url, call.headers)
+            call = replace(call, headers=headers)
+        exchange.reply, self.sent = Reply(), call
         reply = await self._forward.send(engine, call)
-        self.close()
+        if self._answer is not None:
+            self._answer.close()
         self._answer = answer = Answer(exchange, engine.engine, call, reply)
         try:
             if reply.status >= 400:
                 body = await reply.read(MAX_ERROR_BYTES)
                 raise engine_errors.answered(exchange, engine.name, reply, body)
             await answer.begin()
-        except (UpstreamCut, EventTooLong) as error:
-            raise engine_errors.cut(engine.name, str(error)) from None
+        except (UpstreamCut, EventTooLong, NoAnswer) as error:
+            raise engine_errors.cut(engine.name, error) from None
         return answer
 
     def _call(self, bound: Bound | None, refused: frozenset[str], pool: str) -> Call:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-import uuid
+import secrets
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import orjson
 
@@ -14,8 +15,10 @@ from gateway import claims, engine_errors, fields, models
 from gateway.admin import Admin
 from gateway.answer import Answering
 from gateway.breaks import PrefixBreaks
+from gateway.cluster.trail import Trail
 from gateway.dialects import BY_PATH
 from gateway.dialects.base import Dialect
+from gateway.drain import Drain, stopping
 from gateway.engine_errors import EngineFailed
 from gateway.errors import Failure, Refused
 from gateway.exchange import Exchange, Outcome, Recognition, Timings
@@ -23,16 +26,22 @@ from gateway.gate import Gate
 from gateway.homes import Homes
 from gateway.identity import Identity
 from gateway.inprocess import InProcessRequest
-from gateway.keys import Keys
+from gateway.keys import Keys, may_use, model_not_allowed, says_one_model
+from gateway.limits.allowance import Limiter
+from gateway.limits.body import too_many
 from gateway.lists.answer import Lists
 from gateway.monitor import Monitor
 from gateway.observe import Observer
 from gateway.plain import PlainCalls, no_such_answer, serves_path
+from gateway.routes import methods_of
 from gateway.sessions import Sessions
 from gateway.settings import Settings
-from gateway.toolloop.toolbox import Toolbox
+from gateway.splice import splice
 from gateway.transport import BodyTooLarge, HeaderList, Request, Responder
 from policies.types import ReplicaId, SessionEnded, Turn, TurnKind
+
+if TYPE_CHECKING:
+    from gateway.toolloop.toolbox import Toolbox
 
 RESPONSES = "/v1/responses"
 JSON_TYPE = ("Content-Type", "application/json")
@@ -45,7 +54,9 @@ class Path:
     """Takes every request of the server, and ends each with one answer and one outcome."""
 
     settings: Settings
+    drain: Drain
     keys: Keys
+    limiter: Limiter
     monitor: Monitor
     identity: Identity
     gate: Gate
@@ -60,6 +71,8 @@ class Path:
     admin: Admin
     clock: Callable[[], float]
     lists: Lists
+    trail: Trail | None = None
+    """Where sessions were at other members. None: there are none."""
 
     async def handle(self, request: Request, responder: Responder) -> None:
         """A `transport.Handler`."""
@@ -70,7 +83,7 @@ class Path:
         elif path == RESPONSES and request.headers.get("Upgrade", "").lower() == "websocket":
             failure = Failure(426, "invalid_request_error", "There are no websockets here: POST to this path.")
             await responder.reply(*_told(BY_PATH[path], failure, [("Upgrade", "HTTP/1.1")]))
-        elif path.startswith(RESPONSES + "/"):
+        elif path.startswith(RESPONSES + "/") and request.method in methods_of(path):
             await self._exchange(BY_PATH[RESPONSES], request, responder)
         elif dialect is not None:
             failure = Failure(405, "invalid_request_error", f"{path} takes POST, not {request.method}.")
@@ -80,9 +93,14 @@ class Path:
 
     async def _exchange(self, dialect: Dialect, request: Request, responder: Responder) -> None:
         """Law: however this ends, `finished` is told once, with one outcome."""
-        exchange = Exchange(uuid.uuid4().hex, request, dialect, "", Timings(self.clock()))
+        exchange = Exchange(secrets.token_hex(16), request, dialect, "", Timings(self.clock()))
+        self.observer.began(exchange)
+        is_clients = not isinstance(request, InProcessRequest)
+        self.drain.num_running += is_clients
         try:
             try:
+                if self.drain.is_on and is_clients:
+                    raise stopping()
                 await self._serve(exchange, responder)
             except Refused as refused:
                 exchange.outcome = refused.outcome
@@ -90,38 +108,48 @@ class Path:
         except (asyncio.CancelledError, ConnectionError):
             exchange.outcome = Outcome.ANSWERED if exchange.is_delivered else Outcome.CLIENT_GONE
             raise
-        except Exception:
+        except Exception as error:
             exchange.outcome = Outcome.GATEWAY_ERROR
+            error.add_note(f"request {exchange.id}")  # whoever logs it below does not know
             raise
         finally:
             exchange.timings.finished_at = self.clock()
+            if exchange.allowance is not None:
+                exchange.allowance.settle(exchange)
             self.observer.finished(exchange)
+            self.drain.left(is_clients)
 
     async def _serve(self, exchange: Exchange, responder: Responder) -> None:
-        caller = self.keys.caller(exchange.request.headers)
-        if caller is None:
-            text = "The API key is missing or not known here. Send it as `Authorization: Bearer <key>`."
-            failure = Failure(401, "authentication_error", text, code="invalid_api_key")
-            raise Refused(Outcome.UNAUTHORISED, failure)
+        caller = await self.keys.known(exchange.request.headers)
         exchange.tenant, exchange.may_prioritise = caller.tenant, caller.may_prioritise
         exchange.key_id = caller.id
         exchange.urgency, exchange.weight = caller.urgency, caller.weight
+        exchange.allowance = self.limiter.allowance(caller.terms)
+        if exchange.allowance is not None and not isinstance(exchange.request, InProcessRequest):
+            exchange.allowance.enter()  # a part of a list has entered with its list, lines of batches are paced
         if exchange.request.path not in BY_PATH:
             exchange.raw = await self._read(exchange.request)
             await self.plain.answer_stored(exchange, responder)
             return
         await self._parse(exchange)
         exchange.engine_model = self._engine_model(exchange.asked_model)
+        if not may_use(caller, exchange.engine_model):
+            raise model_not_allowed(caller, exchange.asked_model)
+        if "*" not in caller.models and not says_one_model(exchange.raw):
+            exchange.raw = splice(exchange.raw, exchange.body, {"model": exchange.asked_model}, ())
         if self.lists.takes(exchange):
             await self.lists.answer(exchange, responder, self.handle)
-        elif exchange.dialect.is_conversation:
+            return
+        if exchange.allowance is not None:
+            exchange.allowance.reserve(exchange)
+        if exchange.dialect.is_conversation:
             await self._serve_turn(exchange, responder, caller.tools)
         else:
             await self.plain.answer(exchange, responder)
 
     async def _serve_turn(self, exchange: Exchange, responder: Responder, allowed_tools: Collection[str]) -> None:
         self.breaks.prepare(exchange)
-        script = exchange.dialect.script(exchange.body)
+        script = self.identity.script(exchange)
         who = self.identity.recognise(exchange, script, self.clock())
         if who.kind is TurnKind.SIDE and isinstance(exchange.request, InProcessRequest):
             who = replace(who, kind=TurnKind.SINGLE)  # a title is asked for by a client: ours pass the gate
@@ -146,6 +174,8 @@ class Path:
             self.identity.answered(exchange, is_complete, self.clock())
             self.sessions.finished(exchange, self.clock())
             self.breaks.finished(exchange)
+            if self.trail is not None:
+                self.trail.ran(exchange)
             if exchange.reply.id and exchange.dispatch is not None and exchange.dialect.name == "responses":
                 self.homes.remember(exchange.tenant, exchange.reply.id, exchange.dispatch.replica_id)
         if who.is_final:
@@ -170,7 +200,10 @@ class Path:
         if not isinstance(body, dict):
             text = f"The body must be a JSON object, not {type(body).__name__}."
             raise Refused(Outcome.BAD_REQUEST, Failure(400, "invalid_request_error", text))
-        if (failure := dialect.check(body)) is not None:
+        failure = dialect.check(body)
+        if failure is None and dialect.is_conversation:
+            failure = too_many(body, self.settings.limits)
+        if failure is not None:
             raise Refused(Outcome.BAD_REQUEST, failure)
         exchange.body = body
         exchange.asked_model = fields.text(body, "model") or ""
@@ -218,6 +251,7 @@ class Path:
             weight=exchange.weight,
             deadline_at=_deadline_at(exchange),
             max_wait_s=policy.max_wait_s if exchange.wants_stream else policy.max_wait_plain_s,
+            cached_at=self.trail.found(exchange) if self.trail is not None else None,
             pinned_to=self.homes.home(exchange.tenant, stateful_id) if stateful_id else None,
             excluded=self._unable(exchange.request.path),
         )

@@ -24,6 +24,10 @@ class Homes:
         owner, replica_id = self._homes.get(answer_id, ("", None))
         return replica_id if owner == tenant else None
 
+    def is_known(self, answer_id: str) -> bool:
+        """Whether it was stored through this process."""
+        return answer_id in self._homes
+
     def is_anothers(self, tenant: str, answer_id: str) -> bool:
         """Whether it is known to be another tenant's, which engines cannot tell."""
         return answer_id in self._homes and self._homes[answer_id][0] != tenant

@@ -9,7 +9,7 @@ from gateway.embedded.model import EngineSpec
 from gateway.embedded.server import EmbeddedEngine, EmbeddedSettings
 from gateway.engines.base import EngineAddress
 from gateway.settings import Embedded
-from gateway.transports.aiohttp_server import AiohttpServer
+from gateway.transports.choice import transport_of
 
 BLOCK_TOKENS = 16
 
@@ -21,7 +21,7 @@ class HostedEngine:
         num_blocks = max(1, section.capacity_tokens // BLOCK_TOKENS)
         spec = EngineSpec(num_blocks, BLOCK_TOKENS, section.slots, priority_scheduling=True)
         self._engine = EmbeddedEngine(EmbeddedSettings(spec, section.model, speed=section.speed))
-        self._server = AiohttpServer(self._engine.handler)
+        self._server = transport_of().server(self._engine.handler)
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> int:
         """Serve; returns the port. Raises OSError."""

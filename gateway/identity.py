@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections import OrderedDict
 
 import orjson
 
 from gateway import claims, fields
 from gateway.claims import Claim
-from gateway.dialects.base import Script
+from gateway.dialects.base import Script, Tools
 from gateway.exchange import Exchange, Recognition, Reply
+from gateway.raw_parts import Cutter
 from policies import chains
 from policies.continuation import Call, Rule
 from policies.lineage import Lineage, Sighting
+from policies.texts import Texts
 from policies.types import Blocks
 
 _MIN_ID_CHARS = 9
@@ -20,6 +23,8 @@ _MIN_ID_CHARS = 9
 _MIN_TEXT_CHARS = 12
 """Shorter answers ("Done.") occur by chance."""
 _MARK_CHARS = 48
+MAX_TOOL_LISTS = 256
+MAX_KEYS = 10_000
 _STEPS_USED_UP = b"MAXIMUM STEPS REACHED"
 """OpenCode's `steps`: the last allowed call ends in an assistant message that says so."""
 
@@ -44,8 +49,13 @@ class Identity:
     the same families; without one, ids are this process's own. Bounds: see `policies.lineage.Lineage`.
     """
 
-    def __init__(self, lineage: Lineage | None = None, secret: bytes | None = None) -> None:
+    def __init__(
+        self, lineage: Lineage | None = None, secret: bytes | None = None, cutter: Cutter | None = None
+    ) -> None:
         self._lineage = lineage or Lineage()
+        self._cutter = cutter or Cutter()
+        self._tools: OrderedDict[tuple[str, int], Tools] = OrderedDict()
+        self._keys: dict[tuple[str, str], bytes] = {}
         self._secret = (secret or os.urandom(32))[:64]
         self._open: dict[str, Sighting] = {}
         self.tools_first: set[str] = set()
@@ -59,6 +69,25 @@ class Identity:
     @property
     def num_families(self) -> int:
         return self._lineage.num_families
+
+    def script(self, exchange: Exchange) -> Script:
+        """The conversation of a request. What another one has begun with, byte for byte, is not read again."""
+        dialect = exchange.dialect
+        raw = self._cutter.cut(exchange.raw) if dialect.conversation_key else None
+        if raw is None:
+            return dialect.script(exchange.body)
+        key = (exchange.tenant, raw.tools)
+        tools = self._tools.get(key)
+        script = dialect.script(exchange.body, tools)
+        if tools is None:
+            self._tools[key] = Tools(script.tools, script.tool_names)
+            if len(self._tools) > MAX_TOOL_LISTS:
+                self._tools.popitem(last=False)
+        messages, items = script.messages, raw.items[script.num_system :]
+        if isinstance(messages, Texts) and len(items) == len(messages):
+            last = hash((self._key(exchange), dialect.name, self._cutter.fingerprint(script.system)))
+            messages.fingerprints = [last := hash((last, item)) for item in items]
+        return script
 
     def recognise(self, exchange: Exchange, script: Script, now: float) -> Recognition:
         """Whose turn this is. Each recognised exchange must be told to `answered`, however it ends."""
@@ -99,10 +128,9 @@ class Identity:
             self._lineage.answered(sighting, is_complete, _marks(reply), now, _said(reply))
 
     def _call(self, exchange: Exchange, script: Script, claim: Claim, group: str | None) -> Call:
-        model = exchange.engine_model or exchange.asked_model
         tenant = exchange.tenant.encode()
         return Call(
-            key=chains.digest(self._secret, tenant, model.encode()).to_bytes(8, "big") + self._secret[:32],
+            key=self._key(exchange),
             tools=script.tools,
             system=script.system,
             messages=script.messages,
@@ -111,13 +139,28 @@ class Identity:
             group=group.encode() if group else None,
             says_retry=claims.says_retry(exchange.request.headers),
             expects_tools=claim.expects_tools,
-            tools_first=model in self.tools_first,
+            tools_first=_model(exchange) in self.tools_first,
         )
+
+    def _key(self, exchange: Exchange) -> bytes:
+        """Of all hashes of a tenant's prompts to a model."""
+        scope = exchange.tenant, _model(exchange)
+        key = self._keys.get(scope)
+        if key is None:
+            if len(self._keys) >= MAX_KEYS:
+                self._keys.clear()
+            hashed = chains.digest(self._secret, *map(str.encode, scope))
+            key = self._keys[scope] = hashed.to_bytes(8, "big") + self._secret[:32]
+        return key
 
     def _name(self, tenant: bytes, id_: str | None) -> str | None:
         """The id as the rest of the gateway sees it. Not by model, so that a title asked of a small model stays
         with its session; agents on two models under one id are two sessions by their chains, which are."""
         return None if id_ is None else chains.name(self._secret, tenant, id_.encode())
+
+
+def _model(exchange: Exchange) -> str:
+    return exchange.engine_model or exchange.asked_model
 
 
 def _source(sighting: Sighting, claim: Claim, group: str | None) -> str:

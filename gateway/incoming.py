@@ -8,15 +8,23 @@ from gateway import engine_errors
 from gateway.engines.base import Engine
 from gateway.errors import Failure, Refused
 from gateway.exchange import Exchange, Outcome
+from gateway.faults import Fault, NoAnswer, of_break
 from gateway.outgoing import Call, end_to_end
 from gateway.relay import StreamRelay, read_into
 from gateway.sse import EventTooLong
-from gateway.transport import HeaderList, Responder, UpstreamCut, UpstreamReply
+from gateway.transport import Direct, HeaderList, Pushing, Responder, UpstreamCut, UpstreamReply
 
 MAX_BODY_BYTES = 256 * 2**20
 """Of an answer that is not streamed. It is read whole before its first byte goes out, so a cut can be hidden."""
 
-_NOT_RELAYED = frozenset(("content-length", "date", "server", "x-request-id"))
+_NOT_RELAYED = frozenset(
+    (
+        *("content-length", "date", "server", "x-request-id", "set-cookie", "www-authenticate"),
+        *("openai-organization", "openai-project", "anthropic-organization-id"),
+        *(f"x-ratelimit-{what}-{of}" for what in ("limit", "remaining", "reset") for of in ("requests", "tokens")),
+    )
+)
+"""What is between the gateway and the engine: its connection, and the operator's account there."""
 
 
 class Answer:
@@ -28,18 +36,21 @@ class Answer:
         self._call = call
         self._reply = reply
         self._chunks = reply.chunks()
-        is_stream = reply.headers.get("content-type", "").startswith("text/event-stream")
+        content_type = reply.headers.get("content-type", "")
+        is_stream = exchange.wants_stream and content_type.startswith("text/event-stream")
         self._round = exchange.loop.round() if exchange.loop is not None else None
         self._relay = (
             StreamRelay(exchange.dialect, engine, exchange.reply, call, self._round) if is_stream else None
         )
         self._first = b""
         self._is_over = False
+        self.fault: Fault | None = None
+        """What the engine did wrong after its first byte."""
 
     async def begin(self) -> None:
         """Read until the first byte that counts: the first event of an answer, or the last byte of a body.
 
-        Raises EngineFailed, UpstreamCut, EventTooLong.
+        Raises EngineFailed, UpstreamCut, EventTooLong, NoAnswer.
         """
         if self._relay is None:
             self._first = await self._reply.read(MAX_BODY_BYTES)
@@ -52,7 +63,7 @@ class Answer:
                 return
             if self._relay.failure is not None:
                 raise engine_errors.in_stream(self._exchange.dialect, self._relay.failure)
-        raise UpstreamCut("it ended without an answer")
+        raise NoAnswer("it ended without an answer")
 
     async def relay(self, responder: Responder, ours: HeaderList) -> None:
         """Send a stream up to its end, which `finish` sends. Does nothing for a body."""
@@ -71,6 +82,7 @@ class Answer:
             await self._pump(self._relay, responder)
         except (UpstreamCut, EventTooLong) as error:
             self._exchange.notes.append(f"engine broke off: {error}")
+            self.fault = of_break(error)
         self._exchange.outcome = self._outcome(self._relay)
         self._exchange.reply.is_complete = self._exchange.outcome is Outcome.ANSWERED
 
@@ -94,36 +106,56 @@ class Answer:
         self._reply.close(reuse=self._is_over)
 
     async def _pump(self, relay: StreamRelay, responder: Responder) -> None:
-        if relay.failure is not None:
-            return
-        async for chunk in self._chunks:
+        """Pieces of text go straight through while the client keeps up; the rest is looked at here."""
+        reply, direct = self._reply, responder if isinstance(responder, Direct) else None
+
+        def sink(chunk: bytes) -> bool:
+            if direct is None or not direct.is_ready or not relay.passes(chunk):
+                return False
+            direct.write_now(chunk)
+            return True
+
+        while relay.failure is None:
+            if direct is not None and isinstance(reply, Pushing):
+                reply.push(sink)
+            chunk = await anext(self._chunks, None)
+            if chunk is None:
+                break
             if out := relay.feed(chunk):
                 await responder.write(out)
                 self._exchange.is_delivered = relay.is_delivered
-            if relay.failure is not None:
-                return
+        if relay.failure is not None:
+            return
         self._is_over = True
         if rest := relay.rest():
             await responder.write(rest)
 
     def _outcome(self, relay: StreamRelay) -> Outcome:
         if relay.failure is not None:
+            self.fault = Fault.ERROR
             return Outcome.ENGINE_FAILED
-        is_whole = relay.is_done or (self._is_over and relay.has_finished)
-        return Outcome.ANSWERED if is_whole else Outcome.ENGINE_CUT
+        if relay.is_done or (self._is_over and relay.has_finished):
+            self.fault = None
+            return Outcome.ANSWERED
+        self.fault = self.fault or Fault.NO_END
+        return Outcome.ENGINE_CUT
 
     def _read_body(self) -> None:
+        exchange = self._exchange
         try:
             parsed = orjson.loads(self._first)
         except orjson.JSONDecodeError:
-            return
-        if isinstance(parsed, dict):
-            if self._call.added.reads_back:
-                self._first = self._engine.without_read_back(self._first)
-            read_into(self._exchange.reply, parsed, self._exchange.dialect, self._engine)
-            self._exchange.reply.is_complete = True
-            if self._round is not None:
-                self._round.read(parsed)
+            parsed = None
+        if not isinstance(parsed, dict):
+            raise NoAnswer("what it sent is no JSON object")
+        if (failure := exchange.dialect.is_error(parsed)) is not None:
+            raise engine_errors.in_stream(exchange.dialect, failure)
+        if self._call.added.reads_back:
+            self._first = self._engine.without_read_back(self._first)
+        read_into(exchange.reply, parsed, exchange.dialect, self._engine)
+        exchange.reply.is_complete = True
+        if self._round is not None:
+            self._round.read(parsed)
 
 
 def headers_for_client(reply: UpstreamReply, ours: HeaderList) -> list[tuple[str, str]]:

@@ -3,32 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
-from gateway.transport import BodyTooLarge, Handler, HeaderList
+from gateway.transport import BodyTooLarge, Handler, HeaderList, Headers
 
 LOG = logging.getLogger(__name__)
 FAILED = (
     b'{"error":{"message":"The gateway failed. Its log says why.","type":"server_error","param":null,"code":null}}'
 )
-
-
-class Headers(Mapping[str, str]):
-    """The first value of each header, looked up in any case."""
-
-    def __init__(self, header_list: HeaderList) -> None:
-        self._values: dict[str, str] = {}
-        for name, value in header_list:
-            self._values.setdefault(name.lower(), value)
-
-    def __getitem__(self, name: str) -> str:
-        return self._values[name.lower()]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
 
 
 class InProcessRequest:

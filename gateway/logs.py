@@ -6,6 +6,7 @@ import logging
 import re
 import sys
 from datetime import UTC, datetime
+from textwrap import indent
 from typing import Any, TextIO
 
 import orjson
@@ -13,6 +14,8 @@ import orjson
 from gateway.settings import Logging
 
 PLAIN = re.compile(r"[^\s\"'=]+")
+UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+"""Ends a line, moves a terminal's cursor, or turns the order of text around."""
 
 
 def setup(section: Logging, stream: TextIO | None = None) -> None:
@@ -27,8 +30,8 @@ class TextLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         fields = " ".join(f"{key}={_quoted(value)}" for key, value in _fields(record).items())
-        line = f"{_time(record)} {record.levelname.lower()} {record.getMessage()} {fields}".rstrip()
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        line = _one_line(f"{_time(record)} {record.levelname.lower()} {record.getMessage()} {fields}".rstrip())
+        return f"{line}\n{indent(self.formatException(record.exc_info), '  ')}" if record.exc_info else line
 
 
 class JsonLines(logging.Formatter):
@@ -38,7 +41,12 @@ class JsonLines(logging.Formatter):
         head = {"time": _time(record), "level": record.levelname.lower(), "message": record.getMessage()}
         if record.exc_info:
             head["exception"] = self.formatException(record.exc_info)
-        return orjson.dumps(head | _fields(record), default=str).decode()
+        return _one_line(orjson.dumps(head | _fields(record), default=str).decode())
+
+
+def _one_line(text: str) -> str:
+    """What clients say cannot forge a line, or steer the terminal that shows it."""
+    return UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:

@@ -5,7 +5,9 @@ Gauges about the fleet are read when Prometheus asks, from a copy of the Schedul
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from importlib.metadata import version
 from typing import Generic, Protocol, TypeVar
 
@@ -88,11 +90,8 @@ class Metrics:
         self.policy = histogram("policy_seconds", "Time to decide on one fact", POLICY_BUCKETS_S)
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of answers, as engines reported them")
         self.output_tokens = counter("output_tokens", "Output tokens of answers, as engines reported them")
-        self.cached_tokens = Bounded(
-            counter(
-                "cached_tokens", "Prompt tokens cached, where engines say: foreseen and real", "replica", "kind"
-            )
-        )
+        cached = "Prompt tokens cached, where engines say: foreseen and real"
+        self.cached_tokens = Bounded(counter("cached_tokens", cached, "replica", "kind"))
         recomputed = "Prompt tokens of a session's earlier turn prefilled again"
         self.recomputed_tokens = Bounded(counter("recomputed_tokens", recomputed, "replica"))
         self.kv_evicted_blocks = Bounded(
@@ -105,6 +104,8 @@ class Metrics:
             counter("prefix_breaks", "Sessions that break their siblings' prefix", "kind")
         )
         self.prefix_break_tokens = Bounded(counter("prefix_break_tokens", "Shared tokens behind a break", "kind"))
+        self.limited = Bounded(counter("limited", "Requests refused by a limit of their key", "limit"))
+        self.faults = Bounded(counter("engine_faults", "What engines did wrong, by kind", "engine", "kind"))
         self.retries = Bounded(counter("retries", "Model calls tried again", "cause"))
 
     def exposition(self) -> bytes:
@@ -139,6 +140,10 @@ class FleetGauges(Collector):
         for engine in self._engines():
             up.add_metric([engine.name], engine.is_up)
         yield up
+        tasks = _gauge("tasks", "Tasks of the event loop, which come back to one number at rest")
+        with suppress(RuntimeError):  # read where no loop runs
+            tasks.add_metric([], len(asyncio.all_tasks()))
+        yield tasks
 
     def _replicas(self, view: FleetView) -> Iterator[GaugeMetricFamily]:
         up = _gauge("replica_up", "Whether a KV pool takes turns", "replica")

@@ -29,9 +29,10 @@ def engine_model(asked: str, models: Models, served: Collection[str]) -> str | N
 
 
 def listing(models: Models, max_model_len: Mapping[str, int | None]) -> bytes:
-    """Body of `/v1/models`: what engines serve (name -> context length) and the aliases that are names."""
+    """Body of `/v1/models`: what engines serve (name -> context length) and the aliases of it that are names."""
     rows = [_row(name, name, max_model_len) for name in sorted(max_model_len)]
-    rows += [_row(alias, models.aliases[alias], max_model_len) for alias in _names(models.aliases)]
+    names = (name for name in _names(models.aliases) if models.aliases[name] in max_model_len)
+    rows += [_row(alias, models.aliases[alias], max_model_len) for alias in names]
     return orjson.dumps({"object": "list", "data": rows})
 
 

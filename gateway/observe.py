@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 from gateway.exchange import Exchange, Json, Outcome
 from gateway.factlog import FactLog
+from gateway.faults import Fault
 from gateway.metrics import Metrics, Watched
 from gateway.receipts import Receipts, overhead_s, queued_s, receipt, ttft_s
+from gateway.tracing import Tracing
 from policies.types import Decision, Fact, ReplicaId, TurnKind
 from policies.view import FleetView
 
@@ -36,12 +38,19 @@ class Observer:
         engines: Callable[[], Iterable[Watched]],
         receipts: Receipts,
         facts: FactLog | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         self.metrics = Metrics(view, engines)
         self._clock = clock
         self._receipts = receipts
         self._facts = facts
+        self._tracing = tracing
         self._recomputation = Recomputation()
+
+    def began(self, exchange: Exchange) -> None:
+        """Call it once per exchange, first of all."""
+        if self._tracing is not None:
+            exchange.trace = self._tracing.begin(exchange)
 
     def finished(self, exchange: Exchange) -> None:
         """Call it exactly once per exchange, at its end, whatever the end was."""
@@ -50,6 +59,8 @@ class Observer:
         outcome = exchange.outcome or Outcome.GATEWAY_ERROR
         exchange.outcome = outcome
         self._count(exchange, outcome)
+        if exchange.trace is not None:
+            exchange.trace.finished(exchange)
         told = receipt(exchange)
         self._receipts.put(told, exchange.tenant, exchange.timings.finished_at)
         LOG.log(logging.WARNING if outcome in TROUBLE else logging.INFO, "request", extra={"fields": told})
@@ -74,9 +85,17 @@ class Observer:
         for hint in hints:
             self.metrics.hints(engine, hint, result).inc()
 
+    def faulted(self, engine: str, fault: Fault) -> None:
+        """An engine did something wrong, whether or not a client has felt it."""
+        self.metrics.faults(engine, fault).inc()
+
     def retried(self, cause: str) -> None:
         """A model call goes out once more; `cause` is one word of a small set."""
         self.metrics.retries(cause).inc()
+
+    def limited(self, limit: str) -> None:
+        """A request was refused by this limit of its key."""
+        self.metrics.limited(limit).inc()
 
     def evicted(self, replica_id: ReplicaId, num_blocks: int, horizon_s: float | None) -> None:
         """An engine published that it evicted blocks; nine in ten had been idle for `horizon_s` at least."""
@@ -84,8 +103,8 @@ class Observer:
         if horizon_s is not None:
             self.metrics.kv_horizon(replica_id).set(horizon_s)
 
-    def receipt(self, receipt_id: str, tenant: str) -> Json | None:
-        """None when there is none for this tenant."""
+    def receipt(self, receipt_id: str, tenant: str | None) -> Json | None:
+        """None when there is none for this tenant. Tenant None: of any."""
         return self._receipts.get(receipt_id, tenant, self._clock())
 
     def receipt_headers(self, exchange: Exchange) -> list[tuple[str, str]]:
@@ -98,9 +117,13 @@ class Observer:
             headers += [("X-Turngate-Engine", dispatch.replica_id), ("X-Turngate-Reason", dispatch.reason.value)]
             queued = queued_s(exchange.timings)
             headers += [("X-Turngate-Queue-Ms", str(round((queued or 0.0) * 1000)))]
+        if exchange.allowance is not None:
+            headers += exchange.allowance.headers()
         return headers
 
     def close(self) -> None:
+        if self._tracing is not None:
+            self._tracing.close()
         if self._facts is not None:
             self._facts.close()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,9 +45,6 @@ def turn_call(
     put = {key: merged(value, body[key]) if key in body else value for key, value in added.body.items()}
     put |= repair.body
     drop = set(added.drop)
-    repair = engine.engine.repaired(exchange.request.path, body)
-    put |= repair.body
-    exchange.notes += [note for note in repair.notes if note not in exchange.notes]
     if exchange.engine_model != exchange.asked_model:
         put["model"] = exchange.engine_model
     hides_usage = exchange.wants_stream and not exchange.wants_usage
@@ -84,26 +81,36 @@ def url(engine: RunningEngine, exchange: Exchange) -> str:
 def headers(exchange: Exchange, engine: RunningEngine, added: Outgoing = NOTHING) -> list[tuple[str, str]]:
     """The client's own, less those that concern only its connection to us; then ours."""
     keep_session = engine.address.kind != THIRD_PARTY_KIND
-    gone = _OURS | added.drop_headers | {name.lower() for name, _ in added.headers}
-    kept = [
-        (name, value)
-        for name, value in end_to_end(exchange.request.header_list)
-        if (low := name.lower()) not in gone
-        and not low.startswith("x-turngate-")
-        and (keep_session or not (low in _SESSION_NAMES or low.startswith(_SESSION_PREFIXES)))
-    ]
+    gone = {name.lower() for name, _ in added.headers}
+    gone |= added.drop_headers
+    kept = []
+    has_id = False
+    for name, value in end_to_end(exchange.request.header_list):
+        low = name.lower()
+        if low in _OURS or low in gone:
+            continue
+        if low.startswith("x-"):
+            if low.startswith("x-turngate-") or (not keep_session and low.startswith(_SESSION_PREFIXES)):
+                continue
+            has_id |= low == "x-request-id"
+        elif not keep_session and low in _SESSION_NAMES:
+            continue
+        kept.append((name, value))
     kept += [("Accept-Encoding", "identity"), *added.headers]
-    if "x-request-id" not in exchange.request.headers:
+    if not has_id:
         kept.append(("X-Request-Id", exchange.id))
     if engine.address.api_key:
         kept.append(("Authorization", f"Bearer {engine.address.api_key}"))
     return kept
 
 
-def end_to_end(header_list: HeaderList) -> Iterator[tuple[str, str]]:
+def end_to_end(header_list: HeaderList) -> list[tuple[str, str]]:
     """Headers that travel on (RFC 9110, 7.6.1): not the hop-by-hop ones, nor those that `Connection` names."""
+    kept = [pair for pair in header_list if pair[0].lower() not in HOP_BY_HOP]
+    if len(kept) == len(header_list):
+        return kept
     named = _tokens(value for name, value in header_list if name.lower() == "connection")
-    return ((n, v) for n, v in header_list if n.lower() not in HOP_BY_HOP and n.lower() not in named)
+    return [pair for pair in kept if pair[0].lower() not in named]
 
 
 def _tokens(values: Iterable[str]) -> set[str]:

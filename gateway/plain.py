@@ -54,6 +54,8 @@ class PlainCalls:
             try:
                 reply, body = await self._ask(exchange, engine)
             except EngineFailed as error:
+                if error.fault is not None:
+                    self.observer.faulted(engine.name, error.fault)
                 if not error.try_another:
                     raise
                 failed = error
@@ -73,7 +75,7 @@ class PlainCalls:
             body = await reply.read(MAX_BODY_BYTES if reply.status < 400 else MAX_ERROR_BYTES)
             is_read = True
         except UpstreamCut as error:
-            raise engine_errors.cut(engine.name, str(error)) from None
+            raise engine_errors.cut(engine.name, error) from None
         finally:
             reply.close(reuse=is_read)
         if reply.status >= 400:

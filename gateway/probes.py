@@ -29,6 +29,10 @@ def load(path: str) -> dict[str, int]:
 
 _SYSTEM_MARK = "turngatesystemmark"
 _TOOL_MARK = "turngatetoolmark"
+_TOOL: Json = {
+    "type": "function",
+    "function": {"name": _TOOL_MARK, "description": "", "parameters": {"type": "object", "properties": {}}},
+}
 # A prefix hit takes at least one whole block; this is what is asked where the block size is not known.
 _DEFAULT_BLOCK_TOKENS = 128
 _MAX_BLOCK_TOKENS = 1024
@@ -42,12 +46,23 @@ async def probe(engine: Engine, abilities: Abilities, report: Report, ask: Ask) 
     if abilities.system_before_tools is None:
         abilities.system_before_tools = await _renders_system_first(engine, abilities, model, ask)
     await _hints_and_cache(engine, abilities, report, model, ask)
+    if abilities.takes_tools is None:
+        abilities.takes_tools = await _takes_tools(model, ask)
+
+
+async def _takes_tools(model: str, ask: Ask) -> bool | None:
+    """vLLM and others refuse requests that offer tools until they are told how the model calls them."""
+    messages = [{"role": "user", "content": "hi"}]
+    body = {"model": model, "messages": messages, "tools": [_TOOL], "max_tokens": 1}
+    status, answer = await ask(CHAT, (), orjson.dumps(body))
+    if status == 200:
+        return True
+    return False if status in (400, 422, 501) and "tool" in _message(answer).lower() else None
 
 
 async def _renders_system_first(engine: Engine, abilities: Abilities, model: str, ask: Ask) -> bool | None:
-    function = {"name": _TOOL_MARK, "description": "", "parameters": {"type": "object", "properties": {}}}
     messages: list[Json] = [{"role": "system", "content": _SYSTEM_MARK}, {"role": "user", "content": "hi"}]
-    rendering = engine.rendering(model, messages, [{"type": "function", "function": function}])
+    rendering = engine.rendering(model, messages, [_TOOL])
     if rendering is None or (abilities.paths is not None and rendering[0] not in abilities.paths):
         return None
     status, answer = await ask(rendering[0], (), orjson.dumps(rendering[1]))

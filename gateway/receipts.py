@@ -17,6 +17,7 @@ def receipt(exchange: Exchange) -> Json:
     told: Json = {
         "id": exchange.id,
         "request_id": exchange.request.headers.get("x-request-id"),
+        "trace": exchange.trace.id if exchange.trace is not None else None,
         "outcome": exchange.outcome,
         "path": exchange.dialect.name,
         "tenant": exchange.tenant,
@@ -62,9 +63,7 @@ def _dispatched(exchange: Exchange) -> Json:
 
 def _answered(exchange: Exchange) -> Json:
     """Token counts of an answer of several model calls are sums; the calls stand beside them."""
-    reply, usage, rounds = exchange.reply, exchange.reply.usage, exchange.rounds
-    if len(rounds) > 1:
-        usage = Usage(*(_sum(rounds, key) for key in ("prompt_tokens", "cached_tokens", "output_tokens")))
+    reply, usage, rounds = exchange.reply, whole_usage(exchange), exchange.rounds
     return {
         "cached_tokens": usage.cached_tokens,
         "prompt_tokens": usage.prompt_tokens,
@@ -72,6 +71,13 @@ def _answered(exchange: Exchange) -> Json:
         "finish_reason": reply.finish_reason,
         "rounds": rounds if len(rounds) > 1 or any(row["tools"] for row in rounds) else None,
     }
+
+
+def whole_usage(exchange: Exchange) -> Usage:
+    """Of all model calls of an answer; those of the last alone while nothing of ours was called."""
+    if len(exchange.rounds) <= 1:
+        return exchange.reply.usage
+    return Usage(*(_sum(exchange.rounds, key) for key in ("prompt_tokens", "cached_tokens", "output_tokens")))
 
 
 def _sum(rounds: Sequence[Json], key: str) -> int | None:
@@ -125,10 +131,10 @@ class Receipts:
         while self._kept and (len(self._kept) > self._max_kept or self._oldest_until() <= now):
             self._kept.popitem(last=False)
 
-    def get(self, receipt_id: str, tenant: str, now: float) -> Json | None:
-        """None when it is unknown, too old, or another tenant's; these are not told apart."""
+    def get(self, receipt_id: str, tenant: str | None, now: float) -> Json | None:
+        """None when it is unknown, too old, or another tenant's; these are not told apart. Tenant None: of any."""
         until, owner, text = self._kept.get(receipt_id, (0.0, "", b""))
-        if owner != tenant or until <= now:
+        if tenant not in (None, owner) or until <= now:
             return None
         told: Json = orjson.loads(text)
         return told

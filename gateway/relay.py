@@ -9,6 +9,7 @@ from __future__ import annotations
 import orjson
 
 from gateway import fields
+from gateway.deltas import Deltas
 from gateway.dialects.base import Dialect
 from gateway.engines.base import Engine
 from gateway.errors import Failure
@@ -37,6 +38,8 @@ class StreamRelay:
         self._reads_back = call.added.reads_back
         self._round = round_
         self._splitter = EventSplitter()
+        # Where each event is looked at, none can be passed on unread.
+        self._deltas = None if round_ is not None or call.added.reads_back else Deltas(reply)
         self._held: list[bytes] = []
         self.has_begun = False
         """Whether an event has come that is part of an answer."""
@@ -52,6 +55,8 @@ class StreamRelay:
 
         Raises EventTooLong.
         """
+        if self.passes(chunk):
+            return chunk
         out = self._held
         for event in self._splitter.feed(chunk):
             if self.failure is not None:
@@ -64,6 +69,12 @@ class StreamRelay:
         self._held = []
         return out[0] if len(out) == 1 else b"".join(out)
 
+    def passes(self, chunk: bytes) -> bool:
+        """Whether this is the common case: one event, known to say a piece of text. Then it counts as fed, and the
+        bytes to send are the same."""
+        deltas = self._deltas
+        return deltas is not None and not self._splitter.has_rest and self.failure is None and deltas.take(chunk)
+
     @property
     def is_delivered(self) -> bool:
         """Whether what `feed` has returned has the end of the answer in it."""
@@ -71,11 +82,15 @@ class StreamRelay:
 
     def rest(self) -> bytes:
         """What is left when the stream is over: an event that lacks its empty line, or a stream without any."""
+        self._fold()
         held, self._held = self._held, []
         return b"".join(held) + self._splitter.rest()
 
     def _shown(self, event: bytes) -> bytes:
         """The event as the client gets it; empty: not at all."""
+        if self._deltas is not None and self._deltas.take(event):
+            return event
+        self._fold()
         data = data_of(event)
         if data is None:
             return event
@@ -91,7 +106,13 @@ class StreamRelay:
             return event
         if not self._read(parsed):
             return b""
+        if self._deltas is not None and self.has_begun and not self.has_finished:
+            self._deltas.learn(event)
         return event if self._round is None or self.failure is not None else self._round.shown(event, parsed)
+
+    def _fold(self) -> None:
+        if self._deltas is not None:
+            self._deltas.fold()
 
     def _read(self, event: Json) -> bool:
         failure = self._dialect.is_error(event)
@@ -101,7 +122,7 @@ class StreamRelay:
         read_into(self._reply, event, self._dialect, self._engine)
         if self._reply.finish_reason is not None:
             self.has_finished = True
-        if event.get("type") not in _PREAMBLES:
+        if fields.text(event, "type") not in _PREAMBLES:
             self.has_begun = True
         return not (self._hides_usage and self._dialect.is_asked_usage(event))
 

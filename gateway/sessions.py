@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain, islice
 
 from gateway.exchange import Exchange, Json, Recognition
+from gateway.live.timeline import Timeline
 from policies.types import SessionState, TurnKind
 
 
@@ -41,6 +43,9 @@ class Sessions:
         self._limit = limit
         self._ttl_s = ttl_s
         self._seen: OrderedDict[str, Seen] = OrderedDict()
+        self._busy: dict[str, Seen] = {}
+        """Those with a request in the gateway."""
+        self.timeline = Timeline()
 
     def recognised(self, exchange: Exchange, now: float) -> None:
         """A request of a session has arrived."""
@@ -57,6 +62,7 @@ class Sessions:
             seen.num_turns = max(seen.num_turns, who.turn_index + 1)
         seen.model = exchange.engine_model
         seen.open[exchange.id] = exchange
+        self._busy[who.session_id] = seen
         self._touch(seen, now)
 
     def finished(self, exchange: Exchange, now: float) -> None:
@@ -65,18 +71,22 @@ class Sessions:
         seen = self._seen.get(who.session_id) if who is not None else None
         if seen is None or seen.open.pop(exchange.id, None) is None:
             return
+        if not seen.open:
+            self._busy.pop(seen.who.session_id, None)
+        self.timeline.ended(exchange, now)
         if exchange.dispatch is not None:
             seen.replica = exchange.dispatch.replica_id
         if exchange.reply.usage.prompt_tokens is not None and seen.who is who:
             seen.prompt_tokens = exchange.reply.usage.prompt_tokens
         self._touch(seen, now)
 
-    def sessions(self, tenant: str, now: float) -> list[Json]:
-        """Those of one tenant, in order of first arrival."""
-        return [_about(seen, now) for seen in self._of(tenant)]
+    def sessions(self, tenant: str | None, now: float) -> list[Json]:
+        """Those of one tenant, None: of all, by name; in order of first arrival."""
+        named = tenant is None
+        return [_about(seen, now) | ({"tenant": seen.tenant} if named else {}) for seen in self._of(tenant)]
 
-    def families(self, tenant: str) -> list[Json]:
-        """Those of one tenant, with the sessions of each counted by kind and by state."""
+    def families(self, tenant: str | None) -> list[Json]:
+        """Those of one tenant, None: of all; with the sessions of each counted by kind and by state."""
         families: dict[str, Json] = {}
         for seen in self._of(tenant):
             family = families.setdefault(
@@ -87,8 +97,17 @@ class Sessions:
                 counts[name.value] = counts.get(name.value, 0) + 1
         return list(families.values())
 
-    def _of(self, tenant: str) -> Iterator[Seen]:
-        mine = (seen for seen in self._seen.values() if seen.tenant == tenant)
+    def page(self, tenant: str | None, offset: int, limit: int) -> tuple[list[Seen], int]:
+        """Some of one tenant's, None: of all; and how many there are. Those with a request in the gateway come
+        first, then the latest heard of."""
+        seen, everybody = self._seen.values(), tenant is None
+        rest = (each for each in reversed(seen) if not each.open)
+        mine = (each for each in chain(self._busy.values(), rest) if everybody or each.tenant == tenant)
+        num = len(seen) if everybody else sum(each.tenant == tenant for each in seen)
+        return list(islice(mine, offset, offset + limit)), num
+
+    def _of(self, tenant: str | None) -> Iterator[Seen]:
+        mine = (seen for seen in self._seen.values() if tenant in (None, seen.tenant))
         return iter(sorted(mine, key=lambda seen: seen.first_at))
 
     def _touch(self, seen: Seen, now: float) -> None:
@@ -98,7 +117,8 @@ class Sessions:
             oldest = next(iter(self._seen.values()))
             if len(self._seen) <= self._limit and oldest.last_at >= now - self._ttl_s:
                 return
-            self._seen.popitem(last=False)
+            session_id, _ = self._seen.popitem(last=False)
+            self._busy.pop(session_id, None)
 
 
 def _about(seen: Seen, now: float) -> Json:

@@ -7,12 +7,13 @@ help, in `--dump-config` too. A secret is only ever a reference (`env:NAME` or `
 from __future__ import annotations
 
 import re
-from ipaddress import ip_address
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from gateway.batch_settings import Batches
+from gateway.cluster_settings import Cluster
+from gateway.key_settings import Admin, KeyEntry, Price
 from gateway.section import (
     Count,
     Factor,
@@ -22,9 +23,11 @@ from gateway.section import (
     SecondsOrZero,
     SecretRef,
     Share,
+    is_loopback,
 )
 from gateway.section import Section as Section
 from gateway.tool_settings import Tools
+from gateway.trace_settings import Tracing
 
 
 def _compiled(pattern: str) -> str:
@@ -50,10 +53,7 @@ class Listen(Section):
 
     @property
     def is_loopback(self) -> bool:
-        try:
-            return ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
+        return is_loopback(self.host)
 
 
 class KvEventEntry(Section):
@@ -84,7 +84,8 @@ class EngineEntry(Section):
     """One engine process, or one Dynamo frontend with all the workers behind it."""
 
     url: str
-    """`kind://host:port`; kinds: vllm, sglang, dynamo, openai. Or `embedded`."""
+    """`kind://host:port`; kinds: vllm, sglang, dynamo, openai, anthropic, bedrock. Or `embedded`, or what is
+    rented: `openai://`, `anthropic://`, `bedrock://REGION`."""
     name: str = ""
     """Its name in metrics, receipts and headers. Empty: host:port."""
     api_key: SecretRef | None = None
@@ -132,6 +133,9 @@ class Policy(Section):
     """The same for an answer that is not streamed."""
     hold_bound_s: SecondsOrZero = 60
     """A session held longer, and twice as long as in the order of arrivals, makes idle resident sessions yield."""
+    warm_up_bytes: int = Field(default=64 * 2**20, ge=0)
+    """Memory for the last requests of sessions. One that lost its cache while its tool ran is sent again for one
+    token just before the tool returns, while nobody waits. 0: none is kept."""
     sub_agents_return: bool = True
     """Whether a sub-agent goes like a later turn of its parent, which waits for it, and not like a new session."""
 
@@ -177,6 +181,13 @@ class Probing(Section):
     """A poll that takes longer has failed."""
     hints: bool = True
     """Find out at start which hints an engine honours, by a few one-token requests."""
+    breaker_failures: Count = 5
+    """Calls of a replica that have to fail, and be half of its calls, for it to be left alone. The last one of a
+    model is not."""
+    breaker_window_s: Seconds = 10
+    """The time in which they have to."""
+    breaker_open_s: Seconds = 5
+    """How long it is left alone; twice as long each time that its trial fails, up to 60 s."""
 
 
 class Limits(Section):
@@ -186,6 +197,10 @@ class Limits(Section):
     """Largest request body."""
     queue_turns: Count = 10_000
     """Turns that may wait at once; further ones are refused with 429."""
+    messages: Count = 10_000
+    """Messages or input items of one request."""
+    tools: Count = 1_024
+    """Tools that one request declares."""
     attempts: Count = 3
     """Replicas on which one model call is tried before its first byte."""
 
@@ -201,24 +216,6 @@ class Timeouts(Section):
     """Between two chunks of an answer."""
     shutdown_grace_s: SecondsOrZero = 30
     """How long running requests may finish after a stop signal."""
-
-
-class KeyEntry(Section):
-    """One client key."""
-
-    key: SecretRef
-    """The bearer token, by reference."""
-    tenant: str = "default"
-    """Sessions and caches of two tenants never meet."""
-    weight: Factor = 1
-    """Of its tenant's fair share of what is computed while sessions wait."""
-    urgency: Annotated[int, Field(ge=-100, le=100)] = 0
-    """Class of its turns, higher first: they go before all others, and their sessions lose their cache to none of
-    a lower class. Below 0: they wait for as long as others come."""
-    may_prioritise: bool = False
-    """Whether its own priority and worker pins are honoured."""
-    tools: tuple[str, ...] = ()
-    """Names or globs of the gateway's tools that it may use. Empty: none."""
 
 
 class Logging(Section):
@@ -264,6 +261,8 @@ class Settings(Section):
     engines: Engines = ()
     """Engines, as URLs or as objects with url, name, api_key, metrics_urls and kv_events.
     Example: [vllm://127.0.0.1:8000, {url: "sglang://gpu2:30000", api_key: "env:SGLANG_KEY"}]"""
+    transport: Literal["auto", "aiohttp", "fast"] = "auto"
+    """What carries HTTP on both sides. fast needs `turngate[fast]`; auto: fast where that is installed."""
     hosts_file: str | None = None
     """File with one more engine URL per line; # starts a comment. null: none."""
     models: Models = Models()
@@ -275,9 +274,15 @@ class Settings(Section):
     timeouts: Timeouts = Timeouts()
     keys: tuple[KeyEntry, ...] = ()
     """Client keys. Empty: no key is asked for.
-    Example: [{key: "env:TEAM_A_KEY", tenant: team-a, may_prioritise: false}]"""
+    Example: [{key: "env:TEAM_A_KEY", tenant: team-a, models: ["Qwen/*"], limits: {tokens: 200000}}]"""
+    prices: dict[str, Price] = Field(default_factory=dict)
+    """Name or glob of engine models -> price of a million tokens, for `budget_cost`; the first that matches.
+    Example: {"Qwen/*": {prompt: 0.4, cached: 0.1, output: 1.2}, "*": {prompt: 2, output: 6}}"""
+    admin: Admin = Admin()
     logging: Logging = Logging()
+    tracing: Tracing = Tracing()
     receipts: Receipts = Receipts()
     embedded: Embedded = Embedded()
     tools: Tools = Tools()
     batches: Batches = Batches()
+    cluster: Cluster = Cluster()

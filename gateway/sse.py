@@ -51,6 +51,11 @@ class EventSplitter:
             raise EventTooLong(f"an event of the stream is longer than {self._limit_bytes} bytes")
         return events
 
+    @property
+    def has_rest(self) -> bool:
+        """Whether an event has begun and not ended."""
+        return bool(self._rest)
+
     def rest(self) -> bytes:
         """What has come of an event that has not ended."""
         return bytes(self._rest)

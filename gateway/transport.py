@@ -6,11 +6,13 @@ matched without case; header order and repeats are kept.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, TypeVar, overload, runtime_checkable
 
 HeaderList: TypeAlias = Sequence[tuple[str, str]]
+T = TypeVar("T")
 
 HOP_BY_HOP = frozenset(
     {
@@ -29,9 +31,43 @@ HOP_BY_HOP = frozenset(
 """Headers that belong to one connection (RFC 9110, 7.6.1) and are not relayed."""
 
 
-def utf8(value: str) -> str:
-    """A header value that can be sent on: bytes that were no UTF-8 arrive as surrogates, which cannot."""
-    return value if value.isascii() else value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+_BREAKS = str.maketrans("\r\n\0", "   ")
+
+
+def sendable(text: str) -> str:
+    """A header value (or name) that can be sent on. Bytes that were no UTF-8 arrive as surrogates, which cannot;
+    what would end the line, and so let a value write further headers, becomes a space."""
+    if not text.isascii():
+        text = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return text if text.isprintable() else text.translate(_BREAKS)
+
+
+class Headers(Mapping[str, str]):
+    """The first value of each header, looked up in any case."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self, header_list: HeaderList) -> None:
+        self._values = {name.lower(): value for name, value in reversed(header_list)}
+
+    def __getitem__(self, name: str) -> str:
+        return self._values[name.lower()]
+
+    @overload
+    def get(self, name: str, /) -> str | None: ...
+    @overload
+    def get(self, name: str, /, default: str | T) -> str | T: ...
+    def get(self, name: str, /, default: str | T | None = None) -> str | T | None:
+        return self._values.get(name.lower(), default)
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name.lower() in self._values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
 
 
 class Request(Protocol):
@@ -46,16 +82,21 @@ class Request(Protocol):
     remote: str
 
     async def read(self, limit_bytes: int) -> bytes:
-        """The whole body as it came. Raises BodyTooLarge above the limit."""
+        """The whole body as it came. Raises BodyTooLarge above the limit, BodyBroken."""
         ...
 
     def chunks(self, limit_bytes: int) -> AsyncIterator[bytes]:
-        """The body as it comes, for what is not held in memory. Raises BodyTooLarge above the limit."""
+        """The body as it comes, for what is not held in memory. Raises BodyTooLarge above the limit,
+        BodyBroken."""
         ...
 
 
 class BodyTooLarge(Exception):
     """The body is longer than the limit that the reader gave."""
+
+
+class BodyBroken(ConnectionError):
+    """The body stopped coming, or is not valid HTTP; nothing more is read from its connection."""
 
 
 class Responder(Protocol):
@@ -94,8 +135,14 @@ Handler: TypeAlias = Callable[[Request, Responder], Awaitable[None]]
 class Server(Protocol):
     """Listens and calls a handler per request."""
 
-    async def start(self, host: str, port: int) -> int:
-        """Listen; returns the port (useful when 0 was asked for)."""
+    async def start(
+        self, host: str, port: int, *, reuse_port: bool = False, sock: socket.socket | None = None
+    ) -> int:
+        """Listen; returns the port (useful when 0 was asked for).
+
+        `reuse_port`: other processes listen on it too, and the kernel spreads the connections. `sock`: one that is
+        bound already, instead of host and port.
+        """
         ...
 
     async def stop(self, grace_s: float) -> None:
@@ -134,12 +181,44 @@ class UpstreamReply(Protocol):
         ...
 
 
+@runtime_checkable
+class Pushing(Protocol):
+    """An `UpstreamReply` that can hand over what comes without waking its reader."""
+
+    def push(self, sink: Callable[[bytes], bool]) -> None:
+        """Offer to `sink` what comes, as it comes, until it refuses: what it refused and all that follows is for
+        `chunks()`, until the next `push`."""
+        ...
+
+
+@runtime_checkable
+class Direct(Protocol):
+    """A `Responder` that can send without waiting."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a streamed answer has begun and its client keeps up."""
+        ...
+
+    def write_now(self, data: bytes) -> None:
+        """As `write`; only while `is_ready`."""
+        ...
+
+
 class UpstreamRefused(Exception):
     """No connection, or none in time: nothing was asked of the engine."""
 
 
+SILENT = "the engine went silent"
+
+
 class UpstreamCut(Exception):
     """The connection broke or went silent after the request was sent."""
+
+    @property
+    def is_silent(self) -> bool:
+        """Nothing came for too long."""
+        return str(self) == SILENT
 
 
 class Upstream(Protocol):

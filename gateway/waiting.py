@@ -76,3 +76,5 @@ class Waiting:
             if not task.done():
                 task.cancel()
                 await asyncio.wait((task,))
+            if not task.cancelled():
+                task.exception()  # its caller may be gone, and the loop logs what nobody has read

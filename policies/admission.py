@@ -14,7 +14,7 @@ from policies.line import Line
 from policies.policy import Policy
 from policies.shares import Shares
 from policies.types import FamilyId, Reason, Session, SessionId, Turn, TurnId
-from policies.worth import giving_way_tokens, is_worth, outgrows, share_tokens
+from policies.worth import is_worth, outgrows, should_give_way
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,8 @@ class Limits:
     tries: int = 8
     """Buckets that one pass looks at behind a head that does not fit, and idle residents that it asks to leave."""
     min_retry_after_s: float = 1.0
+    warms_up: bool = False
+    """Whether the driver can have a session's last prompt computed again."""
     sub_agents_return: bool = True
     """Whether the first turn of a sub-agent goes like a later turn of its parent, which waits for it."""
 
@@ -135,12 +137,16 @@ class Admission:
 
     # ---- the decision
 
-    def trim(self) -> None:
+    def trim(self) -> bool:
         """Where residents outgrew the pool by more than they are worth, those who are idle and furthest from
-        their end wait for their next turn at the gate, so that the others stop evicting each other."""
+        their end wait for their next turn at the gate, so that the others stop evicting each other. Returns
+        whether somebody does."""
+        trims = False
         for pool in self._fleet.pools.values() if self._policy.gates_residency else ():
             while pool.idle and pool.ledger.num_residents > 1 and outgrows(pool):
                 self._fleet.release(max(pool.idle.values(), key=self._last_to_keep))
+                trims = True
+        return trims
 
     def next(self, now: float) -> Admitted | None:
         """Take the next turn out of a line that may go; None while there is none.
@@ -195,7 +201,7 @@ class Admission:
         if not self._has_room(turn, pool):
             return False
         session, family = self._fleet.sessions[turn.session_id], self._fleet.families[turn.family_id]
-        return is_worth(pool, self._policy, session, family, turn, self._limits.price)
+        return is_worth(pool, session, family, turn, self._limits.price)
 
     def _has_room(self, turn: Turn, pool: Pool) -> bool:
         assert pool.capacity.tokens is not None
@@ -212,12 +218,10 @@ class Admission:
     def _makes_way(self, turn: Turn, pool: Pool, now: float) -> bool:
         """Let idle residents go, longest idle first, that are probably at their end: whose room is worth more to
         the turn than the chance that they come back costs."""
-        price = self._limits.price
-        most_tokens = share_tokens(pool, price)
         for session in self._may_leave(turn, pool):
             family = self._fleet.families[session.family_id]
-            if giving_way_tokens(pool, session, family, price, now) > most_tokens:
-                break
+            if not should_give_way(pool, session, family, self._limits.price, now):
+                continue
             self._fleet.release(session)
             if self._fits(turn, pool):
                 return True

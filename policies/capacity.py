@@ -30,6 +30,8 @@ class Capacity:
     def __init__(self) -> None:
         self.stated_tokens: int | None = None
         """By the engine; None: it did not say."""
+        self.share = 1.0
+        """Of the pool that is this gateway's own; what follows is learned of all of it."""
         self._learned_tokens: float | None = None
         self._num_clean, self._fewest_clean = 0, 2
         self._begin()
@@ -40,8 +42,9 @@ class Capacity:
 
     @property
     def tokens(self) -> float | None:
-        """None: endless, as far as anybody knows."""
-        return self.stated_tokens if self._learned_tokens is None else self._learned_tokens
+        """Of this gateway's share. None: endless, as far as anybody knows."""
+        whole_tokens = self.stated_tokens if self._learned_tokens is None else self._learned_tokens
+        return None if whole_tokens is None else self.share * whole_tokens
 
     def state(self, tokens: int) -> None:
         """The engine reported its size; one that differs from before is another engine."""
@@ -62,9 +65,9 @@ class Capacity:
             return
         missed = self._missed_tokens / self._wanted_tokens
         if missed - self._planned_tokens / self._wanted_tokens > LOST:
-            self._lower(size_tokens)
+            self._lower(size_tokens / self.share)
         elif missed <= KEPT and self.tokens is not None:
-            self._raise(self.tokens, resident_tokens, is_clean=not missed)
+            self._raise(self.tokens / self.share, resident_tokens / self.share, is_clean=not missed)
         self._begin()
 
     def _lower(self, size_tokens: float) -> None:

@@ -1,7 +1,8 @@
 """Hash chains over canonical prompts: one link per message, one per 512-character block.
 
-A link is a 64-bit keyed hash of everything up to it, so two chains agree exactly as far as their prompts do,
-and chains under different keys (tenants, models) never agree. Characters are counted in UTF-8 bytes.
+A link is a 64-bit keyed hash of the link before it and of what it adds, so two chains agree exactly as far as
+their prompts do, and chains under different keys (tenants, models) never agree. Characters are counted in UTF-8
+bytes.
 """
 
 from __future__ import annotations
@@ -32,28 +33,27 @@ def name(key: bytes, *parts: bytes) -> str:
     return f"{digest(key, *parts):016x}"
 
 
-def message_chain(key: bytes, system: bytes, messages: Iterable[bytes]) -> Chain:
-    """One link for the system text, then one per message."""
-    hasher = blake2b(key=key, digest_size=_LINK_BYTES)
-    links = array("Q")
-    for part in (system, *messages):
-        hasher.update(len(part).to_bytes(8, "big"))
-        hasher.update(part)
-        links.append(int.from_bytes(hasher.copy().digest(), "big"))
+def message_chain(key: bytes, system: bytes, messages: Sequence[bytes], known: Sequence[int] = ()) -> Chain:
+    """One link for the system text, then one per message. `known`: the first links, see `block_chain`."""
+    links = array("Q", known) if known else array("Q", (digest(key, system),))
+    last = links[-1].to_bytes(_LINK_BYTES, "big")
+    for part in messages[len(links) - 1 :]:
+        last = blake2b(last + part, key=key, digest_size=_LINK_BYTES).digest()
+        links.append(int.from_bytes(last, "big"))
     return links
 
 
-def block_chain(key: bytes, parts: Iterable[bytes], known: Sequence[int] = ()) -> Chain:
+def block_chain(key: bytes, parts: Iterable[bytes], known: Sequence[int] = (), skipped: int = 0) -> Chain:
     """One link per whole block of the joined parts; the rest after the last whole block has none.
 
-    `known`: the first links, when the caller has verified that the text under them is the same.
+    `known`: the first links, when the caller has verified that the text under them is the same. `skipped`:
+    characters before `parts`, all of them under `known`.
     """
     text = b"".join(parts)
     links = array("Q", known)
     last = known[-1].to_bytes(_LINK_BYTES, "big") if known else b""
-    for start in range(len(known) * BLOCK_CHARS, len(text) - BLOCK_CHARS + 1, BLOCK_CHARS):
-        block = text[start : start + BLOCK_CHARS]
-        last = blake2b(last + block, key=key, digest_size=_LINK_BYTES).digest()
+    for start in range(len(known) * BLOCK_CHARS - skipped, len(text) - BLOCK_CHARS + 1, BLOCK_CHARS):
+        last = blake2b(last + text[start : start + BLOCK_CHARS], key=key, digest_size=_LINK_BYTES).digest()
         links.append(int.from_bytes(last, "big"))
     return links
 

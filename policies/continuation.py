@@ -16,16 +16,19 @@ from a summary is found by `policies.summaries`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from policies.chains import Chain, common
+from policies.chains import Chain, common, digest
 from policies.strands import TAIL, Strand
+from policies.texts import size_of
 from policies.types import SessionId, TurnKind
 
 SEARCHED = 64
-"""Sessions examined at one point of a chain for a changed tail; beyond that we split."""
+"""Sessions examined at one point of a chain for a changed tail or a repeated prompt; beyond that we split."""
+FELLOWS = 1024
+"""Sessions with one prompt among which the one is found whose answer the next prompt carries."""
 
 _SPEAKERS = (b"assistant", b"function_call")
 _SPEAKER_BYTES = 16
@@ -53,7 +56,7 @@ class Call:
     """Hash key of its tenant and model; nothing matches across keys. At most 64 bytes."""
     tools: tuple[bytes, ...]
     system: bytes
-    messages: tuple[bytes, ...]
+    messages: Sequence[bytes]
     name: SessionId | None = None
     """The client's session id, hashed together with the tenant; becomes the id of the first session under it."""
     parent: SessionId | None = None
@@ -63,12 +66,14 @@ class Call:
     says_retry: bool = False
     expects_tools: bool = False
     """Whether every turn of this kind of client offers tools, so that one without is a side request."""
+    tools_hash: int = 0
+    """`hash_of_tools`, where it is known. 0: it is not."""
     tools_first: bool = False
     """Whether the served model renders tools before the system text."""
 
     @property
     def num_chars(self) -> int:
-        return len(self.system) + size_of(self.tools) + size_of(self.messages)
+        return len(self.system) + sum(map(len, self.tools)) + size_of(self.messages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +106,18 @@ class Match:
 NOBODY = Match(Rule.NEW)
 
 
+def hash_of_tools(key: bytes, tools: Sequence[bytes]) -> int:
+    """0: there are none."""
+    return digest(key, *tools) if tools else 0
+
+
 def judge(there: Sequence[Strand], asked: Asked, last: int) -> Match | None:
     """What a prompt is to the sessions known at its link `last`; None: nothing."""
+    is_same = last == len(asked.chain) - 1
+    there = there[-SEARCHED if is_same else -FELLOWS :]
     whole = [strand for strand in there if strand.chain[-1] == asked.chain[last]]
     if whole:
-        if last == len(asked.chain) - 1:
+        if is_same:
             return _again(whole, asked)
         return Match(Rule.NEXT, max(whole, key=lambda strand: _likelihood(strand, asked, last + 1)))
     fork = None
@@ -155,7 +167,3 @@ def is_restart(strand: Strand, asked: Asked) -> bool:
         return False
     is_same_agent = strand.chain[0] == asked.chain[0] or (asked.tools != 0 and strand.tools == asked.tools)
     return is_same_agent and (strand.was_summed_up or asked.has_history())
-
-
-def size_of(parts: Iterable[bytes]) -> int:
-    return sum(map(len, parts))

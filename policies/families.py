@@ -16,7 +16,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from policies.chains import block_chain, digest, name
+from policies.chains import digest, name
+from policies.heads import Heads
 from policies.types import BLOCK_CHARS, FamilyId
 
 _LEAST_BLOCKS = 2
@@ -42,22 +43,24 @@ class Families:
         self._by_id: OrderedDict[FamilyId, Kin] = OrderedDict()
         self._by_mark: dict[int, Kin] = {}
         self._by_group: OrderedDict[int, FamilyId] = OrderedDict()
+        self.heads = Heads()
 
     def __len__(self) -> int:
         return len(self._by_id)
 
     def find(
-        self, key: bytes, tools: Sequence[bytes], system: bytes, messages: Sequence[bytes], group: bytes | None
+        self, key: bytes, tools: tuple[bytes, ...], system: bytes, messages: Sequence[bytes], group: bytes | None
     ) -> Kin:
         """The family of a first turn, founded if there is none. `group`: its `prompt_cache_key`.
 
         A request without tools under the system text of a family that offers them is of that family.
         """
-        id_ = _content_id(key, tools, system, messages)
-        links = block_chain(key, (*tools, system))
+        head = self.heads.of(key, tools, system)
+        id_ = head.family_id if tools or system else _opening_id(key, messages)
+        links = head.static
         joins = links[max(_LEAST_BLOCKS, (len(links) + 1) // 2) - 1 :].tolist()
         # Long enough to name an agent, not a habit of writing prompts.
-        named = [digest(key, b"system", system)] if len(system) >= BLOCK_CHARS else []
+        named = [head.system_hash] if len(system) >= BLOCK_CHARS else []
         tried = joins if tools else joins + named
         kin = self._by_id.get(id_) or next(
             (self._by_mark[mark] for mark in reversed(tried) if mark in self._by_mark), None
@@ -89,8 +92,7 @@ class Families:
                     del self._by_mark[mark]
 
 
-def _content_id(key: bytes, tools: Sequence[bytes], system: bytes, messages: Sequence[bytes]) -> FamilyId:
-    if not tools and not system:
-        opening = b"".join(messages)[:BLOCK_CHARS]
-        return name(key, b"opening", opening if len(opening) == BLOCK_CHARS else b"")
-    return name(key, b"family", system[:BLOCK_CHARS], *tools)
+def _opening_id(key: bytes, messages: Sequence[bytes]) -> FamilyId:
+    """Of a prompt that has neither tools nor a system text."""
+    opening = b"".join(messages)[:BLOCK_CHARS]
+    return name(key, b"opening", opening if len(opening) == BLOCK_CHARS else b"")

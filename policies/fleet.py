@@ -13,6 +13,7 @@ from policies.pace import Pace
 from policies.place import Option
 from policies.reserve import Forecast, Reserve
 from policies.residency import Ledger
+from policies.trial import Trial
 from policies.types import (
     BLOCK_CHARS,
     Blocks,
@@ -28,6 +29,9 @@ from policies.types import (
     Turn,
     TurnId,
 )
+
+ROOMY = 0.7
+"""Share of its cache below which a pool can take speculative prefills (facts, engine hooks)."""
 
 
 class Ready:
@@ -78,6 +82,7 @@ class Pool:
     ratio: TokenRatio = field(default_factory=TokenRatio)
     pace: Pace = field(default_factory=Pace)
     capacity: Capacity = field(default_factory=Capacity)
+    trial: Trial = field(default_factory=Trial)
     idle: dict[SessionId, Session] = field(default_factory=dict)
     """Residents between two turns, longest idle first."""
 
@@ -93,6 +98,11 @@ class Pool:
     def num_busy(self) -> int:
         """Turns that run, or will as soon as there is a slot."""
         return len(self.replica.running) + len(self.ready)
+
+    @property
+    def is_roomy(self) -> bool:
+        """Whether there is room for what is only likely to be needed."""
+        return self.capacity.tokens is not None and self.resident_tokens < ROOMY * self.capacity.tokens
 
     def prompt_tokens(self, turn: Turn) -> float:
         return turn.chars * self.ratio.value
@@ -116,6 +126,8 @@ class Fleet:
         self.sessions: OrderedDict[SessionId, Session] = OrderedDict()
         self.families: OrderedDict[FamilyId, Family] = OrderedDict()
         self.pools: dict[ReplicaId, Pool] = {}
+        self.lost: list[tuple[Session, ReplicaId]] = []
+        """Whose residency ended, or whose cache is gone, and where, since the Scheduler last looked."""
 
     def pool(self, replica_id: ReplicaId) -> Pool:
         if replica_id not in self.pools:
@@ -136,6 +148,8 @@ class Fleet:
         if fact.capacity_tokens is not None:
             pool.capacity.state(fact.capacity_tokens)
         replica.slots = fact.slots or replica.slots
+        if fact.share is not None:
+            replica.share = pool.capacity.share = fact.share
 
     def home(self, session: Session) -> Pool | None:
         """The pool that keeps a resident session; None when it is not resident."""
@@ -167,6 +181,10 @@ class Fleet:
             session = Session(turn.session_id, turn.family_id, turn.tenant, turn.parent_id)
             self.sessions[turn.session_id] = session
             self.family(turn).num_sessions += 1
+            if (pool := self.pools.get(turn.cached_at or "")) is not None:
+                pool.ledger.hold(session.id, turn.blocks)
+                pool.ledger.release(session.id)
+                session.replica_id, session.blocks = pool.replica.id, turn.blocks
         self.sessions.move_to_end(turn.session_id)
         return session
 
@@ -175,10 +193,18 @@ class Fleet:
         home = self.home(session)
         if home is not None and home is not pool:
             self.release(session)
-        tail_chars = max(0, turn.chars - len(turn.blocks) * BLOCK_CHARS)
-        pool.ledger.hold(session.id, turn.blocks)
         pool.idle.pop(session.id, None)
-        session.replica_id, session.is_resident, session.blocks = pool.replica.id, True, turn.blocks
+        session.replica_id, session.blocks = pool.replica.id, turn.blocks
+        self._hold(session, pool, max(0, turn.chars - len(turn.blocks) * BLOCK_CHARS))
+
+    def keep(self, session: Session, pool: Pool) -> None:
+        """Make an idle session resident again where it was, with the prompt that it had."""
+        pool.idle[session.id] = session
+        self._hold(session, pool, 0)
+
+    def _hold(self, session: Session, pool: Pool, tail_chars: int) -> None:
+        pool.ledger.hold(session.id, session.blocks)
+        session.is_resident = True
         pool.reserve.put(session, self.families[session.family_id], tail_chars)
 
     def release(self, session: Session) -> None:
@@ -190,6 +216,7 @@ class Fleet:
         pool.reserve.drop(session.id, self.families[session.family_id])
         pool.idle.pop(session.id, None)
         session.is_resident = False
+        self.lost.append((session, pool.replica.id))
         if pool.capacity.tokens is not None:
             pool.ledger.evict(pool.capacity.tokens / pool.tokens(1))
 
@@ -221,6 +248,7 @@ class Fleet:
             if session is not None and session.blocks and session.replica_id == pool.replica.id:
                 block_tokens = session.prompt_tokens / len(session.blocks) or pool.tokens(1)
                 pool.ledger.cut(session_id, int(tokens / block_tokens))
+                self.lost.append((session, pool.replica.id))
 
     def clear_cache(self, pool: Pool) -> None:
         """The replica lost its cache; nobody is resident there any more."""

@@ -15,6 +15,7 @@ def hints(turn: Turn, session: Session, family: Family) -> Hints:
         urgency=round(min(100.0, max(0.0, urgency + 10 * turn.urgency))),
         remaining_turns=remaining,
         expected_output_tokens=None if family.output_tokens is None else round(family.output_tokens),
+        prefills_next=bool(session.prefills_next),
         session_id=session.id,
         parent_id=session.parent_id,
     )

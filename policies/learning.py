@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from policies.gaps import Gaps
 from policies.remaining import count
 from policies.types import Family, Session
 
 WEIGHT = 0.1
 """Weight of a new value in the running means: the last ten turns or so decide."""
-MAX_GAPS = 64
 MAX_NAMES_CHARS = 128
+STALE = 4
+"""Lessons of a family, at most, after which what is derived from its statistics is computed anew."""
 MAX_TOOLS = 64
 """Sets of tools of a family whose idle times are kept apart."""
 
@@ -18,6 +20,17 @@ MAX_TOOLS = 64
 def blend(old: float | None, new: float, weight: float = WEIGHT) -> float:
     """Exponentially weighted mean that starts at the first value."""
     return new if old is None else old + weight * (new - old)
+
+
+def is_news(family: Family) -> bool:
+    """Whether this lesson, with those before it, changes what the family's statistics say: each one does while
+    they are few, every sixteenth part of them later on. Empties what was derived from them if so."""
+    family.num_lessons += 1
+    if family.num_lessons < family.next_lesson:
+        return False
+    family.next_lesson = family.num_lessons + min(STALE, 1 + family.num_lessons // 16)
+    family.expected_remaining, family.forecasts = [], {}
+    return True
 
 
 def saw_bound(family: Family, max_output_tokens: int | None) -> None:
@@ -30,9 +43,7 @@ def saw_gap(family: Family, session: Session, gap_s: float) -> None:
     """A session came back after `gap_s` of idle time."""
     for tools in {"", session.tools}:
         if tools in family.gaps_s or len(family.gaps_s) < MAX_TOOLS:
-            gaps_s = family.gaps_s.setdefault(tools, [])
-            gaps_s.append(gap_s)
-            del gaps_s[:-MAX_GAPS]
+            family.gaps_s.setdefault(tools, Gaps()).add(gap_s)
 
 
 def saw_continuation(family: Family, session: Session) -> None:
@@ -43,7 +54,6 @@ def saw_continuation(family: Family, session: Session) -> None:
         family.num_closed -= not session.tools
     family.num_reopened += not session.tools
     count(family.continued, session.num_begun, 1)
-    family.expected_remaining = []
 
 
 def saw_end(family: Family, session: Session) -> None:
@@ -52,7 +62,6 @@ def saw_end(family: Family, session: Session) -> None:
         session.is_presumed_ended = True
         count(family.ended, session.num_begun, 1)
         family.num_closed += not session.tools
-        family.expected_remaining = []
 
 
 def saw_first_prompt(family: Family, private_tokens: float) -> None:
@@ -68,6 +77,7 @@ def saw_answer(
         family.append_tokens = blend(family.append_tokens, prompt_tokens - session.prompt_tokens)
     session.prompt_tokens = prompt_tokens
     if output_tokens is not None:
+        session.output_tokens = output_tokens
         family.output_tokens = blend(family.output_tokens, output_tokens)
 
 

@@ -20,8 +20,7 @@ def lease_s(session: Session, family: Family) -> float:
         return 0.0
     if session.tool_s is not None:
         return MARGIN * session.tool_s + LEAST_S
-    gaps_s = sorted(gaps_of(session, family))
+    gaps_s = gaps_of(session, family)
     if len(gaps_s) < FEWEST_GAPS:
         return UNKNOWN_S
-    quantile_s = gaps_s[min(len(gaps_s) - 1, int(QUANTILE * len(gaps_s)))]
-    return min(MOST_S, max(LEAST_S, MARGIN * quantile_s))
+    return min(MOST_S, max(LEAST_S, MARGIN * gaps_s.quantile(QUANTILE)))

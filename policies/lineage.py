@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from policies.chains import Chain, block_chain, common, digest, message_chain, name
-from policies.continuation import NOBODY, SEARCHED, Asked, Call, Match, Rule, is_restart, judge, size_of
+from policies.chains import Chain, block_chain, common, name
+from policies.continuation import NOBODY, SEARCHED, Asked, Call, Match, Rule, hash_of_tools, is_restart, judge
 from policies.families import Families, Kin
 from policies.strands import Strand, Strands
 from policies.summaries import OPENING_BYTES, Summaries, Telling, latest, opening, telling
+from policies.texts import Beginnings, Texts, size_of
 from policies.types import BLOCK_CHARS, Blocks, FamilyId, SessionId, TurnKind
 
 
@@ -42,6 +43,7 @@ class Lineage:
     def __init__(self, max_sessions: int = 20_000, ttl_s: float = 4 * 3600.0, max_families: int = 2_000) -> None:
         self._strands = Strands(max_sessions, ttl_s)
         self._families = Families(max_families)
+        self._beginnings = Beginnings(max_sessions)
         self._summaries = Summaries()
 
     @property
@@ -55,8 +57,8 @@ class Lineage:
     def recognise(self, call: Call, now: float) -> Sighting:
         """Whose turn this is; remembered as sent."""
         self._strands.forget(now)
-        chain = message_chain(call.key, call.system, call.messages)
-        asked = Asked(call, chain, digest(call.key, *call.tools) if call.tools else 0)
+        chain = self._beginnings.chain(call.key, call.system, call.messages)
+        asked = Asked(call, chain, call.tools_hash or hash_of_tools(call.key, call.tools))
         match = self._unnamed(asked) if call.name is None else self._by_name(asked, call.name)
         if match.strand is not None and match.rule in (Rule.NEXT, Rule.RETRY, Rule.TAIL, Rule.RESTART):
             return self._go_on(match.strand, match.rule, asked, now)
@@ -143,7 +145,7 @@ class Lineage:
     def _go_on(self, strand: Strand, rule: Rule, asked: Asked, now: float) -> Sighting:
         call = asked.call
         strand.has_steady_name |= call.name is not None and call.name == strand.name
-        blocks = _blocks(call, _known_blocks(strand, asked))
+        blocks = self._blocks(call, _known_blocks(strand, asked))
         if rule is Rule.RETRY:
             self._strands.touch(strand, now)
         else:
@@ -176,7 +178,7 @@ class Lineage:
             num_turns=1,
         )
         strand.id = self._new_id(strand, asked)
-        blocks = _blocks(call, _known_blocks(parent, asked))
+        blocks = self._blocks(call, _known_blocks(parent, asked))
         self._strands.add(strand, now)
         self._strands.advance(strand, asked.chain, now)
         if _has_clues(strand) and not asked.has_history():
@@ -189,7 +191,7 @@ class Lineage:
         call = asked.call
         if call.name is not None:
             _mark_side(self._families.find(call.key, call.tools, call.system, call.messages, None), call)
-        blocks = _blocks(call)
+        blocks = self._blocks(call)
         return Sighting(
             session_id=strand.id,
             family_id=strand.kin.id,
@@ -232,6 +234,18 @@ class Lineage:
             last_message=call.messages[-1][:OPENING_BYTES] if call.messages else b"",
         )
 
+    def _blocks(self, call: Call, known: Sequence[int] = ()) -> Chain:
+        known = known or self._families.heads.of(call.key, call.tools, call.system).blocks(call.tools_first)
+        shared = (*call.tools, call.system) if call.tools_first else (call.system, *call.tools)
+        chars, at = sum(map(len, shared)), 0
+        if len(known) * BLOCK_CHARS < chars or not isinstance(call.messages, Texts):
+            return block_chain(call.key, (*shared, *call.messages), known)
+        for size in call.messages.sizes:
+            if chars + size > len(known) * BLOCK_CHARS:
+                break
+            chars, at = chars + size, at + 1
+        return block_chain(call.key, call.messages[at:], known, chars)
+
     def _new_id(self, strand: Strand, asked: Asked) -> SessionId:
         """The client's id for the first session under it, whatever side requests came before; else one of ours."""
         free = strand.name is not None and (
@@ -265,11 +279,6 @@ def _first_kind(call: Call, kin: Kin) -> TurnKind:
     return TurnKind.SIDE if call.expects_tools or kin.is_side or kin.offers_tools else TurnKind.SINGLE
 
 
-def _blocks(call: Call, known: Sequence[int] = ()) -> Chain:
-    shared = (*call.tools, call.system) if call.tools_first else (call.system, *call.tools)
-    return block_chain(call.key, (*shared, *call.messages), known)
-
-
 def _known_blocks(strand: Strand | None, asked: Asked) -> Sequence[int]:
     """Blocks of the strand's last prompt that lie wholly in what this prompt repeats."""
     call = asked.call
@@ -278,5 +287,5 @@ def _known_blocks(strand: Strand | None, asked: Asked) -> Sequence[int]:
     shared = common(strand.chain, asked.chain)
     if not shared:
         return ()
-    size = len(call.system) + size_of(call.tools) + size_of(call.messages[: shared - 1])
+    size = len(call.system) + size_of(call.tools) + size_of(call.messages, shared - 1)
     return strand.blocks[: size // BLOCK_CHARS]

@@ -25,12 +25,21 @@ class Pace:
         """Prefills that began while no other one was under way: (when, tokens)."""
 
     @property
+    def cycle_s(self) -> float:
+        """In which a session decodes and waits for its tool."""
+        return CYCLE_S if self._cycle_s is None else self._cycle_s
+
+    @property
     def cycle_tokens(self) -> float:
         """Tokens that the pool could prefill in the time in which a session, undelayed by the prefill of others,
         decodes and waits for its tool: what one session's turn is worth at most."""
         if self._prefill_tokens_per_s is None or self._cycle_s is None or self._others_tokens is None:
             return PREFILL_TOKENS_PER_S * CYCLE_S
         return max(0.0, self._prefill_tokens_per_s * self._cycle_s - self._others_tokens)
+
+    def prefill_s(self, tokens: float) -> float:
+        """How long it takes to compute so many prompt tokens alone."""
+        return tokens / (self._prefill_tokens_per_s or PREFILL_TOKENS_PER_S)
 
     def prefill_began(self, turn_id: TurnId, tokens: float, is_alone: bool, now: float) -> None:
         self._alone.clear()  # a second prefill slows down the first

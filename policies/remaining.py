@@ -8,6 +8,7 @@ with the hazard of `PRIOR_TURNS` remaining turns.
 
 from __future__ import annotations
 
+from policies.gaps import Gaps
 from policies.types import Family, Session
 
 PRIOR_TURNS = 3.0
@@ -88,14 +89,23 @@ def chance_of_return(session: Session, family: Family, now: float) -> float:
     alive = will_return(session, family)
     idle_s = now - session.idle_since
     gaps_s = gaps_of(session, family)
-    silent = alive * (1 + sum(gap_s > idle_s for gap_s in gaps_s)) / (1 + len(gaps_s))
+    silent = alive * (1 + gaps_s.num_longer(idle_s)) / (1 + len(gaps_s))
     return silent / (silent + 1 - alive) if silent else 0.0
 
 
-def gaps_of(session: Session, family: Family) -> list[float]:
+def idle_left_s(session: Session, family: Family, now: float) -> float:
+    """How long an idle session will be idle yet, if it comes back; 0 when nobody knows."""
+    idle_s = now - session.idle_since
+    whole_s = gaps_of(session, family).median_longer(idle_s) if session.tool_s is None else session.tool_s
+    return 0.0 if whole_s is None else max(0.0, whole_s - idle_s)
+
+
+def gaps_of(session: Session, family: Family) -> Gaps:
     """Past idle times after the same tools, or after any while those are few."""
-    gaps_s = family.gaps_s.get(session.tools, [])
-    return gaps_s if len(gaps_s) >= FEWEST_GAPS else family.gaps_s.get("", [])
+    gaps_s = family.gaps_s.get(session.tools)
+    if gaps_s is None or len(gaps_s) < FEWEST_GAPS:
+        gaps_s = family.gaps_s.get("")
+    return Gaps() if gaps_s is None else gaps_s
 
 
 def count(values: list[int], index: int, change: int) -> None:

@@ -33,6 +33,13 @@ class Reserve:
             self._refresh(self._touched.popitem()[1])
         return self._sum
 
+    def of(self, family: Family, stage: Stage) -> Sequence[float]:
+        """The forecast of one session."""
+        known = family.forecasts.get(stage)
+        if known is None:
+            known = family.forecasts[stage] = self._forecast(family, *stage)
+        return known
+
     def put(self, session: Session, family: Family, tail_chars: int) -> None:
         """Count a resident at its present stage, in place of its earlier one."""
         self.drop(session.id, family)
@@ -65,10 +72,7 @@ class Reserve:
         before, after = self._families.pop(family.id, None), None
         stages = self._stages[family.id]
         if stages:
-            forecasts = [(number, self._forecast(family, *stage)) for stage, number in stages.items()]
-            length = range(len(forecasts[0][1]))
-            after = [sum([number * values[ahead] for number, values in forecasts]) for ahead in length]
-            self._families[family.id] = after
+            after = self._families[family.id] = self._total(family, stages)
         else:
             del self._stages[family.id]
         if not self._families:
@@ -79,3 +83,10 @@ class Reserve:
             total + plus - minus
             for total, plus, minus in zip(self._sum or none, after or none, before or none, strict=True)
         ]
+
+    def _total(self, family: Family, stages: dict[Stage, int]) -> list[float]:
+        total: list[float] = []
+        for stage, number in stages.items():
+            one = self.of(family, stage)
+            total = [so_far + number * more for so_far, more in zip(total or [0.0] * len(one), one, strict=True)]
+        return total

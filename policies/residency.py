@@ -5,53 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from policies.types import Blocks, SessionId
-
-
-class BlockCounts:
-    """How many sessions hold each block. A block id covers its whole prefix, so what a chain shares with the
-    rest is always a prefix of it and is found by bisection."""
-
-    def __init__(self) -> None:
-        self._holders: dict[int, int] = {}
-
-    def __len__(self) -> int:
-        """Blocks held by at least one session: the union."""
-        return len(self._holders)
-
-    def shared(self, blocks: Blocks) -> int:
-        """Number of leading blocks of `blocks` that somebody holds."""
-        low, high = 0, len(blocks)
-        while low < high:
-            middle = (low + high) // 2
-            if blocks[middle] in self._holders:
-                low = middle + 1
-            else:
-                high = middle
-        return low
-
-    def private(self, blocks: Blocks) -> int:
-        """Number of blocks of a held chain that nobody else holds: always its tail."""
-        low, high = 0, len(blocks)
-        while low < high:
-            middle = (low + high) // 2
-            if self._holders.get(blocks[middle], 0) > 1:
-                low = middle + 1
-            else:
-                high = middle
-        return len(blocks) - low
-
-    def add(self, blocks: Blocks) -> None:
-        holders = self._holders
-        for block in blocks:
-            holders[block] = holders.get(block, 0) + 1
-
-    def remove(self, blocks: Blocks) -> None:
-        holders = self._holders
-        for block in blocks:
-            if holders[block] == 1:
-                del holders[block]
-            else:
-                holders[block] -= 1
+from policies.union import Union
 
 
 class Ledger:
@@ -61,8 +15,8 @@ class Ledger:
     """
 
     def __init__(self) -> None:
-        self._resident = BlockCounts()
-        self._present = BlockCounts()
+        self._resident = Union()
+        self._present = Union()
         """Residents and released together: what the engine should still have."""
         self._chains: dict[SessionId, Blocks] = {}
         self._cut: dict[SessionId, int] = {}
@@ -83,23 +37,16 @@ class Ledger:
 
     def hold(self, session_id: SessionId, blocks: Blocks) -> None:
         """Make a session resident with these blocks, or replace the blocks of a resident."""
-        old = self._chains.get(session_id, ())
-        common = shared_length(old, blocks)
-        present = min(common, self._cut.get(session_id, common))
-        self._present.add(blocks[present:])
-        self._present.remove(self._cached(session_id)[present:])
+        old = self._chains.get(session_id, ()) if self.is_resident(session_id) else ()
+        self._present.move(self._cached(session_id), blocks)
+        self._resident.move(old, blocks)
         self._cut.pop(session_id, None)
-        if self.is_resident(session_id):
-            self._resident.add(blocks[common:])
-            self._resident.remove(old[common:])
-        else:
-            self._resident.add(blocks)
-            self._released.pop(session_id, None)
+        self._released.pop(session_id, None)
         self._chains[session_id] = blocks
 
     def release(self, session_id: SessionId) -> None:
         """End a residency; its blocks count as cached until `evict` or `forget` drops them."""
-        self._resident.remove(self._chains[session_id])
+        self._resident.move(self._chains[session_id], ())
         self._released[session_id] = None
 
     def evict(self, capacity_blocks: float) -> None:
@@ -116,9 +63,8 @@ class Ledger:
 
     def cut(self, session_id: SessionId, blocks: int) -> None:
         """The engine has so many leading blocks of a session; a resident stays one, and recomputes the rest."""
-        chain, present = self._chains.get(session_id, ()), len(self._cached(session_id))
-        self._present.remove(chain[blocks:present])
-        self._present.add(chain[present:blocks])
+        chain = self._chains.get(session_id, ())
+        self._present.move(self._cached(session_id), chain[:blocks])
         self._cut.pop(session_id, None)
         if blocks < len(chain):
             self._cut[session_id] = blocks
@@ -142,18 +88,6 @@ class Ledger:
 
     def _drop(self, session_id: SessionId) -> None:
         """Forget a released session."""
-        self._present.remove(self._cached(session_id))
+        self._present.move(self._cached(session_id), ())
         self._cut.pop(session_id, None)
         del self._released[session_id], self._chains[session_id]
-
-
-def shared_length(one: Blocks, other: Blocks) -> int:
-    """Length of the common prefix of two chains, by bisection over covering ids."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high) // 2
-        if one[middle] == other[middle]:
-            low = middle + 1
-        else:
-            high = middle
-    return low

@@ -16,6 +16,7 @@ from policies import learning
 from policies.admission import Admission, Limits
 from policies.fleet import Fleet, Pool, option
 from policies.hints import hints
+from policies.idle import Idle
 from policies.policy import Policy
 from policies.slots import Slots
 from policies.timers import Timers
@@ -32,6 +33,7 @@ from policies.types import (
     Reason,
     Refusal,
     Reject,
+    Release,
     ReplicaLost,
     ReplicaReported,
     Session,
@@ -40,11 +42,10 @@ from policies.types import (
     Turn,
     TurnId,
     TurnKind,
+    WarmedUp,
 )
 from policies.view import FleetView, view_of
-
-LEASES = 3.0
-"""For so many times its lease an idle session stays resident, unless it gives way before."""
+from policies.warmup import WarmUps
 
 
 class Scheduler:
@@ -57,7 +58,8 @@ class Scheduler:
         self._ready: dict[TurnId, tuple[Pool, Reason, float]] = {}
         """Turns that wait for a slot only: (where, why, tokens that the cache should miss)."""
         self._slots = Slots(self._fleet, self._admission.shares)
-        self._leases = Timers()
+        self._idle = Idle(self._fleet, policy, self._relearn)
+        self._warm_ups = WarmUps(self._fleet, limits.ceiling, limits.warms_up)
         self._deadlines = Timers()
         """Of turns that wait."""
         self._num_placed = 0
@@ -65,9 +67,10 @@ class Scheduler:
     def tell(self, fact: Fact, now: float) -> tuple[list[Decision], float | None]:
         """Take in what happened; return what to do, and when to send a Tick if nothing else happens."""
         decisions: list[Decision] = []
+        may_admit = True
         match fact:
             case Arrived(turn):
-                self._arrived(turn, now, decisions)
+                may_admit = self._arrived(turn, now, decisions)
             case Left():
                 self._left(fact, now)
             case FirstByte(turn_id):
@@ -79,15 +82,21 @@ class Scheduler:
                 self._lost(self._fleet.pool(replica_id), now, decisions)
             case SessionEnded(session_id):
                 self._ended(session_id, now)
-        self._expire(now, decisions)
-        self._admit(now)
+            case WarmedUp():
+                self._warm_ups.ended(fact)
+        may_admit |= self._expire(now, decisions)
+        may_admit |= self._admission.trim()
+        if may_admit:
+            self._admit(now)
         self._dispatch(now, decisions)
+        if self._fleet.lost or self._warm_ups.next_at <= now:
+            self._follow_up(now, decisions)
         return decisions, self._next_wake(now)
 
-    def view(self, counts_sessions: bool = True) -> FleetView:
-        """A copy for observers."""
+    def view(self, counts_sessions: bool = True, named: frozenset[SessionId] = frozenset()) -> FleetView:
+        """A copy for observers, with what is known of the named sessions."""
         num_held, num_ready = len(self._admission), len(self._ready)
-        return view_of(self._fleet, num_held, num_ready, self._limits.ceiling, counts_sessions)
+        return view_of(self._fleet, num_held, num_ready, self._limits.ceiling, counts_sessions, named)
 
     def expected_wait_s(self, turn_id: TurnId, now: float) -> float:
         """Estimated further wait of a turn at the gate; 0 for one that only waits for a slot."""
@@ -95,8 +104,11 @@ class Scheduler:
 
     # ---- facts
 
-    def _arrived(self, turn: Turn, now: float, decisions: list[Decision]) -> None:
+    def _arrived(self, turn: Turn, now: float, decisions: list[Decision]) -> bool:
+        """Whether somebody at the gate may go who could not before: this turn, or others as this one is shorter
+        than the one before."""
         session = self._begin(turn, now)
+        shrinks = len(turn.blocks) < len(session.blocks)
         session.num_waiting += 1
         if turn.deadline_at is not None and turn.deadline_at <= now:
             self._refuse(turn, Refusal.DEADLINE, 0.0, now, decisions)
@@ -104,6 +116,7 @@ class Scheduler:
             self._route(turn, session, now, decisions)
             if turn.deadline_at is not None:
                 self._deadlines.put(turn.deadline_at, turn.id)
+        return shrinks or turn.id in self._admission
 
     def _begin(self, turn: Turn, now: float) -> Session:
         """Fold an arriving turn into its session and family."""
@@ -115,6 +128,7 @@ class Scheduler:
         if turn.is_retry and session.num_begun:
             return session
         if session.num_begun:
+            self._warm_ups.came_back(session)
             if not session.num_running and not session.num_waiting:
                 learning.saw_gap(family, session, now - session.idle_since)
                 home = self._fleet.home(session)
@@ -163,7 +177,7 @@ class Scheduler:
         decisions.append(Reject(turn.id, refusal, retry_after_s))
         session = self._fleet.sessions[turn.session_id]
         session.num_waiting -= 1
-        self._rest(session, now)
+        self._idle.rest(session, now)
 
     def _left(self, fact: Left, now: float) -> None:
         if fact.turn_id in self._slots:
@@ -176,7 +190,7 @@ class Scheduler:
                 return  # it was refused
             turn = withdrawn
             self._fleet.sessions[turn.session_id].num_waiting -= 1
-        self._rest(self._fleet.sessions[turn.session_id], now)
+        self._idle.rest(self._fleet.sessions[turn.session_id], now)
 
     def _withdraw(self, turn_id: TurnId, keep_until: float) -> Turn | None:
         """Take a turn that waits out of where it waits. None: it does not."""
@@ -187,55 +201,26 @@ class Scheduler:
         return None
 
     def _relearn(self, family: Family) -> None:
-        """A family's statistics changed: what is derived from them follows."""
+        """A family taught something: what is derived from its statistics follows, as soon as that changes them."""
+        if not learning.is_news(family):
+            return
         self._admission.rerank(family.id)
         for pool in self._fleet.pools.values():
             pool.reserve.touch(family)
 
-    def _rest(self, session: Session, now: float) -> None:
-        """A session without a turn in the gateway is idle: its lease begins."""
-        if session.num_running or session.num_waiting:
-            return
-        session.idle_since = now
-        session.lease_until = now + self._policy.lease_s(session, self._fleet.families[session.family_id])
-        self._leases.put(session.lease_until, session.id)
-        home = self._fleet.home(session)
-        if home is not None:
-            home.idle[session.id] = session
-        self._fleet.forget_oldest()
-
     def _ended(self, session_id: SessionId, now: float) -> None:
         session = self._fleet.sessions.get(session_id)
         if session is not None and not session.num_running and not session.num_waiting:
-            self._fleet.release(session)
-            session.lease_until = now
-            self._leases.put(now, session_id)
+            self._idle.ended(session, now)
 
-    def _expire(self, now: float, decisions: list[Decision]) -> None:
-        """Turns whose deadline has come are refused. Sessions that outstayed their lease count as ended until they
-        come back; they keep their residency while nobody needs the room more, for LEASES leases at most."""
+    def _expire(self, now: float, decisions: list[Decision]) -> bool:
+        """Turns whose deadline has come are refused, leases end. Returns whether anything did."""
+        happened = self._idle.expire(now)
         while (entry := self._deadlines.pop(now)) is not None:
             if (turn := self._withdraw(entry[1], now)) is not None:
+                happened = True
                 self._refuse(turn, Refusal.DEADLINE, 0.0, now, decisions)
-        while (entry := self._leases.pop(now)) is not None:
-            until, session = entry[0], self._fleet.sessions.get(entry[1])
-            if session is None or session.lease_until != until or session.num_running or session.num_waiting:
-                continue
-            kept_until = session.idle_since + LEASES * (until - session.idle_since)
-            if session.is_expired or kept_until <= now:
-                self._fleet.release(session)
-            else:
-                session.lease_until = kept_until
-                self._leases.put(kept_until, session.id)
-            if not session.is_expired:
-                session.is_expired = True
-                self._presume_ended(session)
-
-    def _presume_ended(self, session: Session) -> None:
-        if session.num_begun > 1 or session.kind is TurnKind.AGENT:
-            family = self._fleet.families[session.family_id]
-            learning.saw_end(family, session)
-            self._relearn(family)
+        return happened
 
     def _lost(self, lost: Pool, now: float, decisions: list[Decision]) -> None:
         """Turns that waited for it go elsewhere, or are refused when nobody else serves them."""
@@ -253,7 +238,6 @@ class Scheduler:
     # ---- decisions
 
     def _admit(self, now: float) -> None:
-        self._admission.trim()
         while (admitted := self._admission.next(now)) is not None:
             self._make_ready(admitted.turn, self._choose(admitted.turn, admitted.pools), admitted.reason)
 
@@ -291,10 +275,23 @@ class Scheduler:
         _, reason, missing_tokens = self._ready.pop(turn.id)
         session.num_waiting, session.num_running = session.num_waiting - 1, session.num_running + 1
         self._slots.start(turn, pool, missing_tokens, now)
-        expected_cached_tokens = round(pool.prompt_tokens(turn) - missing_tokens)
+        # While it waited, tokens per character may have been learned to be fewer.
+        expected_cached_tokens = max(0, round(pool.prompt_tokens(turn) - missing_tokens))
         return Dispatch(turn.id, pool.replica.id, reason, expected_cached_tokens, hints(turn, session, family))
+
+    def _follow_up(self, now: float, decisions: list[Decision]) -> None:
+        """Sessions that lost their residency are told, watched, and warmed up when their time has come."""
+        lost, self._fleet.lost = self._fleet.lost, []
+        for session, replica_id in lost:
+            if not session.is_resident:
+                decisions.append(Release(session.id, replica_id))
+            self._warm_ups.lost(session, now)
+        for session, warm_up in self._warm_ups.due(now, is_quiet=not (self._admission or self._ready)):
+            self._idle.renew(session, now)
+            decisions.append(warm_up)
 
     def _next_wake(self, now: float) -> float | None:
         """The next time at which something changes by itself: a lease ends, or a wait passes the bound."""
-        wake_at = min(self._leases.next_at, self._deadlines.next_at, self._admission.next_overdue_at(now))
+        wake_at = min(self._idle.next_at, self._deadlines.next_at, self._warm_ups.next_at)
+        wake_at = min(wake_at, self._admission.next_overdue_at(now))
         return None if wake_at == math.inf else wake_at

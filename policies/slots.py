@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from policies import learning
 from policies.capacity import MET
 from policies.fleet import Fleet, Pool
+from policies.remaining import expected_turns
 from policies.shares import Shares
 from policies.types import Ending, Left, Session, Turn, TurnId, TurnKind
 
@@ -25,6 +26,10 @@ class Running:
     """What its replica had computed for everybody when its first byte came."""
 
 
+LIKELY = 0.5
+"""Turns still to be expected of a session for which an engine may prefill the next prompt ahead."""
+
+
 class Slots:
     """Written by the Scheduler."""
 
@@ -40,6 +45,15 @@ class Slots:
         pool.pace.prefill_began(turn.id, missing_tokens, not pool.replica.queued_prefill_tokens, now)
         pool.replica.running[turn.id] = round(missing_tokens)
         self._running[turn.id] = Running(turn, pool, missing_tokens, now)
+        session = self._fleet.sessions[turn.session_id]
+        session.prefills_next = pool.trial.asks() if self._may_prefill_next(turn, session, pool) else None
+
+    def _may_prefill_next(self, turn: Turn, session: Session, pool: Pool) -> bool:
+        """Whether the session is likely to go on, and the cache has room for what is only likely to be needed."""
+        if turn.kind is not TurnKind.AGENT or not pool.is_roomy:
+            return False
+        family = self._fleet.families[session.family_id]
+        return expected_turns(family, session.num_begun, session.remaining_turns) >= LIKELY
 
     def first_byte(self, turn_id: TurnId, now: float) -> None:
         """Its prefill is over; nothing happens when it has left its slot already."""
@@ -75,6 +89,9 @@ class Slots:
         cached_tokens, pool = fact.usage.cached_tokens, running.pool
         if cached_tokens is None or not session.prompt_tokens or running.turn.is_retry:
             return
+        if session.prefills_next is not None and session.output_tokens:
+            found = (cached_tokens - session.prompt_tokens) / session.output_tokens
+            pool.trial.saw(session.prefills_next, min(1.0, max(0.0, found)))
         found_before, least_tokens = session.found_prefix, MET * session.prompt_tokens
         session.found_prefix = cached_tokens >= least_tokens
         is_expected = pool.prompt_tokens(running.turn) - running.missing_tokens >= least_tokens

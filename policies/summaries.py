@@ -90,7 +90,9 @@ class Summaries:
     def restarted(self, strands: Strands, asked: Asked) -> Strand | None:
         """The session that goes on in this prompt from a summary of itself; that is now what it began with."""
         head = passages(b"".join(asked.call.messages[:_HEAD_MESSAGES]))
-        found = [entry for entry in self._kept if entry[0].key == asked.call.key and _stands_in(head, entry[1])]
+        said = frozenset(head)
+        likely = [entry for entry in self._kept if entry[1][0] in said and entry[0].key == asked.call.key]
+        found = [entry for entry in likely if _stands_in(head, entry[1])]
         if not found:
             return None
         prompt = frozenset(passages(b"".join(asked.call.messages)))

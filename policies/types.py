@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
 
+from policies.gaps import Gaps
+
 SessionId: TypeAlias = str
 FamilyId: TypeAlias = str
 TurnId: TypeAlias = str
@@ -59,6 +61,8 @@ class Turn:
     deadline_at: float | None = None
     max_wait_s: float = 300.0
     """Longest wait that its client survives; a longer one is refused on arrival."""
+    cached_at: ReplicaId | None = None
+    """Where another gateway last ran a turn of its session. None: nowhere, as far as is known."""
     pinned_to: ReplicaId | None = None
     """The only replica that can serve it (a stateful response lives there). None: any."""
     excluded: frozenset[ReplicaId] = frozenset()
@@ -104,6 +108,8 @@ class Session:
     """Names of the tools that its last answer called; empty: none."""
     tool_s: float | None = None
     """How long they take, where the gateway runs them itself. None: not known."""
+    prefills_next: bool | None = None
+    """Whether its last turn asked the engine to prefill the next one. None: it had no reason to."""
     found_prefix: bool = False
     """Whether the prompt of its last answer was cached as far as expected."""
     urgency: int = 0
@@ -142,9 +148,8 @@ class Family:
     """Mean length of an answer."""
     most_output_tokens: int | None = None
     """The largest bound that its turns put on an answer. None: no turn had one."""
-    gaps_s: dict[str, list[float]] = field(default_factory=dict)
-    """Recent idle times between two turns of one session, newest last, bounded: by the tools that were called,
-    and under "" those of all."""
+    gaps_s: dict[str, Gaps] = field(default_factory=dict)
+    """Idle times between two turns of one session: by the tools that were called, and under "" those of all."""
     calls_tools: bool = False
     """Whether an answer called a tool; then one that calls none is likely the last of its session."""
     num_closed: int = 0
@@ -152,7 +157,12 @@ class Family:
     num_reopened: int = 0
     """Sessions that went on after one."""
     expected_remaining: list[float] = field(default_factory=list)
-    """Cache of `remaining.curve`; emptied when `ended` or `continued` change."""
+    """Cache of `remaining.curve`; emptied by `learning.is_news`."""
+    forecasts: dict[tuple[int, int | None], Sequence[float]] = field(default_factory=dict)
+    """Cache of what a session adds, by its stage; emptied by `learning.is_news`."""
+    num_lessons: int = 0
+    next_lesson: int = 1
+    """The one after which what is derived from all this is computed anew."""
 
 
 @dataclass(slots=True, eq=False)
@@ -165,12 +175,18 @@ class Replica:
     is_healthy: bool = True
     slots: int = 256
     """Model calls that it may run at once (its `max_num_seqs`)."""
+    share: float = 1.0
+    """Of it that is this gateway's own; several gateways may share it."""
     running: dict[TurnId, int] = field(default_factory=dict)
     """Turns that hold a slot, with the prompt tokens still to be prefilled; 0 after the first byte."""
 
     @property
+    def own_slots(self) -> int:
+        return max(1, round(self.share * self.slots))
+
+    @property
     def free_slots(self) -> int:
-        return max(0, self.slots - len(self.running))
+        return max(0, self.own_slots - len(self.running))
 
     @property
     def queued_prefill_tokens(self) -> int:
@@ -235,6 +251,7 @@ class ReplicaReported:
     slots: int | None = None
     waiting: int | None = None
     tokens_per_char: float | None = None  # of a sample prompt; holds until answers tell better
+    share: float | None = None  # of it that is this gateway's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,11 +277,22 @@ class SessionEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class WarmedUp:
+    """A warm-up is over."""
+
+    session_id: SessionId
+    is_done: bool
+    """Whether the engine computed it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Nothing happened, but a time that `tell` asked for has come."""
 
 
-Fact: TypeAlias = Arrived | FirstByte | Left | ReplicaReported | ReplicaLost | CacheLost | SessionEnded | Tick
+Fact: TypeAlias = (
+    Arrived | FirstByte | Left | ReplicaReported | ReplicaLost | CacheLost | SessionEnded | WarmedUp | Tick
+)
 
 
 class Reason(StrEnum):
@@ -303,6 +331,8 @@ class Hints:
     """0-100, 100 goes first. Engine files own polarity and range."""
     remaining_turns: float | None = None
     expected_output_tokens: int | None = None
+    prefills_next: bool = False
+    """Whether the engine should prefill the session's next prompt as soon as this answer is complete."""
     session_id: SessionId = ""
     parent_id: SessionId | None = None
 
@@ -323,4 +353,21 @@ class Reject:
     retry_after_s: float
 
 
-Decision: TypeAlias = Dispatch | Reject
+@dataclass(frozen=True, slots=True)
+class WarmUp:
+    """Have a replica compute the last prompt of an idle session again; answered by `WarmedUp`."""
+
+    session_id: SessionId
+    replica_id: ReplicaId
+    missing_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """An idle session is not meant to stay cached at a replica any longer."""
+
+    session_id: SessionId
+    replica_id: ReplicaId
+
+
+Decision: TypeAlias = Dispatch | Reject | WarmUp | Release

@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from policies import remaining
 from policies.fleet import Fleet, Pool
-from policies.types import Hold, ReplicaId, SessionState
+from policies.types import Hold, ReplicaId, Session, SessionId, SessionState
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,25 @@ class ReplicaView:
     """As the engine states it."""
     ceiling_tokens: int | None
     """Up to which sessions are admitted, of the capacity that it has shown."""
+    num_residents: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SessionView:
+    state: SessionState
+    replica_id: ReplicaId | None
+    """Where its prefix was last computed. None: nowhere yet."""
+    is_resident: bool
+    is_expired: bool
+    """While idle: it outstayed its lease, and stays resident only until somebody needs the room."""
+    calls_tools: bool
+    """Whether its last answer called a tool."""
+    lease_until: float
+    """While idle, of the Scheduler's clock."""
+    prompt_tokens: int
+    """Of its last turn."""
+    expected_turns: float
+    """Still to come: declared, or learned from its family."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +51,17 @@ class FleetView:
     waiting: Mapping[Hold, int] = field(default_factory=dict)
     """Turns at the gate, by what they wait for."""
     replicas: Sequence[ReplicaView] = ()
+    named: Mapping[SessionId, SessionView] = field(default_factory=dict)
+    """Of the sessions that were asked for, those that the Scheduler remembers."""
 
 
 def view_of(
-    fleet: Fleet, num_held: int, num_ready: int, ceiling: float, counts_sessions: bool = True
+    fleet: Fleet,
+    num_held: int,
+    num_ready: int,
+    ceiling: float,
+    counts_sessions: bool = True,
+    named: frozenset[SessionId] = frozenset(),
 ) -> FleetView:
     """`num_held` turns wait for residency, `num_ready` for a slot. Counting sessions takes a look at each."""
     sessions = fleet.sessions.values() if counts_sessions else ()
@@ -43,6 +70,21 @@ def view_of(
         num_families=len(fleet.families),
         waiting={Hold.RESIDENCY: num_held, Hold.SLOT: num_ready},
         replicas=[_replica(pool, ceiling) for pool in fleet.pools.values()],
+        named={id_: _session(fleet, fleet.sessions[id_]) for id_ in named if id_ in fleet.sessions},
+    )
+
+
+def _session(fleet: Fleet, session: Session) -> SessionView:
+    family = fleet.families[session.family_id]
+    return SessionView(
+        state=session.state,
+        replica_id=session.replica_id,
+        is_resident=session.is_resident,
+        is_expired=session.is_expired,
+        calls_tools=bool(session.tools),
+        lease_until=session.lease_until,
+        prompt_tokens=session.prompt_tokens,
+        expected_turns=remaining.expected_turns(family, session.num_begun, session.remaining_turns),
     )
 
 
@@ -51,9 +93,10 @@ def _replica(pool: Pool, ceiling: float) -> ReplicaView:
     return ReplicaView(
         id=replica.id,
         is_healthy=replica.is_healthy,
-        slots=replica.slots,
+        slots=replica.own_slots,
         slots_used=len(replica.running),
         residency_tokens=round(pool.resident_tokens),
+        num_residents=pool.ledger.num_residents,
         capacity_tokens=pool.capacity.stated_tokens,
         ceiling_tokens=None if capacity_tokens is None else round(ceiling * capacity_tokens),
     )

@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 
 from policies.fleet import Pool, chain_is_cached
-from policies.policy import Policy
-from policies.remaining import chance_of_return, expected_turns
+from policies.remaining import chance_of_return, expected_turns, idle_left_s
 from policies.types import Family, Session, Turn
 
 
@@ -22,11 +21,11 @@ def share_tokens(pool: Pool, price: float) -> float:
     return pool.pace.cycle_tokens / (price * (pool.num_busy + 1))
 
 
-def evicted_tokens(pool: Pool, policy: Policy, session: Session, family: Family, turn: Turn) -> float:
+def evicted_tokens(pool: Pool, session: Session, family: Family, turn: Turn) -> float:
     """Tokens per turn by which the session makes the residents outgrow the pool, while it lives."""
     assert pool.capacity.tokens is not None
     new_tokens = pool.new_tokens(turn)
-    own = policy.forecast(family, session.num_begun, session.remaining_turns)
+    own = pool.reserve.of(family, (session.num_begun, session.remaining_turns))
     others = pool.reserve.forecast or [0.0] * len(own)
     room_tokens = pool.capacity.tokens - pool.resident_tokens
     overflow_tokens = sum(
@@ -37,11 +36,11 @@ def evicted_tokens(pool: Pool, policy: Policy, session: Session, family: Family,
     return overflow_tokens / min(turns, len(own))
 
 
-def is_worth(pool: Pool, policy: Policy, session: Session, family: Family, turn: Turn, price: float) -> bool:
+def is_worth(pool: Pool, session: Session, family: Family, turn: Turn, price: float) -> bool:
     """Whether a session that fits now costs the fleet less than holding it."""
     if session.num_begun > 1 and chain_is_cached(pool, session.blocks):
         return True
-    return evicted_tokens(pool, policy, session, family, turn) <= share_tokens(pool, price)
+    return evicted_tokens(pool, session, family, turn) <= share_tokens(pool, price)
 
 
 def outgrows(pool: Pool) -> bool:
@@ -51,8 +50,10 @@ def outgrows(pool: Pool) -> bool:
     return capacity_tokens is not None and pool.resident_tokens > capacity_tokens + share_tokens(pool, 1.0)
 
 
-def giving_way_tokens(pool: Pool, session: Session, family: Family, price: float, now: float) -> float:
-    """Expected cost of ending the residency of an idle session: if it comes back, its private tokens are computed
-    again, and it waits as long as it made another one not wait."""
+def should_give_way(pool: Pool, session: Session, family: Family, price: float, now: float) -> bool:
+    """Whether the room of an idle session is worth more to one that waits. If it comes back, its private tokens
+    are computed again, and it waits as long as it made the other not; until then that one takes a turn a cycle."""
+    share = share_tokens(pool, price)
     private_tokens = pool.tokens(pool.ledger.private_blocks(session.id))
-    return chance_of_return(session, family, now) * (private_tokens + share_tokens(pool, price))
+    turns = max(1.0, idle_left_s(session, family, now) / pool.pace.cycle_s)
+    return chance_of_return(session, family, now) * (private_tokens + share) <= turns * share

@@ -25,7 +25,7 @@ OWN_IMPORTS = {
     "gateway": {"gateway", "policies", "tool_runtime"},
     "batch_agent": {"batch_agent", "tool_runtime", "gateway"},
 }
-WIRING = {"gateway/app.py", "gateway/commands.py", "gateway/cli.py", "gateway/__main__.py"}
+WIRING = {"gateway/app.py", "gateway/reload.py", "gateway/commands.py", "gateway/cli.py", "gateway/__main__.py"}
 
 
 @cache

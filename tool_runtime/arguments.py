@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from typing import Any, NoReturn
 
@@ -23,6 +24,9 @@ from tool_runtime.types import Json, Refused
 
 MAX_CHARS = 1_000_000
 """Longer arguments are refused unread."""
+KEPT, KEPT_CHARS = 512, 2_048
+"""Different arguments that a tool's schema remembers to take, and how long they may be: agents of a fleet ask the
+same, and checking costs more than most of what else is done for a call."""
 MAX_PROBLEMS = 5
 MAX_PROBLEM_CHARS = 300
 """A message quotes the value that it is about, which may be the whole call."""
@@ -36,9 +40,14 @@ class InvalidArguments(Refused):
 class Arguments:
     """Arguments that the tool takes."""
 
-    value: Json
     canonical: str
     """Equal for equal arguments: sorted keys, no white space."""
+
+    @property
+    def value(self) -> Json:
+        """A new one each time: whoever gets it may change it."""
+        value: Json = json.loads(self.canonical)
+        return value
 
 
 class Schema:
@@ -56,9 +65,13 @@ class Schema:
             raise ValueError(f"a schema of arguments describes an object, not {parameters['type']!r}")
         # An empty registry: a schema may refer to its own parts, never to an address that we would have to fetch.
         self._validator = validator(parameters, registry=Registry())
+        self._remembered = lru_cache(KEPT)(self._read)
 
     def read(self, text: str) -> Arguments:
         """The arguments in a call's raw text. Raises InvalidArguments."""
+        return self._remembered(text) if len(text) <= KEPT_CHARS else self._read(text)
+
+    def _read(self, text: str) -> Arguments:
         try:
             value = _parsed(text)
             problems = self._problems(value)
@@ -66,7 +79,7 @@ class Schema:
                 value = self._mended(value)
                 if self._problems(value):
                     raise InvalidArguments("\n".join(["Invalid arguments:", *(f"- {p}" for p in problems)]))
-            return Arguments(value, canonical(value))
+            return Arguments(canonical(value))
         except RecursionError:
             raise InvalidArguments("Invalid arguments: they are nested too deeply.") from None
         except Unresolvable as error:

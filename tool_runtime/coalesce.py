@@ -21,6 +21,8 @@ class Flight:
         self.task: asyncio.Task[None] | None = None
         self.num_joined = 0
         self.num_waiting = 0
+        self.is_elsewhere = False
+        """Another process executed it."""
         self._clock = clock
         self._begun_at: asyncio.Future[float] = loop.create_future()
         self._outcome: asyncio.Future[Outcome] = loop.create_future()
@@ -59,8 +61,9 @@ class Flight:
     async def wait(self, until: float) -> Outcome:
         """The outcome for a call that comes now: the execution's, or that its own time was over before."""
         limits, came_at = self.tool.limits, self._clock()
-        await self._either(self._begun_at, min(came_at + limits.queue_s, until))
-        if self.has_begun:
+        if not self.has_begun:
+            await self._either(self._begun_at, min(came_at + limits.queue_s, until))
+        if self.has_begun and not self.has_ended:
             await self._either(self._outcome, min(max(came_at, self._begun_at.result()) + limits.timeout_s, until))
         if self.has_ended:
             return self._outcome.result()

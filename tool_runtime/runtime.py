@@ -15,6 +15,7 @@ from tool_runtime.cache import Cache
 from tool_runtime.coalesce import Flight, Flights
 from tool_runtime.executor import Executor
 from tool_runtime.outcome import Outcome, not_started, outcome_of
+from tool_runtime.shared import Shared
 from tool_runtime.sharing import key_of, told
 from tool_runtime.tasks import Tasks
 from tool_runtime.types import (
@@ -62,9 +63,11 @@ class ToolRuntime:
         audit: Callable[[Execution], None] = lambda execution: None,
         answered: Callable[[Result], None] = lambda result: None,
         max_cache_bytes: int = 64 * 1024 * 1024,
+        shared: Shared | None = None,
     ) -> None:
-        """`audit` is told of each execution and refusal, `answered` of each result. Neither may raise.
-        Without `approve` a tool that needs approval is refused. Raises ValueError as `replace` does."""
+        """`audit` is told of each execution and refusal, `answered` of each result. Neither may raise. `shared`:
+        with other processes. Without `approve` a tool that needs approval is refused. Raises ValueError as
+        `replace` does."""
         self._clock = clock
         self._approve = approve
         self._audit = audit
@@ -72,6 +75,7 @@ class ToolRuntime:
         self._tasks = Tasks()
         self._flights = Flights(self._tasks, clock)
         self._cache = Cache(max_cache_bytes)
+        self._shared = shared
         self._executors: dict[str, Executor] = {}
         self._tools: dict[str, Tool] = {}
         self.tools: Tools = MappingProxyType(self._tools)
@@ -166,17 +170,20 @@ class ToolRuntime:
         if self._clock() >= until:
             return _result(request.call, not_started(tool, 0.0), Origin.NONE)
         with self._flights.joined(tool, request.key, partial(self._execute, request)) as flight:
-            origin = Origin.EXECUTED if flight.num_joined == 1 else Origin.COALESCED
+            is_first = flight.num_joined == 1
             outcome = await flight.wait(until)
-            return _result(request.call, outcome, origin if flight.has_begun else Origin.NONE, flight.num_joined)
+            origin = Origin.EXECUTED if is_first and not flight.is_elsewhere else Origin.COALESCED
+            is_there = flight.has_begun or flight.is_elsewhere
+            return _result(request.call, outcome, origin if is_there else Origin.NONE, flight.num_joined)
 
     async def _execute(self, request: Request, flight: Flight) -> None:
         """Sets the outcome of the flight, whatever happens."""
-        executor, outcome = request.executor, None
+        outcome = None
         try:
-            value = await executor.execute(request.arguments.value, request.told, flight.begin)
-            outcome = outcome_of(executor.tool, value, flight.ran_s)
-            self._learn(request, outcome)
+            if self._shared is None or request.key is None:
+                outcome = await self._own(request, flight)
+            else:
+                outcome = await self._one_of_all(self._shared, request.key, request, flight)
         finally:
             if outcome is not None:
                 flight.end(outcome)
@@ -184,6 +191,27 @@ class ToolRuntime:
                 flight.stop()
             if flight.has_begun:
                 self._audit(self._record(request, flight, outcome))
+
+    async def _own(self, request: Request, flight: Flight) -> Outcome:
+        executor = request.executor
+        value = await executor.execute(request.arguments.value, request.told, flight.begin)
+        outcome = outcome_of(executor.tool, value, flight.ran_s)
+        self._learn(request, outcome)
+        return outcome
+
+    async def _one_of_all(self, shared: Shared, key: bytes, request: Request, flight: Flight) -> Outcome:
+        """Executed by one process, this one or another."""
+        async with shared.claimed(key) as claimed:
+            if claimed.outcome is not None:
+                flight.is_elsewhere = True
+                return claimed.outcome
+            outcome = await self._own(request, flight)
+            claimed.keep(outcome, self._ttl_s(request, outcome))
+            return outcome
+
+    def _ttl_s(self, request: Request, outcome: Outcome) -> float:
+        limits = request.executor.tool.limits
+        return limits.ttl_s if outcome.status is Status.OK else limits.negative_ttl_s
 
     def _record(self, request: Request, flight: Flight, outcome: Outcome | None) -> Execution:
         tool, seconds = request.executor.tool, flight.ran_s
@@ -202,10 +230,9 @@ class ToolRuntime:
         )
 
     def _learn(self, request: Request, outcome: Outcome) -> None:
-        limits, is_ok = request.executor.tool.limits, outcome.status is Status.OK
-        if is_ok:
+        if outcome.status is Status.OK:
             request.executor.durations.saw(outcome.seconds)
-        ttl_s = limits.ttl_s if is_ok else limits.negative_ttl_s
+        ttl_s = self._ttl_s(request, outcome)
         if request.key is not None and ttl_s > 0:
             self._cache.put(request.key, outcome, self._clock() + ttl_s)
 

@@ -169,13 +169,13 @@ def _interpreter_places(python: str) -> list[str]:
 
 
 async def _killed(process: Process) -> None:
+    assert process.stdout is not None
     if process.returncode is None:
-        assert process.stdout is not None
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # the group: while it is set up, one is not tied to the other
-        while await process.stdout.read(65_536):  # it counts as ended when all its output was taken
-            pass
-        await process.wait()
+    while await process.stdout.read(65_536):  # its pipe is closed when all its output was taken
+        pass
+    await process.wait()
 
 
 @contextmanager

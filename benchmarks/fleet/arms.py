@@ -58,6 +58,11 @@ def gateway(*settings: str) -> Callable[[Engine], AbstractAsyncContextManager[st
     return serve
 
 
+def misinformed(share: float) -> Callable[[Engine], AbstractAsyncContextManager[str]]:
+    """Turngate in front, told that the cache has this share of its real size."""
+    return lambda engine: gateway(f"policy.capacity_tokens={round(share * engine.capacity_tokens)}")(engine)
+
+
 @dataclass(frozen=True, slots=True)
 class Arm:
     what: str
@@ -84,6 +89,8 @@ ARMS = {
         client=lambda setting: SessionCapClient(setting.fleet.session_cap),
     ),
     "turns": Arm("Turngate, default settings", gateway()),
+    "turns-told-80": Arm("Turngate, told 80 % of the cache's size", misinformed(0.8)),
+    "turns-told-120": Arm("Turngate, told 120 % of the cache's size", misinformed(1.2)),
     "turns-declared": Arm(
         "Turngate, default settings, clients that declare their remaining turns",
         gateway(),

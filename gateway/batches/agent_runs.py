@@ -23,7 +23,8 @@ from gateway.batches.store import Store
 from gateway.dialects.failures import openai_error
 from gateway.errors import Failure
 from gateway.exchange import Json
-from gateway.inprocess import Headers, InProcessResponder
+from gateway.inprocess import InProcessResponder
+from gateway.transport import Headers
 from tool_runtime.runtime import ToolRuntime
 from tool_runtime.types import Call, Context, Effect, Tools
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import orjson
@@ -10,14 +10,14 @@ import orjson
 from gateway.batches import asked
 from gateway.batches.blobs import Blobs
 from gateway.batches.objects import Batch, File, NotAllowed, Status, new_id
-from gateway.batches.runner import Runner
 from gateway.batches.store import Page, Store
 from gateway.batches.upload import upload
-from gateway.config import Caller
+from gateway.callers import Caller
 from gateway.dialects import BY_PATH
 from gateway.errors import Failure, Refused
-from gateway.exchange import Json, Outcome
+from gateway.exchange import Json
 from gateway.keys import Keys
+from gateway.routes import wrong_method
 from gateway.transport import BodyTooLarge, Handler, Request, Responder
 
 FILES, BATCHES = "/v1/files", "/v1/batches"
@@ -47,13 +47,17 @@ class Api:
     keys: Keys
     store: Store
     blobs: Blobs
-    runner: Runner
+    begin: Callable[[Batch], Awaitable[None]]
+    """Told of a batch that is new, or that is to be cancelled."""
     endpoints: tuple[str, ...]
     max_file_bytes: int
     now: Callable[[], float]
 
     async def handle(self, request: Request, responder: Responder) -> None:
         """A `transport.Handler`."""
+        if wrong := wrong_method(request):
+            await responder.reply(*wrong)
+            return
         try:
             await self._handle(request, responder)
         except Refused as refused:
@@ -61,11 +65,7 @@ class Api:
             await _reply(responder, failure.status, _OPENAI.error_body(failure))
 
     async def _handle(self, request: Request, responder: Responder) -> None:
-        caller = self.keys.caller(request.headers)
-        if caller is None:
-            text = "The API key is missing or not known here. Send it as `Authorization: Bearer <key>`."
-            failure = Failure(401, "authentication_error", text, code="invalid_api_key")
-            raise Refused(Outcome.UNAUTHORISED, failure)
+        caller = await self.keys.known(request.headers)
         tenant = caller.tenant
         match request.method, request.path.split("/")[2:]:
             case "POST", ["files"]:
@@ -150,7 +150,7 @@ class Api:
             output_expires_s=wanted.output_expires_s,
         )
         await self.store.add_batch(batch)
-        self.runner.begin(batch)
+        await self.begin(batch)
         return batch.as_json()
 
     async def _batches(self, tenant: str, query_text: str) -> Json:
@@ -173,7 +173,7 @@ class Api:
             except NotAllowed:
                 batch = await self._batch(tenant, batch_id)
                 asked.refuse(f"Cannot cancel a batch with status '{batch.status}'.", status=409)
-            self.runner.begin(batch)
+            await self.begin(batch)
         return batch.as_json()
 
 

@@ -5,27 +5,34 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gateway.batches.objects import Batch, Line
 from gateway.batches.window import Window
-from gateway.config import Caller
+from gateway.callers import Caller
 from gateway.inprocess import InProcessResponder, ask
 from gateway.keys import Keys
 from gateway.retries import again_in_s
 from gateway.transport import Handler, HeaderList
 
-TENANT, URGENCY = "x-turngate-tenant", "x-turngate-urgency"
+TENANT, URGENCY, KEY = "x-turngate-tenant", "x-turngate-urgency", "x-turngate-key"
 
 
 class LineKeys(Keys):
-    """Who asks is what the request says: only the gateway itself can make one that this reads."""
+    """Who asks is what the request says: only the gateway itself can make one that this reads. Models and budgets
+    are those of the key that made the batch, while there is one of that name."""
 
-    def __init__(self) -> None:
+    def __init__(self, keys: Keys) -> None:
         super().__init__({})
+        self._keys = keys
 
-    def caller(self, headers: Mapping[str, str]) -> Caller:
-        return Caller(headers[TENANT], may_prioritise=False, urgency=int(headers[URGENCY]))
+    async def caller(self, headers: Mapping[str, str]) -> Caller:
+        caller = Caller(headers[TENANT], may_prioritise=False, urgency=int(headers[URGENCY]))
+        made_by = self._keys.named(headers[KEY])
+        if made_by is None:
+            return caller
+        budgets = made_by.terms.budgets() if made_by.terms is not None else None
+        return replace(caller, id=made_by.id, models=made_by.models, terms=budgets)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +56,7 @@ class Asking:
                 headers = [
                     (TENANT, batch.tenant),
                     (URGENCY, str(urgency)),
+                    (KEY, batch.key_id),
                     ("x-turngate-session", f"{batch.id}/{line.number}"),
                     ("content-type", "application/json"),
                     *more,

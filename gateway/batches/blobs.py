@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -18,8 +19,11 @@ _UNFINISHED = ".part"
 class Blobs:
     """One directory; a file's content has the file's id as its name."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, grace_s: float = 0.0, now: Callable[[], float] = time.time) -> None:
+        """`grace_s`: how long what is written stays, whatever is said of it. 0: nobody else writes here."""
         self._directory = directory
+        self._grace_s = grace_s
+        self._now = now
         self._being_written: set[str] = set()
 
     async def start(self) -> None:
@@ -56,16 +60,17 @@ class Blobs:
         paths = await asyncio.to_thread(lambda: list(self._directory.iterdir()))
         kept = {*self._being_written}
         kept.update(await in_use())
-        await asyncio.to_thread(_remove, [path for path in paths if path.stem not in kept])
+        await asyncio.to_thread(self._remove, [path for path in paths if path.stem not in kept])
 
     def _start(self) -> None:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _remove([path for path in self._directory.iterdir() if path.suffix == _UNFINISHED])
+        self._remove([path for path in self._directory.iterdir() if path.suffix == _UNFINISHED])
 
-
-def _remove(paths: Iterable[Path]) -> None:
-    for path in paths:
-        path.unlink(missing_ok=True)
+    def _remove(self, paths: Iterable[Path]) -> None:
+        for path in paths:
+            with suppress(FileNotFoundError):
+                if not self._grace_s or path.stat().st_mtime < self._now() - self._grace_s:
+                    path.unlink()
 
 
 class Spool:

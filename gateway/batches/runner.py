@@ -47,9 +47,10 @@ class Runner:
     tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     """By batch, and the sweeper's."""
 
-    async def start(self) -> None:
-        for batch in await self.store.live_batches():
-            self.begin(batch)
+    async def start(self, begins_all: bool = True) -> None:
+        """`begins_all`: work on all live batches, since nobody else does."""
+        for batch in await self.store.live_batches() if begins_all else ():
+            await self.begin(batch)
         self.tasks[""] = asyncio.create_task(self._sweep())
 
     async def stop(self) -> None:
@@ -60,11 +61,16 @@ class Runner:
         if tasks:
             await asyncio.wait(tasks)
 
-    def begin(self, batch: Batch) -> None:
+    async def begin(self, batch: Batch) -> None:
         """Work on a batch from its status on; what works on it now ends first."""
         earlier = self.tasks.get(batch.id)
         self.tasks[batch.id] = task = asyncio.create_task(self._work(batch, earlier))
         task.add_done_callback(lambda done: self._forget(batch.id, done))
+
+    def drop(self, batch_id: str) -> None:
+        """Work on a batch no longer."""
+        if (task := self.tasks.get(batch_id)) is not None:
+            task.cancel()
 
     def _forget(self, batch_id: str, done: asyncio.Task[None]) -> None:
         if self.tasks.get(batch_id) is done:
@@ -76,17 +82,14 @@ class Runner:
             await asyncio.wait((earlier,))
         while True:
             try:
-                await self._advance(batch)
+                if (found := await self.store.batch(batch.tenant, batch.id)) is not None:
+                    await self._advance(found)
                 return
             except NotAllowed:
                 return  # it was cancelled meanwhile: another task has it
             except Exception:
                 LOG.exception("batch %s: its work failed, and is begun again in %g s", batch.id, AGAIN_S)
                 await asyncio.sleep(AGAIN_S)
-            found = await self.store.batch(batch.tenant, batch.id)
-            if found is None:
-                return
-            batch = found
 
     async def _advance(self, batch: Batch) -> None:
         if batch.status is Status.VALIDATING:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import time
+import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -10,6 +12,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
+from gateway import config
 from gateway.batch_settings import Batches
 from gateway.batches.agent_runs import AgentRuns
 from gateway.batches.api import Api, off
@@ -19,13 +22,18 @@ from gateway.batches.closing import Closing
 from gateway.batches.endpoints import URLS, Endpoints
 from gateway.batches.metrics import BatchMetrics
 from gateway.batches.pace import Load, Pace
+from gateway.batches.redis import RedisStore
 from gateway.batches.runner import Runner
+from gateway.batches.shift import Shift
 from gateway.batches.sqlite import SqliteStore
 from gateway.batches.window import Window
 from gateway.keys import Keys
 from gateway.transport import Handler
 from policies.view import FleetView
 from tool_runtime.runtime import ToolRuntime
+
+UPLOAD_S = 24 * 3600.0
+"""Longer than a file is on its way to a directory that several gateways write to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +59,11 @@ class Surroundings:
 
 @asynccontextmanager
 async def serving(settings: Batches, around: Surroundings) -> AsyncIterator[Handler]:
-    """The API, with live batches at work. Raises OSError."""
+    """The API, with live batches at work. Raises OSError, ConfigError."""
     if settings.directory is None:
         yield off
         return
-    directory = Path(settings.directory)
-    store, blobs = SqliteStore(directory), Blobs(directory / "files")
+    store, blobs = _kept_in(Path(settings.directory), settings.redis)
     window = Window(Pace(settings.in_flight), lambda: Load.of(around.view()), around.clock)
     metrics = BatchMetrics(around.registry, lambda: window.in_flight, lambda: window.size)
     asking = Asking(around.path, window, settings.attempts, metrics.retries.inc)
@@ -80,6 +87,27 @@ async def serving(settings: Batches, around: Surroundings) -> AsyncIterator[Hand
         await blobs.start()
         running.push_async_callback(window.stop)
         window.start()
+        shift = Shift(store, runner, _own_name()) if isinstance(store, RedisStore) else None
+        if shift is not None:
+            running.push_async_callback(shift.leave)
         running.push_async_callback(runner.stop)
-        await runner.start()
-        yield Api(around.keys, store, blobs, runner, URLS, settings.file_bytes, around.now).handle
+        await runner.start(begins_all=shift is None)
+        if shift is not None:
+            running.push_async_callback(shift.stop)
+            await shift.start()
+        begin = runner.begin if shift is None else shift.offer
+        yield Api(around.keys, store, blobs, begin, URLS, settings.file_bytes, around.now).handle
+
+
+def _kept_in(directory: Path, redis: str | None) -> tuple[SqliteStore | RedisStore, Blobs]:
+    """Raises ConfigError."""
+    contents = directory / "files"
+    if redis is None:
+        return SqliteStore(directory), Blobs(contents)
+    url = config.secret(redis) if redis.startswith(("env:", "file:")) else redis
+    return RedisStore(url), Blobs(contents, UPLOAD_S)
+
+
+def _own_name() -> str:
+    """That no other gateway has."""
+    return f"{socket.gethostname()}/{uuid.uuid4().hex}"

@@ -13,10 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from gateway.batches.database import Database
-from gateway.batches.objects import LIVE, Batch, Fault, File, Finished, Line, NotAllowed, Spent, Status
+from gateway.batches.objects import LIVE, Batch, File, Finished, Line, NotAllowed, Status
+from gateway.batches.records import COUNTS, about, batch_of, counted
 from gateway.batches.store import Page
 
 SCHEMA = """
@@ -38,7 +37,7 @@ CREATE TABLE IF NOT EXISTS finished (
 CREATE TABLE IF NOT EXISTS messages (
     batch_id TEXT, number INTEGER, position INTEGER, message BLOB, PRIMARY KEY (batch_id, number, position));
 """
-_COUNTED = "total, completed, failed, input_tokens, cached_tokens, output_tokens, reasoning_tokens"
+_COUNTED = ", ".join(COUNTS)
 _FILE = "id, tenant, purpose, filename, size_bytes, created_at, expires_at"
 
 
@@ -104,7 +103,7 @@ class SqliteStore:
     async def add_batch(self, batch: Batch) -> None:
         await self._rows(
             "INSERT INTO batches (id, tenant, status, about) VALUES (?, ?, ?, ?)",
-            *(batch.id, batch.tenant, batch.status.value, _about(batch)),
+            *(batch.id, batch.tenant, batch.status.value, about(batch)),
         )
 
     async def batch(self, tenant: str, batch_id: str) -> Batch | None:
@@ -165,14 +164,9 @@ class SqliteStore:
             row = (batch_id, finished.is_ok, line.number, finished.text)
             db.execute("INSERT INTO finished VALUES (?, ?, ?, ?)", row)
             db.execute("DELETE FROM messages WHERE batch_id = ? AND number = ?", (batch_id, line.number))
-            spent = finished.spent
-            tokens = (spent.input_tokens, spent.cached_tokens, spent.output_tokens, spent.reasoning_tokens)
-            db.execute(
-                "UPDATE batches SET completed = completed + ?, failed = failed + ?,"
-                " input_tokens = input_tokens + ?, cached_tokens = cached_tokens + ?,"
-                " output_tokens = output_tokens + ?, reasoning_tokens = reasoning_tokens + ? WHERE id = ?",
-                (finished.is_ok, not finished.is_ok, *tokens, batch_id),
-            )
+            more = counted(finished)
+            sums = ", ".join(f"{name} = {name} + :{name}" for name in more)
+            db.execute(f"UPDATE batches SET {sums} WHERE id = :id", more | {"id": batch_id})
             return True
 
         return await self._database.run(finish)
@@ -220,19 +214,9 @@ def _move(db: sqlite3.Connection, batch_id: str, status: Status, now: int, chang
     if row is None:
         raise NotAllowed(f"there is no batch '{batch_id}'")
     moved = _batch(row).moved(status, now, **changes)
-    db.execute("UPDATE batches SET status = ?, about = ? WHERE id = ?", (status.value, _about(moved), batch_id))
+    db.execute("UPDATE batches SET status = ?, about = ? WHERE id = ?", (status.value, about(moved), batch_id))
     return moved
 
 
-def _about(batch: Batch) -> bytes:
-    """All that is not counted, as JSON."""
-    return orjson.dumps(replace(batch, total=0, completed=0, failed=0, spent=Spent()))
-
-
 def _batch(row: Any) -> Batch:
-    about, total, completed, failed, *tokens = row
-    told = orjson.loads(about)
-    told |= {"status": Status(told["status"]), "errors": tuple(Fault(**fault) for fault in told["errors"])}
-    told["allowed_tools"] = tuple(told["allowed_tools"])
-    told |= {"total": total, "completed": completed, "failed": failed, "spent": Spent(*tokens)}
-    return Batch(**told)
+    return batch_of(row[0], row[1:])

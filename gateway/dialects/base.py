@@ -5,7 +5,7 @@ A dialect never changes what it reads. Writers return bytes that are ready to se
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -24,10 +24,20 @@ class Script:
     tools: tuple[bytes, ...]
     """One canonical text per tool, in the client's order."""
     system: bytes
-    messages: tuple[bytes, ...]
+    messages: Sequence[bytes]
     """One canonical text per message after the system text, role first."""
     offers_tools: bool
     tool_names: tuple[str, ...]
+    num_system: int = 0
+    """Where `messages` are `Texts`: items of the conversation before the first of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """The tools of a request, in canonical form."""
+
+    texts: tuple[bytes, ...]
+    names: tuple[str, ...]
 
 
 class Dialect(Protocol):
@@ -42,8 +52,11 @@ class Dialect(Protocol):
         """Only what the gateway itself relies on: types of `model`, `stream` and the conversation field."""
         ...
 
-    def script(self, body: Json) -> Script:
-        """The conversation of a request."""
+    conversation_key: str
+    """Of the list in which each item is a message by itself; empty: there is none."""
+
+    def script(self, body: Json, tools: Tools | None = None) -> Script:
+        """The conversation of a request. `tools`: its tools, where they are known."""
         ...
 
     def wants_usage(self, body: Json) -> bool:

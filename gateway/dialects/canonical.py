@@ -5,11 +5,12 @@ One text is compact JSON with sorted keys.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import orjson
 
+from gateway.dialects.base import Tools
 from gateway.exchange import Json
 
 VOLATILE = frozenset({"id", "status", "annotations", "logprobs", "cache_control", "provider_specific_fields"})
@@ -81,6 +82,11 @@ def system(texts: Iterable[Any]) -> bytes:
     return b"\n".join(
         text.encode() if isinstance(text, str) else dump(text) for text in map(content, texts) if text
     )
+
+
+def tools(definitions: Sequence[Json]) -> Tools:
+    """All tools of a request."""
+    return Tools(tuple(map(tool, definitions)), tool_names(definitions))
 
 
 def tool(definition: Json) -> bytes:

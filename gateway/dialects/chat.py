@@ -9,10 +9,11 @@ import orjson
 
 from gateway import fields, sse
 from gateway.dialects import canonical, checks
-from gateway.dialects.base import Script
+from gateway.dialects.base import Script, Tools
 from gateway.dialects.openai_format import OpenAiFormat
 from gateway.errors import Failure
 from gateway.exchange import Json, Reply, ToolCall
+from policies.texts import Texts
 
 _SHAPES = checks.COMMON | {"messages": checks.LIST, "tools": checks.LIST}
 _MAX_TOOL_CALLS = 1024
@@ -22,22 +23,26 @@ _MAX_TOOL_CALLS = 1024
 class Chat(OpenAiFormat):
     name = "chat"
     is_conversation = True
+    conversation_key = "messages"
 
     def check(self, body: Json) -> Failure | None:
         return checks.wrong_field(body, _SHAPES, required="messages", objects_in=("messages", "tools"))
 
-    def script(self, body: Json) -> Script:
-        tools = canonical.objects(body.get("tools")) or canonical.objects(body.get("functions"))
+    def script(self, body: Json, tools: Tools | None = None) -> Script:
+        if tools is None:
+            definitions = canonical.objects(body.get("tools")) or canonical.objects(body.get("functions"))
+            tools = canonical.tools(definitions)
         messages = canonical.objects(body.get("messages"))
         num_system = 0
         while num_system < len(messages) and messages[num_system].get("role") in ("system", "developer"):
             num_system += 1
         return Script(
-            tools=tuple(map(canonical.tool, tools)),
+            tools=tools.texts,
             system=canonical.system(message.get("content") for message in messages[:num_system]),
-            messages=tuple(map(_message, messages[num_system:])),
-            offers_tools=bool(tools),
-            tool_names=canonical.tool_names(tools),
+            messages=Texts(len(messages) - num_system, lambda at: _message(messages[num_system + at])),
+            offers_tools=bool(tools.texts),
+            tool_names=tools.names,
+            num_system=num_system,
         )
 
     def max_tokens_key(self, body: Json) -> str | None:

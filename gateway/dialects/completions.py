@@ -9,7 +9,7 @@ import orjson
 
 from gateway import fields, sse
 from gateway.dialects import canonical, checks
-from gateway.dialects.base import Script
+from gateway.dialects.base import Script, Tools
 from gateway.dialects.openai_format import OpenAiFormat
 from gateway.errors import Failure
 from gateway.exchange import Json, Reply
@@ -25,11 +25,12 @@ _SYSTEM_START = re.compile(r"<\|(?:im_start\|>|start_header_id\|>|start\|>)?syst
 class Completions(OpenAiFormat):
     name = "completions"
     is_conversation = True
+    conversation_key = ""
 
     def check(self, body: Json) -> Failure | None:
         return checks.wrong_field(body, _SHAPES, required="prompt")
 
-    def script(self, body: Json) -> Script:
+    def script(self, body: Json, tools: Tools | None = None) -> Script:
         """A prompt that a client rendered itself is cut where its template begins a message; a token prompt is one
         message. Of several prompts, which are answered apart, what they have in common is the system text, and the
         rest of each is a message: so it counts once."""

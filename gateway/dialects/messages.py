@@ -9,10 +9,11 @@ import orjson
 
 from gateway import fields, sse
 from gateway.dialects import canonical, checks
-from gateway.dialects.base import Script
+from gateway.dialects.base import Script, Tools
 from gateway.dialects.failures import read_error
 from gateway.errors import Failure
 from gateway.exchange import Json, Reply, ToolCall
+from policies.texts import Texts
 
 _SHAPES = checks.COMMON | {"messages": checks.LIST, "tools": checks.LIST, "system": checks.TEXT_OR_LIST}
 _VOLATILE_SYSTEM = "x-anthropic-billing-header:"
@@ -31,19 +32,21 @@ _TYPE_OF_STATUS = {
 class Messages:
     name = "messages"
     is_conversation = True
+    conversation_key = "messages"
 
     def check(self, body: Json) -> Failure | None:
         return checks.wrong_field(body, _SHAPES, required="messages", objects_in=("messages", "tools"))
 
-    def script(self, body: Json) -> Script:
-        tools = canonical.objects(body.get("tools"))
-        messages = (_message(message) for message in canonical.objects(body.get("messages")))
+    def script(self, body: Json, tools: Tools | None = None) -> Script:
+        if tools is None:
+            tools = canonical.tools(canonical.objects(body.get("tools")))
+        messages = canonical.objects(body.get("messages"))
         return Script(
-            tools=tuple(map(canonical.tool, tools)),
+            tools=tools.texts,
             system=canonical.system([_system(body.get("system"))]),
-            messages=tuple(messages),
-            offers_tools=bool(tools),
-            tool_names=canonical.tool_names(tools),
+            messages=Texts(len(messages), lambda at: _message(messages[at])),
+            offers_tools=bool(tools.texts),
+            tool_names=tools.names,
         )
 
     def wants_usage(self, body: Json) -> bool:

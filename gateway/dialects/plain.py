@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gateway import fields
 from gateway.dialects import checks
-from gateway.dialects.base import Script
+from gateway.dialects.base import Script, Tools
 from gateway.dialects.openai_format import OpenAiFormat
 from gateway.errors import Failure
 from gateway.exchange import Json, Reply
@@ -14,6 +14,7 @@ _NOTHING = Script(tools=(), system=b"", messages=(), offers_tools=False, tool_na
 
 class Plain(OpenAiFormat):
     is_conversation = False
+    conversation_key = ""
 
     def __init__(self, name: str = "plain") -> None:
         self.name = name
@@ -21,7 +22,7 @@ class Plain(OpenAiFormat):
     def check(self, body: Json) -> Failure | None:
         return checks.wrong_field(body, checks.COMMON)
 
-    def script(self, body: Json) -> Script:
+    def script(self, body: Json, tools: Tools | None = None) -> Script:
         return _NOTHING
 
     def read(self, event: Json, reply: Reply) -> None:

@@ -10,7 +10,7 @@ import orjson
 
 from gateway import fields, sse
 from gateway.dialects import canonical, checks
-from gateway.dialects.base import Script
+from gateway.dialects.base import Script, Tools
 from gateway.dialects.failures import openai_error, read_error
 from gateway.errors import Failure
 from gateway.exchange import Json, Reply, ToolCall
@@ -28,12 +28,14 @@ _ENDED = ("completed", "incomplete")
 class Responses:
     name = "responses"
     is_conversation = True
+    conversation_key = ""
 
     def check(self, body: Json) -> Failure | None:
         return checks.wrong_field(body, _SHAPES, objects_in=("input", "tools"))
 
-    def script(self, body: Json) -> Script:
-        tools = canonical.objects(body.get("tools"))
+    def script(self, body: Json, tools: Tools | None = None) -> Script:
+        if tools is None:
+            tools = canonical.tools(canonical.objects(body.get("tools")))
         value = body.get("input")
         items = [{"role": "user", "content": value}] if isinstance(value, str) else canonical.objects(value)
         system = [body.get("instructions")]
@@ -42,11 +44,11 @@ class Responses:
             items = items[1:]
         messages = [message for message in map(_item, items) if message is not None]
         return Script(
-            tools=tuple(map(canonical.tool, tools)),
+            tools=tools.texts,
             system=canonical.system(system),
             messages=tuple(messages),
-            offers_tools=bool(tools),
-            tool_names=canonical.tool_names(tools),
+            offers_tools=bool(tools.texts),
+            tool_names=tools.names,
         )
 
     def wants_usage(self, body: Json) -> bool:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import cast
 
+from gateway.engines.anthropic import Anthropic
 from gateway.engines.base import Engine
+from gateway.engines.bedrock import Bedrock
 from gateway.engines.dynamo import Dynamo
 from gateway.engines.openai import OpenAI
 from gateway.engines.sglang import SGLang
@@ -16,6 +18,8 @@ KINDS: dict[str, type[Engine]] = {
     "sglang": SGLang,
     "dynamo": Dynamo,
     "openai": OpenAI,
+    "anthropic": Anthropic,
+    "bedrock": Bedrock,
     "embedded": Vllm,  # answers with vLLM's pages
 }
 

@@ -69,6 +69,8 @@ class Report:
     prefix_hits_tokens: float | None = None
     caches_prefixes: bool | None = None
     """Whether it keeps prefixes at all. None: it does not say."""
+    chunks_prefill: bool | None = None
+    """Whether others decode while it prefills a long prompt. None: it does not say."""
 
 
 @dataclass(slots=True)
@@ -87,6 +89,8 @@ class Abilities:
     can_address_pools: bool = False
     system_before_tools: bool | None = None
     """Order in which the served model's template renders. None: not found out."""
+    takes_tools: bool | None = None
+    """Whether the served model may call tools when a request offers some. None: not found out."""
     num_pools: int = 1
     """KV pools behind the address, as last reported, addressable or not."""
     lower_goes_first: bool = False
@@ -160,6 +164,8 @@ class Engine(Protocol):
     """Pages that hold its load and capacity, polled in order. `/v1/models` says whether it is up."""
     probe_paths: tuple[str, ...]
     """Pages that do not change while it runs, read once."""
+    is_rented: bool
+    """Whether each token costs money: it is not probed, and its cache is not its customers' to fill."""
 
     def abilities(self) -> Abilities:
         """The kind's defaults, before any probe."""
@@ -189,6 +195,10 @@ class Engine(Protocol):
     ) -> Outgoing:
         """Hints and placement for one call. `pool` is the Pool name to address, empty when there is one.
         `client_headers` is case-insensitive; what the client says for itself is never overwritten."""
+        ...
+
+    def closing(self, session_id: str, abilities: Abilities) -> tuple[str, dict[str, str]] | None:
+        """Path and body that tell it that a session need not be kept; None where there is no such call."""
         ...
 
     def repaired(self, path: str, body: Json) -> Repair:

@@ -129,8 +129,7 @@ class Dynamo(OpenAI):
             headers.append((pin, pool))
         asks_worker = abilities.num_pools > 1 and not pin and path != MESSAGES and "extra_fields" not in theirs
         nvext = _nvext(hints, asks_worker, abilities.refused_fields)
-        if "agent_hints" in nvext:
-            names.append("osl")
+        names += nvext.get("agent_hints", ())
         return Outgoing(
             tuple(headers),
             {"nvext": nvext} if nvext else {},
@@ -220,8 +219,14 @@ def _places_itself(honoured: Claims, nvext: Json, may_prioritise: bool) -> bool:
 
 def _nvext(hints: Hints, asks_worker: bool, refused: set[str]) -> Json:
     nvext: Json = {}
-    if hints.expected_output_tokens and not refused & {"nvext", "nvext.agent_hints", "nvext.agent_hints.osl"}:
-        nvext["agent_hints"] = {"osl": hints.expected_output_tokens}
+    agent: Json = {}
+    if hints.expected_output_tokens:
+        agent["osl"] = hints.expected_output_tokens
+    if hints.prefills_next:
+        agent["speculative_prefill"] = True
+    agent = {name: value for name, value in agent.items() if f"nvext.agent_hints.{name}" not in refused}
+    if agent and not refused & {"nvext", "nvext.agent_hints"}:
+        nvext["agent_hints"] = agent
     if asks_worker and not refused & {"nvext", "nvext.extra_fields"}:
         nvext["extra_fields"] = ["worker_id"]
     return nvext

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import orjson
@@ -25,6 +26,7 @@ class OpenAI:
     kind = "openai"
     metrics_paths: tuple[str, ...] = ("/v1/models",)
     probe_paths: tuple[str, ...] = ("/openapi.json",)
+    is_rented = False
     claim_keys: frozenset[str] = frozenset()
     claim_headers: frozenset[str] = frozenset()
     """Body keys and lower-case headers by which a client would jump queues or pick workers."""
@@ -53,6 +55,9 @@ class OpenAI:
         client_headers: Mapping[str, str] = NO_HEADERS,
     ) -> Outgoing:
         return Outgoing()
+
+    def closing(self, session_id: str, abilities: Abilities) -> tuple[str, dict[str, str]] | None:
+        return None
 
     def repaired(self, path: str, body: Json) -> Repair:
         return NONE
@@ -115,6 +120,7 @@ def read_models(pages: Mapping[str, str]) -> tuple[tuple[str, ...], dict[str, in
     return tuple(names), lengths
 
 
+@lru_cache
 def is_at_least(version: str, least: tuple[int, int, int]) -> bool:
     """Whether `1.2.3+cpu` is that version or a later one; False when it is not a version."""
     numbers = re.match(r"v?(\d+)\.(\d+)(?:\.(\d+))?", version)

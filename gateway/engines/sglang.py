@@ -88,6 +88,10 @@ class SGLang(OpenAI):
             pin=pin,
         )
 
+    def closing(self, session_id: str, abilities: Abilities) -> tuple[str, dict[str, str]] | None:
+        """Drops the references of the session radix cache (SGLang's pull request 29173)."""
+        return None if "session_id" in abilities.refused_fields else ("/close_session", {"session_id": session_id})
+
     def parse_report(self, pages: Mapping[str, str]) -> Report:
         models, lengths = read_models(pages)
         info = _server_info(pages)
@@ -102,6 +106,7 @@ class SGLang(OpenAI):
             total(counters, _PROMPT),
             total(counters, _CACHED),
             caches_prefixes=not fields.flag(info, "disable_radix_cache") if info else None,
+            chunks_prefill=None if (chunk := fields.integer(info, "chunked_prefill_size")) is None else chunk > 0,
         )
 
     def advice(self, report: Report, abilities: Abilities) -> tuple[Advice, ...]:

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import orjson
 
 from gateway import fields, sse
-from gateway.errors import Refused
+from gateway.errors import Failure, Refused
 from gateway.exchange import Exchange, Json, Outcome
 from gateway.lists.asking import PartFailed, PartRequest, Sink, Streamed, Template, Whole
 from gateway.lists.parts import CHARS_PER_TOKEN, Part, cut, prompts_of
-from gateway.retries import again_in_s
+from gateway.retries import FULL, again_in_s
 from gateway.splice import splice
 from gateway.transport import Handler, HeaderList, Responder
 from gateway.waiting import SSE_HEADERS
@@ -172,9 +172,7 @@ class _Asker:
                 break
             await asyncio.sleep(wait_s)
         if not self._fails_apart:
-            raise Refused(
-                Outcome.BAD_REQUEST if failed.failure.status < 500 else Outcome.ENGINE_FAILED, failed.failure
-            )
+            raise Refused(_outcome(failed.failure), failed.failure)
         if len(part.indexes) > 1 and failed.failure.status in _CAN_BE_ONE_PROMPT:
             for half in part.halves():
                 await self.answer(half)
@@ -195,6 +193,12 @@ def _template(exchange: Exchange) -> Template:
     comma = b"," if len(exchange.body) > 1 else b""
     opening = others[: others.rindex(b"}")] + comma + b'"prompt":'
     return Template(exchange.id, [*_ONE_CALL, *kept], opening)
+
+
+def _outcome(failure: Failure) -> Outcome:
+    if failure.status in FULL:
+        return Outcome.ENGINE_REFUSED
+    return Outcome.BAD_REQUEST if failure.status < 500 else Outcome.ENGINE_FAILED
 
 
 def _n(body: Json) -> int:

@@ -9,7 +9,7 @@ from typing import Protocol
 import orjson
 
 from gateway import fields, sse
-from gateway.dialects import BY_PATH
+from gateway.dialects import BY_PATH, canonical
 from gateway.dialects.failures import kind_of
 from gateway.errors import Failure
 from gateway.exchange import Json
@@ -21,6 +21,7 @@ from gateway.transport import Handler, HeaderList
 
 PATH = "/v1/completions"
 _DIALECT = BY_PATH[PATH]
+_NO_ANSWER = Failure(502, "server_error", "What an engine sent is no answer to the prompts.")
 
 
 class PartRequest(InProcessRequest):
@@ -76,10 +77,9 @@ class Whole:
         if responder.status != 200:
             raise _failed(part, responder, responder.body)
         try:
-            self.choices.add(part, orjson.loads(responder.body))
-        except (orjson.JSONDecodeError, BadPart):
-            text = "An engine's answer lacks choices."
-            raise PartFailed(part, Failure(502, "server_error", text)) from None
+            self.choices.add(part, _object(responder.body) or {})
+        except BadPart:
+            raise PartFailed(part, _NO_ANSWER) from None
 
     async def fail(self, index: int, failure: Failure) -> None:
         self.choices.fail(index, failure)
@@ -159,9 +159,9 @@ class _Stream:
             data = data_of(event)
             if data is None or data == b"[DONE]" or self.failure is not None:
                 continue
-            parsed = orjson.loads(data)
-            self.failure = _DIALECT.is_error(parsed)
-            if self.failure is None and (shown := self._shown(parsed)):
+            parsed = _object(data)
+            self.failure = _NO_ANSWER if parsed is None else _DIALECT.is_error(parsed)
+            if parsed is not None and self.failure is None and (shown := self._shown(parsed)):
                 out.append(self._sink.event(shown, parsed))
         if out:
             await self._sink.write(b"".join(out))
@@ -170,11 +170,15 @@ class _Stream:
         if usage := fields.obj(event, "usage"):
             self._sink.usage = added(self._sink.usage, usage)
         event.pop("usage", None)
-        return [shown for choice in fields.items(event, "choices") if (shown := self._choice(choice)) is not None]
+        choices = canonical.objects(event.get("choices"))
+        return [shown for choice in choices if (shown := self._choice(choice)) is not None]
 
     def _choice(self, choice: Json) -> Json | None:
         """What the client does not have of it yet; None: nothing."""
         local = fields.integer(choice, "index") or 0
+        if not 0 <= local < len(self._part.indexes) * self._sink.n:
+            self.failure = _NO_ANSWER
+            return None
         index = index_of(self._part, local, self._sink.n)
         said, text = self._sink.said(index), fields.text(choice, "text") or ""
         if said.is_finished:
@@ -194,12 +198,18 @@ class _Stream:
         return {**choice, "index": index, "text": new}
 
 
+def _object(raw: bytes) -> Json | None:
+    """None where it is something else than a JSON object."""
+    try:
+        parsed = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        return None
+    return parsed if isinstance(parsed, dict) else None
+
+
 def _failed(part: Part, responder: InProcessResponder, body: bytes) -> PartFailed:
     status = responder.status or 502
-    try:
-        told = _DIALECT.is_error(orjson.loads(body or FAILED))
-    except orjson.JSONDecodeError:
-        told = None
+    told = _DIALECT.is_error(_object(body or FAILED) or {})
     text = body[:2_000].decode(errors="replace")
     failure = told or Failure(status, kind_of(status), text)
     return PartFailed(

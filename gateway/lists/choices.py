@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 
 from gateway import fields
+from gateway.dialects import canonical
 from gateway.dialects.failures import openai_error
 from gateway.errors import Failure
 from gateway.exchange import Json
@@ -33,7 +34,7 @@ class Choices:
 
     def add(self, part: Part, body: Json) -> None:
         """Raises BadPart; then nothing was added."""
-        choices = {fields.integer(choice, "index"): choice for choice in fields.items(body, "choices")}
+        choices = {fields.integer(choice, "index"): choice for choice in canonical.objects(body.get("choices"))}
         if set(choices) != set(range(len(part.indexes) * self._n)):
             raise BadPart
         for local, choice in choices.items():

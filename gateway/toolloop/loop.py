@@ -202,7 +202,8 @@ class ToolLoop:
         context = Context(exchange.tenant, self._session, turn_id, exchange.key_id, history)
         if tool is None or is_too_many:
             return self._means.refused(call, context, self._means.clock())
-        return await self._means.runtime.run(call, context)
+        running = self._means.runtime.run(call, context)
+        return await (running if exchange.trace is None else exchange.trace.tool(call, running))
 
     async def _stop(self) -> None:
         running, self._running = self._running, {}

@@ -145,7 +145,7 @@ class ResponsesAnswer:
         """The next event of the stream."""
         event = event | {"sequence_number": self.num_events}
         self.num_events += 1
-        return sse.event(orjson.dumps(event), event["type"])
+        return sse.event(orjson.dumps(event), fields.text(event, "type"))
 
 
 class ResponsesRound(Round):

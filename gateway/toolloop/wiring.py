@@ -22,6 +22,7 @@ from gateway.transport import Upstream
 from policies.types import Blocks
 from tool_runtime.load import load
 from tool_runtime.runtime import ToolRuntime
+from tool_runtime.shared import Shared
 from tool_runtime.types import Effect, Limits, Scope, Tool
 
 if TYPE_CHECKING:
@@ -84,8 +85,9 @@ class OwnTools:
         registry: CollectorRegistry,
         clock: Callable[[], float],
         residency: Residency = no_residency,
+        shared: Shared | None = None,
     ) -> None:
-        """Raises ConfigError."""
+        """`shared`: with other gateways. Raises ConfigError."""
         tools, rules = python_tools(section)
         audit = ToolAudit(registry, self._is_tool)
         self._mcp = {f"mcp:{entry.name}": entry for entry in section.mcp}
@@ -97,6 +99,7 @@ class OwnTools:
                 audit=audit.executed,
                 answered=audit.answered,
                 max_cache_bytes=section.cache_bytes,
+                shared=shared,
             )
             self._servers = self._mcp_servers() if section.mcp else None
         except ValueError as error:

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
-import struct
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 
-import orjson
 from aiohttp import HttpVersion11, web
 from multidict import CIMultiDict
 
-from gateway.transport import BodyTooLarge, Handler, HeaderList, utf8
-
-logger = logging.getLogger(__name__)
-
-MAX_HEADER_BYTES = 64 * 1024
-CANCEL_S = 1.0
-"""How long a cancelled handler may take to let go."""
-_RST_ON_CLOSE = struct.pack("ii", 1, 0)
+from gateway.transport import BodyBroken, BodyTooLarge, Handler, HeaderList, Headers, sendable
+from gateway.transports.edge import (
+    CANCEL_S,
+    MAX_HEAD_BYTES,
+    error_body,
+    fault_of,
+    listening,
+    port_of,
+    serve,
+    with_rst_on_close,
+)
 
 
 class AiohttpServer:
@@ -32,19 +32,19 @@ class AiohttpServer:
         self._server: web.Server | None = None
         self._listener: asyncio.Server | None = None
 
-    async def start(self, host: str, port: int) -> int:
+    async def start(
+        self, host: str, port: int, *, reuse_port: bool = False, sock: socket.socket | None = None
+    ) -> int:
         self._server = web.Server(
             self._answer,
             handler_cancellation=True,
             access_log=None,
             auto_decompress=False,
-            max_line_size=MAX_HEADER_BYTES,
-            max_field_size=MAX_HEADER_BYTES,
+            max_line_size=MAX_HEAD_BYTES,
+            max_field_size=MAX_HEAD_BYTES,
         )
-        loop = asyncio.get_running_loop()
-        self._listener = await loop.create_server(self._server, host, port, backlog=1024)
-        bound: int = self._listener.sockets[0].getsockname()[1]
-        return bound
+        self._listener = await listening(self._server, host, port, reuse_port, sock)
+        return port_of(self._listener)
 
     async def stop(self, grace_s: float) -> None:
         if self._server is None or self._listener is None:
@@ -62,40 +62,20 @@ class AiohttpServer:
     async def _answer(self, incoming: web.BaseRequest) -> web.StreamResponse:
         """Runs the handler; only `reply` or `end` make a clean end."""
         responder = AiohttpResponder(incoming)
+        request = AiohttpRequest(incoming)
+        if (
+            fault := fault_of(_version(incoming), incoming.raw_path, request.header_list, request.headers)
+        ) is not None:
+            await responder.refuse(fault)
+            return responder.sent
         task = asyncio.current_task()
         assert task is not None
         self._running.add(task)
         try:
-            if incoming.headers.get("Content-Encoding", "identity").lower() != "identity":
-                await _reply_error(responder, 415, "Send the request body without Content-Encoding.")
-            else:
-                await self._handler(AiohttpRequest(incoming), responder)
-        except web.RequestPayloadError:
-            await _reply_error(responder, 400, "The request body is not valid HTTP.")
-        except ConnectionError:
-            responder.reset()
-            return responder.response or web.Response()  # finds nobody to be sent to
-        except Exception:
-            logger.exception("the handler of %s %s failed", incoming.method, incoming.path)
-            await _reply_error(responder, 500, "The gateway failed. Its log says why.")
+            await serve(self._handler, request, responder)
         finally:
             self._running.discard(task)
-            if responder.has_started and not responder.has_ended:
-                responder.reset()
-        if not responder.has_started:
-            await _reply_error(responder, 500, "The gateway gave no answer.")
-        assert responder.response is not None
-        return responder.response
-
-
-async def _reply_error(responder: AiohttpResponder, status: int, message: str) -> None:
-    """What fails below the dialects is told in OpenAI's shape; nothing once an answer has started."""
-    if responder.has_started:
-        return
-    kind = "server_error" if status >= 500 else "invalid_request_error"
-    error = {"message": message, "type": kind, "param": None, "code": None}
-    with suppress(ConnectionError):
-        await responder.reply(status, [("Content-Type", "application/json")], orjson.dumps({"error": error}))
+        return responder.sent
 
 
 class AiohttpRequest:
@@ -106,8 +86,8 @@ class AiohttpRequest:
         self.method = incoming.method
         self.path = incoming.rel_url.raw_path
         self.query = incoming.rel_url.raw_query_string
-        self.headers: Mapping[str, str] = incoming.headers
         self.header_list: HeaderList = tuple(incoming.headers.items())
+        self.headers: Mapping[str, str] = Headers(self.header_list)
         self.remote = incoming.remote or ""
 
     async def read(self, limit_bytes: int) -> bytes:
@@ -121,11 +101,14 @@ class AiohttpRequest:
             await incoming.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             incoming.writer.output_size = 0  # the answer has not begun
         size = 0
-        async for chunk in incoming.content.iter_any():
-            size += len(chunk)
-            if size > limit_bytes:
-                raise BodyTooLarge
-            yield chunk
+        try:
+            async for chunk in incoming.content.iter_any():
+                size += len(chunk)
+                if size > limit_bytes:
+                    raise BodyTooLarge
+                yield chunk
+        except web.RequestPayloadError:
+            raise BodyBroken("it is not valid HTTP") from None
 
 
 class AiohttpResponder:
@@ -139,6 +122,21 @@ class AiohttpResponder:
     @property
     def has_started(self) -> bool:
         return self.response is not None
+
+    @property
+    def sent(self) -> web.StreamResponse:
+        """What aiohttp is given; after a reset it finds nobody to be sent to."""
+        return self.response or web.Response()
+
+    async def refuse(self, fault: str) -> None:
+        """Bad framing: the connection is closed, since nobody knows where the next request begins."""
+        headers = {"Content-Type": "application/json", "Connection": "close"}
+        body = error_body(400, f"The request is refused: {fault}.")
+        self.response = response = web.Response(status=400, headers=headers, body=body)
+        response.force_close()
+        with suppress(ConnectionError):
+            await response.prepare(self._incoming)
+            await response.write_eof()
 
     async def reply(self, status: int, headers: HeaderList, body: bytes) -> None:
         assert self.response is None, "an answer has started"
@@ -171,14 +169,17 @@ class AiohttpResponder:
             return
         if self._incoming.version < HttpVersion11:
             # Without chunks a close is a clean end, so it must be an RST.
-            sock = transport.get_extra_info("socket")
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RST_ON_CLOSE)
+            with_rst_on_close(transport)
         transport.abort()
 
 
 def _own(headers: HeaderList, *, keep_length: bool) -> CIMultiDict[str]:
     """The headers without those that frame the body, which are this edge's own."""
     framing = {"transfer-encoding"} if keep_length else {"transfer-encoding", "content-length"}
-    kept = CIMultiDict((name, utf8(value)) for name, value in headers if name.lower() not in framing)
+    kept = CIMultiDict((sendable(name), sendable(value)) for name, value in headers if name.lower() not in framing)
     kept.setdefault("Server", "turngate")
     return kept
+
+
+def _version(incoming: web.BaseRequest) -> str:
+    return f"{incoming.version.major}.{incoming.version.minor}"

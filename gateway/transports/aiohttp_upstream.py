@@ -12,7 +12,7 @@ import aiohttp
 from multidict import CIMultiDict
 from yarl import URL
 
-from gateway.transport import HOP_BY_HOP, HeaderList, Timeouts, UpstreamCut, UpstreamRefused, utf8
+from gateway.transport import HOP_BY_HOP, SILENT, HeaderList, Timeouts, UpstreamCut, UpstreamRefused, sendable
 
 # uvicorn, below vLLM and SGLang, closes idle connections after 5 s; a pool that forgets them first meets no
 # closed one.
@@ -63,7 +63,7 @@ class AiohttpUpstream:
                     except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
                         if not attempt.is_reused or loop.time() - asked_at > self._stale_within_s:
                             raise
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL) as error:
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, ValueError) as error:
             raise UpstreamRefused(str(error)) from error
         except _BROKEN as error:
             raise UpstreamCut(_reason(error)) from error
@@ -78,7 +78,9 @@ class AiohttpUpstream:
         timeouts: Timeouts,
         attempt: SimpleNamespace,
     ) -> aiohttp.ClientResponse:
-        kept = CIMultiDict((name, utf8(value)) for name, value in headers if name.lower() not in _OWN_HEADERS)
+        kept = CIMultiDict(
+            (sendable(name), sendable(value)) for name, value in headers if name.lower() not in _OWN_HEADERS
+        )
         return await self._session.request(
             method,
             URL(url, encoded=True),
@@ -149,5 +151,5 @@ async def _note_reuse(_session: Any, context: SimpleNamespace, _params: Any) -> 
 def _reason(error: BaseException) -> str:
     """aiohttp's and asyncio's time-outs come without a text."""
     if isinstance(error, TimeoutError):
-        return "the engine went silent"
+        return SILENT
     return str(error) or type(error).__name__

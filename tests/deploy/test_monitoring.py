@@ -11,6 +11,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from gateway.faults import Fault
 from policies.types import Usage
 from tests.gateway.observed import exchange, observer
 
@@ -33,6 +34,10 @@ def labels_by_series() -> dict[str, set[str]]:
         seen.finished(done)
     seen.hinted("vllm", ["priority"], "sent")
     seen.retried("engine_cut")
+    seen.faulted("vllm", Fault.ERROR)
+    seen.limited("tokens")
+    seen.metrics.prefix_breaks("date").inc()
+    seen.metrics.prefix_break_tokens("date").inc()
     families = text_string_to_metric_families(seen.metrics.exposition().decode())
     return {sample.name: set(sample.labels) for family in families for sample in family.samples}
 

@@ -7,8 +7,11 @@ import json
 import os
 import re
 import shlex
+import subprocess
+import tomllib
 from importlib.util import find_spec
 from pathlib import Path
+from shutil import which
 from typing import Any
 
 import pytest
@@ -159,3 +162,31 @@ def test_ci_and_make_name_targets_and_modules_that_exist() -> None:
 def test_ci_is_an_executable_that_stops_at_the_first_failure() -> None:
     assert os.access(ROOT / ".ci/run", os.X_OK)
     assert "set -euo pipefail" in (ROOT / ".ci/run").read_text()
+
+
+@pytest.mark.skipif(which("systemd-analyze") is None, reason="systemd is not here")
+def test_systemd_has_nothing_to_complain_about(tmp_path: Path) -> None:
+    """The program that it looks for is a stand-in."""
+    unit = tmp_path / "turngate.service"
+    unit.write_text((DEPLOY / "turngate.service").read_text().replace("/opt/turngate/bin/turngate", "/bin/true"))
+    command = ["systemd-analyze", "verify", "--man=no", str(unit)]
+    told = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (told.returncode, told.stderr) == (0, "")
+
+
+def test_the_plain_manifests_run_a_valid_configuration() -> None:
+    """That they are what the chart renders, and that Kubernetes knows every field: tests/real/test_helm.py."""
+    text = (DEPLOY / "kubernetes/turngate.yaml").read_text()
+    objects = {each["kind"]: each for each in yaml.safe_load_all(text)}
+    (file,) = objects["ConfigMap"]["data"].values()
+    settings = Settings.model_validate(yaml.safe_load(file))
+    config.refuse_exposure(settings)
+    assert config.addresses(settings)
+    (container,) = objects["Deployment"]["spec"]["template"]["spec"]["containers"]
+    cli.parser().parse_args(container["args"])
+
+
+def test_chart_and_package_have_one_version() -> None:
+    chart = yaml.safe_load((DEPLOY / "helm/turngate/Chart.yaml").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert chart["version"] == chart["appVersion"] == project["version"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import orjson
 import pytest
 
@@ -11,7 +13,7 @@ from gateway.exchange import Json, Reply, ToolCall
 CHAT = Chat()
 
 
-def messages(*given: Json) -> tuple[bytes, ...]:
+def messages(*given: Json) -> Sequence[bytes]:
     return CHAT.script({"messages": list(given)}).messages
 
 

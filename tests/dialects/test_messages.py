@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ CACHED = {"cache_control": {"type": "ephemeral"}}
 USE = {"type": "tool_use", "id": "t1", "name": "f", "input": {"a": 1}}
 
 
-def messages(role: str, content: Any) -> tuple[bytes, ...]:
+def messages(role: str, content: Any) -> Sequence[bytes]:
     return MESSAGES.script({"messages": [{"role": role, "content": content}]}).messages
 
 

@@ -11,6 +11,7 @@ from aiohttp.test_utils import TestServer
 
 from gateway.engines.base import EngineAddress, Report
 from gateway.engines.vllm import Vllm
+from gateway.faults import Fault
 from gateway.monitor import Monitor
 from gateway.transports.aiohttp_upstream import AiohttpUpstream
 from policies.types import Fact
@@ -105,6 +106,8 @@ class Watched:
     def __init__(self, upstream: AiohttpUpstream) -> None:
         self.upstream = upstream
         self.facts: list[Fact] = []
+        self.faults: list[Fault] = []
+        self.now = 7.0
         self.ticks = Ticks()
         self.monitor: Monitor | None = None
 
@@ -118,7 +121,13 @@ class Watched:
             else:
                 addresses.append(engine)
         self.monitor = Monitor(
-            addresses, self.upstream, self.facts.append, lambda: 7.0, probes_hints=probes, sleep=self.ticks.sleep
+            addresses,
+            self.upstream,
+            self.facts.append,
+            lambda: self.now,
+            probes_hints=probes,
+            faulted=lambda engine, fault: self.faults.append(fault),
+            sleep=self.ticks.sleep,
         )
         async with asyncio.timeout(TIMEOUT_S):
             await self.monitor.start()

@@ -7,8 +7,9 @@ import asyncio
 import aiohttp
 import pytest
 
-from gateway.app import App, policy_of
+from gateway.app import App
 from gateway.config import ConfigError
+from gateway.scheduling import policy_of
 from gateway.settings import Policy, Settings
 
 SETTINGS = Settings.model_validate({"listen": {"port": 0}, "engines": ["embedded"], "embedded": {"speed": 1000}})

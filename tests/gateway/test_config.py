@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway import config
+from gateway import config, key_hash
+from gateway.callers import Caller, callers
 from gateway.config import ConfigError
 from gateway.engines.base import KvEventSource
 from gateway.settings import Policy, Section, Settings
@@ -173,7 +174,7 @@ def test_a_secret_comes_from_the_environment_or_a_file(tmp_path: Path) -> None:
 def test_a_client_key_stands_for_its_tenant(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEAM_A", "sk-a")
     settings = config.load({"keys": "[{key: env:TEAM_A, tenant: a, may_prioritise: true}]"}, environ=NOTHING)
-    assert config.callers(settings) == {"sk-a": config.Caller("a", True, id="env:TEAM_A")}
+    assert callers(settings) == {key_hash.fast("sk-a"): Caller("a", True, id="env:TEAM_A")}
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,8 @@ def test_the_report_says_what_an_engine_is_and_honours() -> None:
     assert (row["kind"], row["version"], row["is_up"]) == ("dynamo", "1.6.1", True)
     assert row["models"] == {"mock": None}
     assert [replica["capacity_tokens"] for replica in row["replicas"]] == [40000] * 4
-    assert row["honours"] == {"priority": True, "placement": True, "cached_tokens": None, "prefix_cache": None}
+    unknown = dict.fromkeys(("cached_tokens", "prefix_cache", "tools"))
+    assert row["honours"] == {"priority": True, "placement": True, **unknown}
     assert "/v1/messages" in row["serves"]
 
 
@@ -75,3 +76,31 @@ def test_it_says_whether_kv_events_arrive() -> None:
     assert "3 batches heard" in doctor.as_text([engine])
     engine.kv_events.problem = "tcp://gpu1:5557: Address already in use"
     assert "already in use" in doctor.as_text([engine])
+
+
+def test_an_engine_that_refuses_tools_is_told_with_its_flag() -> None:
+    engine = running("vllm", "vllm-0.32")
+    engine.abilities.takes_tools = False
+    text = doctor.as_text([engine])
+    assert "it refuses requests that offer tools: no agent can work" in text
+    assert "--enable-auto-tool-choice --tool-call-parser" in text
+
+
+def test_every_kind_of_engine_has_a_flag_for_tools() -> None:
+    for kind in ("vllm", "sglang", "dynamo", "openai"):
+        engine = running("vllm", "vllm-0.32")
+        engine.engine = named(kind)
+        engine.abilities = replace(engine.engine.abilities(), takes_tools=False)
+        assert "tool" in doctor.as_text([engine])
+
+
+def test_a_pool_for_hardly_one_context_is_pointed_out() -> None:
+    engine = running("vllm", "vllm-0.32-plain")
+    assert "a KV pool holds only 1.2 contexts of full length (8,192 tokens)" in doctor.as_text([engine])
+
+
+def test_prefill_in_one_piece_is_pointed_out() -> None:
+    engine = running("vllm", "vllm-0.32")
+    assert "long prompt" not in doctor.as_text([engine])
+    engine.report = replace(engine.report, chunks_prefill=False)
+    assert "everybody waits while it prefills a long prompt" in doctor.as_text([engine])

@@ -20,6 +20,17 @@ from gateway.hosts import host_urls, parse_address
         ),
         ("sglang://[::1]:30000", EngineAddress("sglang", "http://[::1]:30000", name="[::1]:30000")),
         ("embedded", EngineAddress("embedded", "", name="embedded")),
+        ("openai://", EngineAddress("openai", "https://api.openai.com", name="api.openai.com")),
+        ("anthropic://", EngineAddress("anthropic", "https://api.anthropic.com", name="api.anthropic.com")),
+        ("anthropic://h:1", EngineAddress("anthropic", "http://h:1", name="h:1")),
+        (
+            "bedrock://eu-west-1/a.b-v1:0,c",
+            EngineAddress(
+                "bedrock",
+                "https://bedrock-runtime.eu-west-1.amazonaws.com/a.b-v1:0,c",
+                name="bedrock-runtime.eu-west-1.amazonaws.com",
+            ),
+        ),
     ],
 )
 def test_an_engine_is_written_as_kind_and_address(url: str, address: EngineAddress) -> None:

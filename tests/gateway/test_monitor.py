@@ -9,6 +9,7 @@ import orjson
 from gateway.engines.base import EngineAddress
 from policies.types import ReplicaLost, ReplicaReported
 from tests.gateway.fake_engine import NewEngine, Watched
+from tests.path.faults import ENGINE, fault, faults
 
 
 async def test_after_start_every_engine_that_answers_is_told(watched: Watched, new_engine: NewEngine) -> None:
@@ -62,6 +63,7 @@ async def test_a_failed_connection_takes_it_out_at_once_and_a_poll_brings_it_bac
     assert [type(fact) for fact in watched.told()] == [ReplicaReported]
 
 
+@fault(ENGINE, "a poll fails", "once: nothing; twice in a row: no turn until one works", faults("poll"))
 async def test_one_failed_poll_is_a_hiccup_and_two_are_a_dead_engine(
     watched: Watched, new_engine: NewEngine
 ) -> None:

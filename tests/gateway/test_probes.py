@@ -7,7 +7,7 @@ import pytest
 from tests.gateway.fake_engine import NewEngine, Watched
 
 
-async def test_probes_find_out_order_and_cached_tokens_by_three_requests(
+async def test_probes_find_out_order_cached_tokens_and_tools_by_four_requests(
     watched: Watched, new_engine: NewEngine
 ) -> None:
     engine = new_engine("vllm-0.32")
@@ -15,9 +15,10 @@ async def test_probes_find_out_order_and_cached_tokens_by_three_requests(
     abilities = monitor.engines[0].abilities
     assert abilities.system_before_tools is True
     assert abilities.reports_cached_tokens is True
-    assert [path for path, _, _ in engine.posts] == ["/tokenize", "/v1/chat/completions", "/v1/chat/completions"]
+    assert abilities.takes_tools is True
+    assert [path for path, _, _ in engine.posts] == ["/tokenize", *["/v1/chat/completions"] * 3]
     assert {body["max_tokens"] for _, _, body in engine.chats} == {1}
-    assert {headers["X-Vllm-Priority"] for _, headers, _ in engine.chats} == {"-1"}
+    assert {headers["X-Vllm-Priority"] for _, headers, _ in engine.chats[:2]} == {"-1"}
 
 
 async def test_probes_can_be_switched_off(watched: Watched, new_engine: NewEngine) -> None:
@@ -35,7 +36,24 @@ async def test_a_hint_that_the_probe_sees_refused_is_never_sent(watched: Watched
     abilities = monitor.engines[0].abilities
     assert abilities.honours_priority is False
     assert abilities.refused_fields == {"priority"}
-    assert ["priority" in body for _, _, body in engine.chats] == [True, False, False]
+    assert ["priority" in body for _, _, body in engine.chats] == [True, False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "takes"),
+    [
+        (400, '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set', False),
+        (400, "something else", None),
+        (503, "the tool is broken", None),
+    ],
+)
+async def test_an_engine_that_refuses_tools_is_told_apart_from_one_that_fails(
+    watched: Watched, new_engine: NewEngine, status: int, message: str, takes: bool | None
+) -> None:
+    engine = new_engine("vllm-0.32")
+    engine.refuse = lambda headers, body: (status, message) if "tools" in body else None
+    monitor = await watched.start(engine, probes=True)
+    assert monitor.engines[0].abilities.takes_tools is takes
 
 
 @pytest.mark.parametrize("cached", [0, None])

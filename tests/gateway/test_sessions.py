@@ -82,3 +82,18 @@ def test_memory_is_bounded_in_number_and_age() -> None:
     sessions.recognised(asks("x3", turn("s3")), 111.5)
     assert [row["session"] for row in sessions.sessions("a", 111.5)] == ["s2", "s3"]
     sessions.finished(asks("x0", turn("s0")), 112.0)
+
+
+def test_a_page_has_those_with_a_request_first_and_forgets_with_the_session() -> None:
+    sessions = Sessions(2, 1e9)
+    requests = [asks(f"x{number}", turn(f"s{number}")) for number in range(3)]
+    for number, request in enumerate(requests):
+        sessions.recognised(request, 10.0 + number)
+    sessions.finished(requests[2], 20.0)
+    page, num = sessions.page(None, 0, 10)
+    assert ([seen.who.session_id for seen in page], num) == (["s1", "s2"], 2)
+    sessions.finished(requests[0], 21.0)
+    sessions.finished(requests[1], 22.0)
+    assert [seen.who.session_id for seen in sessions.page(None, 0, 10)[0]] == ["s1", "s2"]
+    assert [seen.who.session_id for seen in sessions.page("a", 1, 1)[0]] == ["s2"]
+    assert sessions.page("another", 0, 10) == ([], 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,13 @@ import pytest
 from gateway.app import App
 from gateway.settings import Settings
 from tests.path.fake_engine import DEADLINE_S, FakeEngine
+from tests.transports.loops import AIOHTTP, FAST, FAST_ON_ASYNCIO, LoopFactory, can_move_time, carrier
+
+
+def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Mapping[str, LoopFactory]:
+    """Every test of the path runs over both transports."""
+    moves_time = ".advance(" in item.path.read_text(encoding="utf-8")
+    return AIOHTTP | (FAST_ON_ASYNCIO if moves_time else FAST)
 
 
 class Clock:
@@ -23,16 +30,19 @@ class Clock:
         self._loop = asyncio.get_running_loop()
         self._real = self._loop.time
         self._ahead_s = 0.0
-        self._loop.time = self.now  # type: ignore[method-assign]
+        if can_move_time():
+            self._loop.time = self.now  # type: ignore[method-assign]
 
     def now(self) -> float:
         return self._real() + self._ahead_s
 
     def advance(self, seconds: float) -> None:
+        assert can_move_time()
         self._ahead_s += seconds
 
     def restore(self) -> None:
-        self._loop.time = self._real  # type: ignore[method-assign]
+        if can_move_time():
+            self._loop.time = self._real  # type: ignore[method-assign]
 
 
 @dataclass
@@ -126,6 +136,7 @@ async def start(clock: Clock) -> AsyncIterator[Start]:
                 await engine.start()
         tree = {
             "listen": {"port": 0},
+            "transport": carrier(),
             "engines": [
                 {"url": f"{kind}://127.0.0.1:{engine.port}", "name": f"e{n}"}
                 for n, engine in enumerate(engines, 1)

@@ -24,7 +24,7 @@ class Call:
         self.body: Any = orjson.loads(raw) if raw else None
         self._request = request
         self._response: web.StreamResponse | None = None
-        self.sent = b""
+        self.sent = bytearray()
 
     async def start(self, status: int = 200, content_type: str = "text/event-stream") -> None:
         if self._response is not None:

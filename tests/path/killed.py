@@ -6,6 +6,7 @@ import asyncio
 import re
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +46,32 @@ class GatewayProcess:
         status = Path(f"/proc/{self._process.pid}/status").read_text()
         return 1024 * int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")))
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def url(self, path: str) -> str:
+        return f"http://127.0.0.1:{self.port}{path}"
+
+    def signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    async def ended(self) -> int:
+        """Its exit status, once it has one."""
+        await self._process.communicate()
+        assert self._process.returncode is not None
+        return self._process.returncode
+
     async def kill(self) -> None:
-        self._process.send_signal(signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it is dead already
+            self._process.send_signal(signal.SIGKILL)
+        await self._process.communicate()
+
+    async def stop(self) -> None:
+        """As an operator stops it; nothing of it is left."""
+        if self._process.returncode is None:
+            self._process.send_signal(signal.SIGTERM)
+            self._process.send_signal(signal.SIGTERM)
         await self._process.communicate()
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from policies.admission import Limits
@@ -9,7 +11,6 @@ from policies.scheduler import Scheduler
 from policies.turns import Turns
 from policies.types import (
     Arrived,
-    Decision,
     Dispatch,
     Ending,
     Fact,
@@ -47,15 +48,16 @@ class Fleet:
                 ReplicaReported(f"r{number}", None, blocks * TOKENS_PER_BLOCK, slots, 0, TOKENS_PER_CHAR), 0.0
             )
 
-    def tell(self, fact: Fact, now: float) -> list[Decision]:
+    def tell(self, fact: Fact, now: float) -> list[Dispatch | Reject]:
+        """What is decided about turns."""
         decisions, self.wake_at = self.scheduler.tell(fact, now)
-        return decisions
+        return [decision for decision in decisions if isinstance(decision, Dispatch | Reject)]
 
-    def arrive(self, arriving: Turn) -> list[Decision]:
+    def arrive(self, arriving: Turn) -> list[Dispatch | Reject]:
         return self.tell(Arrived(arriving), arriving.arrived_at)
 
 
-def ids(decisions: list[Decision]) -> list[str]:
+def ids(decisions: Sequence[Dispatch | Reject]) -> list[str]:
     return [decision.turn_id for decision in decisions]
 
 

@@ -1,4 +1,4 @@
-"""Install the real parts: `python -m tests.real.install vllm|dynamo|opencode|codex|mcp|batch-agent|peers|all`.
+"""Install the real parts, by name, or `all` that tests use: `python -m tests.real.install vllm dynamo ...`.
 
 Needs Python 3.11, Node 20 with npm and a package index; everything lands in `$TURNGATE_CACHE`
 (default `~/.cache/turngate`). A part is complete once its stamp is written, and made again from
@@ -156,6 +156,46 @@ def install_peers(log: Log) -> None:
         log.run(f"{name} --help", [parts.PEERS_PYTHON.with_name(name), "--help"])
 
 
+def install_litellm(log: Log) -> None:
+    """For `benchmarks.overhead` only, and large."""
+    pip = make_venv(parts.LITELLM_PYTHON, log)
+    pinned = f"litellm[proxy]=={parts.LITELLM_VERSION}"
+    log.run(f"pip install {pinned}", [*pip, "install", pinned])
+    log.run("litellm --version", [parts.LITELLM_PYTHON.with_name("litellm"), "--version"])
+
+
+def install_nginx(log: Log) -> None:
+    """Debian's own, unpacked beside the system: nothing is configured, and no service starts."""
+    log.run("apt-get download nginx", ["apt-get", "download", "nginx"], cwd=parts.NGINX_DIR)
+    (package,) = parts.NGINX_DIR.glob("nginx_*.deb")
+    log.run("dpkg -x", ["dpkg", "-x", package, parts.NGINX_DIR])
+    log.run("nginx -v", [parts.NGINX_COMMAND, "-v"])
+
+
+def install_browser(log: Log) -> None:
+    """Chromium out of an npm package: browsers' own download sites are no package registries."""
+    pip = make_venv(parts.BROWSER_PYTHON, log)
+    pinned = f"playwright=={parts.PLAYWRIGHT_VERSION}"
+    log.run(f"pip install {pinned}", [*pip, "install", pinned])
+    npm_install(parts.BROWSER_DIR, [f"@sparticuz/chromium@{parts.CHROMIUM_VERSION}"], log)
+    # It unpacks into TMPDIR, and its libraries only where it believes to run.
+    where = [f"TMPDIR={parts.BROWSER_DIR}", "AWS_EXECUTION_ENV=AWS_Lambda_nodejs22.x"]
+    script = 'import("@sparticuz/chromium").then((c) => c.default.executablePath())'
+    log.run("unpack chromium", ["env", *where, "node", "-e", script], cwd=parts.BROWSER_DIR)
+    libraries = f"LD_LIBRARY_PATH={parts.CHROMIUM_LIBRARIES}"
+    log.run("chromium --version", ["env", libraries, parts.CHROMIUM_COMMAND, "--no-sandbox", "--version"])
+
+
+def install_deploy(log: Log) -> None:
+    """Helm's own engine as a wheel, and the schemas of Kubernetes and of compose files."""
+    pip = make_venv(parts.DEPLOY_PYTHON, log)
+    names = ("helm-python-sdk", parts.HELM_SDK_VERSION), ("kubernetes-validate", parts.KUBERNETES_VALIDATE_VERSION)
+    pinned = [f"{name}=={version}" for name, version in names]
+    log.run("pip install " + " ".join(pinned), [*pip, "install", *pinned])
+    compose = f"docker-compose=={parts.COMPOSE_VERSION}"  # for its schema: its needs cannot be built any more
+    log.run(f"pip install --no-deps {compose}", [*pip, "install", "--no-deps", compose])
+
+
 def make_venv(python: Path, log: Log) -> list[str | Path]:
     """Returns the command that runs pip in it."""
     log.run("make the environment", [sys.executable, "-m", "venv", python.parents[1]])
@@ -186,6 +226,21 @@ PARTS = {
         ),
         Part("opencode", parts.OPENCODE_DIR, parts.OPENCODE_VERSION, (), install_opencode),
         Part("codex", parts.CODEX_DIR, parts.CODEX_VERSION, (), install_codex),
+        Part(
+            "browser",
+            parts.BROWSER_DIR,
+            f"playwright {parts.PLAYWRIGHT_VERSION}, chromium {parts.CHROMIUM_VERSION}",
+            (),
+            install_browser,
+        ),
+        Part(
+            "deploy",
+            parts.DEPLOY_DIR,
+            f"helm-python-sdk {parts.HELM_SDK_VERSION}, kubernetes-validate {parts.KUBERNETES_VALIDATE_VERSION}, "
+            f"docker-compose {parts.COMPOSE_VERSION}",
+            (),
+            install_deploy,
+        ),
         Part("mcp", parts.MCP_DIR, parts.MCP_SERVER_VERSION, (), install_mcp),
         Part("batch-agent", parts.ORIGINAL_DIR.parent, parts.ORIGINAL_VERSION, (), install_original),
         Part(
@@ -195,8 +250,12 @@ PARTS = {
             ("constraints-peers.txt",),
             install_peers,
         ),
+        Part("litellm", parts.LITELLM_DIR, parts.LITELLM_VERSION, (), install_litellm),
+        Part("nginx", parts.NGINX_DIR, "Debian's", (), install_nginx),
     )
 }
+
+PEERS = ("peers", "litellm", "nginx")
 
 
 def ensure(part: Part) -> None:
@@ -225,7 +284,7 @@ def main() -> int:
     parser.add_argument("parts", nargs="+", choices=[*PARTS, "all"])
     wanted = parser.parse_args().parts
     # Tests run without the peers, which are for benchmarks.
-    names = [name for name in PARTS if name != "peers"] if "all" in wanted else wanted
+    names = [name for name in PARTS if name not in PEERS] if "all" in wanted else wanted
     with only_one_installer():
         for name in names:
             try:

@@ -11,6 +11,14 @@ RIPGREP_VERSION = "1.18.0"
 MCP_SERVER_VERSION = "2026.8.31"
 SMG_VERSION = "1.13.0"
 VLLM_ROUTER_VERSION = "0.1.17"
+LITELLM_VERSION = "1.106.2"
+PLAYWRIGHT_VERSION = "1.65.2"
+CHROMIUM_VERSION = "147.0.0"
+HELM_SDK_VERSION = "0.2.2"
+"""Helm itself, as a library."""
+KUBERNETES_VALIDATE_VERSION = "1.37.0"
+COMPOSE_VERSION = "1.29.2"
+"""The last one in Python: it brings the schema of compose files."""
 ORIGINAL_VERSION = "0.2.0"
 """Of the `batch-agent` that ours is compatible with."""
 
@@ -41,6 +49,20 @@ MCP_SERVER_SCRIPT = MCP_DIR / "node_modules" / "@modelcontextprotocol" / "server
 
 PEERS_DIR = CACHE_DIR / "peers"
 PEERS_PYTHON = PEERS_DIR / "venv" / "bin" / "python"
+
+LITELLM_DIR = CACHE_DIR / "litellm"
+LITELLM_PYTHON = LITELLM_DIR / "venv" / "bin" / "python"
+
+NGINX_DIR = CACHE_DIR / "nginx"
+NGINX_COMMAND = NGINX_DIR / "usr" / "sbin" / "nginx"
+
+BROWSER_DIR = CACHE_DIR / "browser"
+BROWSER_PYTHON = BROWSER_DIR / "venv" / "bin" / "python"
+CHROMIUM_COMMAND = BROWSER_DIR / "chromium"
+CHROMIUM_LIBRARIES = BROWSER_DIR / "al2023" / "lib"
+
+DEPLOY_DIR = CACHE_DIR / "deploy"
+DEPLOY_PYTHON = DEPLOY_DIR / "venv" / "bin" / "python"
 
 
 class NotInstalledError(Exception):

@@ -8,7 +8,7 @@ from dataclasses import replace
 from tests.real.scripts import Answer, Body, Script, hermes, num_turns
 from tests.real.shim import Headers, Request, Rewrite
 
-GENERATION_PATHS = ("/v1/chat/completions", "/v1/responses")
+GENERATION_PATHS = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
 IDENTITY_HEADER_PREFIXES = ("x-session-", "x-parent-session-", "x-codex-", "x-opencode-")
 IDENTITY_HEADERS = frozenset(
     {"session-id", "session_id", "thread-id", "x-client-request-id", "x-openai-subagent"}

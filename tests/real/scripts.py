@@ -89,13 +89,13 @@ def _shell_call(shell: Shell, body: Body) -> Call:
 
 
 def tool_names(body: Body) -> list[str]:
-    """Of chat and Responses tools; those in a namespace under their flat names."""
+    """Of chat, Responses and Messages tools; those in a namespace under their flat names."""
     names: list[str] = []
     for tool in body.get("tools") or []:
-        if tool["type"] == "namespace":
+        if tool.get("type") == "namespace":
             names += [f"{tool['name']}__{inner['name']}" for inner in tool["tools"]]
         else:
-            names.append(tool.get("function", tool).get("name", tool["type"]))
+            names.append(tool.get("function", tool).get("name") or tool["type"])
     return names
 
 

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 
 from tests.real.agents import opencode_config, run_opencode
@@ -67,7 +68,7 @@ async def line(kind: str, *script: Step) -> AsyncIterator[Line]:
             yield Line(front, inside, vllm.model, options.block_tokens)
         return
     replies = tuple(answer_to({}, step) for step in ("A scripted run", *script))
-    options_ = DynamoOptions(speedup_ratio=1000, replies=replies)
+    options_ = DynamoOptions(speedup_ratio=1000, replies=replies, frontend_arguments=("--enable-anthropic-api",))
     async with (
         dynamo_stack(options_) as dynamo,
         shim(dynamo.base_url, at_most_tokens(MOCKER_TOKENS), replayed(said)) as inside,
@@ -108,6 +109,26 @@ async def test_the_openai_sdk_streams_three_rounds_of_responses_from_vllm() -> N
         assert numbers == list(range(len(numbers)))
         histories = [body["input"] for body in running.turns()]
         assert all(after[: len(before)] == before for before, after in pairwise(histories))
+
+
+async def test_the_anthropic_sdk_streams_a_three_round_answer_from_dynamo() -> None:
+    """vLLM's Messages endpoint takes no grammar, so a model with random weights cannot be scripted there."""
+    [system, user] = ASK
+    async with line("dynamo", FIRST, SECOND, VERDICT) as running:
+        async with (
+            AsyncAnthropic(base_url=running.gateway.base_url, api_key="x", max_retries=0, timeout=300) as client,
+            client.messages.stream(
+                model=running.model, system=system["content"], messages=[user], max_tokens=MOCKER_TOKENS
+            ) as stream,
+        ):
+            kinds = [event.type async for event in stream]
+            final = await stream.get_final_message()
+        assert "".join(block.text for block in final.content if block.type == "text").rstrip().endswith(VERDICT)
+        assert {block.type for block in final.content} == {"text"}
+        assert final.stop_reason == "end_turn"
+        assert kinds.count("message_start") == kinds.count("message_stop") == 1
+        assert len(running.turns()) == 3
+        assert_append_only(running.turns())
 
 
 @pytest.mark.parametrize("kind", ["dynamo", "vllm"])

@@ -1,34 +1,51 @@
-"""A server of the listening edge for any handler, and clients of it."""
+"""A server of the listening edge for any handler, and clients of it, over each transport."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import TypeAlias
 
 import aiohttp
 import pytest
 
-from gateway.transport import Handler
-from gateway.transports.aiohttp_server import AiohttpServer
+from gateway.transport import Handler, Server, Upstream
+from gateway.transports.choice import Transport, transport_of
+from tests.transports.loops import AIOHTTP, FAST, FAST_ON_ASYNCIO, LoopFactory, carrier
 
 TIMEOUT_S = 5.0
 Serve: TypeAlias = Callable[[Handler], Awaitable[int]]
 
 
+def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Mapping[str, LoopFactory]:
+    return (AIOHTTP if "fast" not in item.path.stem else {}) | FAST | FAST_ON_ASYNCIO
+
+
 @pytest.fixture
-async def serve() -> AsyncIterator[Serve]:
+async def transport() -> Transport:
+    name = carrier()
+    return transport_of("aiohttp" if name == "aiohttp" else "fast")
+
+
+@pytest.fixture
+async def serve(transport: Transport) -> AsyncIterator[Serve]:
     """Starts a server for a handler and gives its port."""
-    servers = []
+    servers: list[Server] = []
 
     async def start(handler: Handler) -> int:
-        server = AiohttpServer(handler)
-        servers.append(server)
+        servers.append(server := transport.server(handler))
         return await server.start("127.0.0.1", 0)
 
     yield start
     for server in servers:
         await server.stop(grace_s=0)
+
+
+@pytest.fixture
+async def upstream(transport: Transport) -> AsyncIterator[Upstream]:
+    upstream = transport.upstream()
+    yield upstream
+    await upstream.close()
 
 
 @pytest.fixture

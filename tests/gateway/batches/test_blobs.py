@@ -57,3 +57,16 @@ async def test_what_a_killed_process_left_half_written_is_removed_at_the_start(t
     (tmp_path / "file-2").write_bytes(b"whole")
     await Blobs(tmp_path).start()
     assert [path.name for path in tmp_path.iterdir()] == ["file-2"]
+
+
+async def test_what_another_gateway_may_be_writing_is_left_alone(tmp_path: Path) -> None:
+    for name in ("file-new", "file-of-another.part"):
+        (tmp_path / name).touch()
+    now = [(tmp_path / "file-new").stat().st_mtime]
+    blobs = Blobs(tmp_path, grace_s=100, now=lambda: now[0])
+    await blobs.start()
+    await blobs.keep_only(nothing)
+    assert len(list(tmp_path.iterdir())) == 2
+    now[0] += 200
+    await blobs.keep_only(nothing)
+    assert list(tmp_path.iterdir()) == []

@@ -1,19 +1,33 @@
-"""The store against a model of it in a few dicts, over random histories that are cut by restarts."""
+"""Every store against a model of it in a few dicts, over random histories that are cut by restarts."""
 
 from __future__ import annotations
 
 import asyncio
-import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.batches.objects import LIVE, NEXT, Batch, Fault, File, Finished, Line, NotAllowed, Spent, Status
+from gateway.batches.objects import (
+    LIVE,
+    NEXT,
+    Batch,
+    Fault,
+    File,
+    Finished,
+    Line,
+    NotAllowed,
+    Spent,
+    Status,
+    new_id,
+)
+from gateway.batches.redis import RedisStore
 from gateway.batches.sqlite import CannotOpen, SqliteStore
-from gateway.batches.store import Page
+from gateway.batches.store import Page, Store
+from tests.valkey import valkey as valkey
+from tests.valkey import valkey_server as valkey_server
 
 NUM_LINES = 6
 LINES = [Line(n, 10 * n, 10, f"c{n}", bytes([n % 2])) for n in range(NUM_LINES)]
@@ -38,10 +52,25 @@ def file(file_id: str, tenant: str = "t", purpose: str = "batch", expires_at: in
     )
 
 
+Open = Callable[[], Awaitable[Store]]
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
+    """Opens a store on what it kept before."""
+    url = request.getfixturevalue("valkey") if request.param == "redis" else ""
+
+    async def opened() -> Store:
+        store = RedisStore(url) if url else SqliteStore(tmp_path)
+        await store.start()
+        return store
+
+    return opened
+
+
 @pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
-    store = SqliteStore(tmp_path)
-    await store.start()
+async def store(opened: Open) -> AsyncIterator[Store]:
+    store = await opened()
     yield store
     await store.close()
 
@@ -57,66 +86,63 @@ STEPS: st.SearchStrategy[list[tuple[str, Status | int]]] = st.lists(
 
 
 @given(STEPS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_batch_makes_allowed_moves_only_and_each_line_is_finished_once(
-    steps: list[tuple[str, Status | int]],
+    opened: Open, steps: list[tuple[str, Status | int]]
 ) -> None:
-    asyncio.run(follow(steps))
+    asyncio.run(follow(opened, new_id("batch_"), steps))
 
 
-async def follow(steps: list[tuple[str, Status | int]]) -> None:
-    with tempfile.TemporaryDirectory() as directory:
-        store = SqliteStore(Path(directory))
-        await store.start()
-        await store.add_batch(batch())
-        status, finished, is_open = Status.VALIDATING, set[int](), set[int]()
-        for what, value in steps:
-            if what == "restart":
-                await store.close()
-                store = SqliteStore(Path(directory))
-                await store.start()
-            elif what == "finish":
-                number = int(value)
-                done = Finished(number % 3 > 0, b"%d" % number, Spent(1, 0, 2))
-                assert await store.finish("batch_1", LINES[number], done) == (number in is_open)
-                finished |= {number} & is_open
-                is_open.discard(number)
-            else:
-                target = Status(str(value))
-                moved = await moves(store, target)
-                assert moved == (target in NEXT[status])
-                if moved:
-                    status = target
-                    is_open = set(range(NUM_LINES)) if status is Status.IN_PROGRESS else is_open
-                    is_open = is_open if status in LIVE else set()
-            kept = await store.batch("t", "batch_1")
-            assert kept is not None
-            assert kept.status is status
-            assert (kept.completed, kept.failed) == (
-                sum(n % 3 > 0 for n in finished),
-                sum(n % 3 == 0 for n in finished),
-            )
-            assert kept.spent == Spent(len(finished), 0, 2 * len(finished))
-            lines = await store.open_lines("batch_1", None, 100)
-            assert [line.number for line in lines] == sorted(is_open, key=lambda n: (n % 2, n))
-            assert bool(await store.live_batches()) == (status in LIVE)
-        await store.close()
+async def follow(opened: Open, batch_id: str, steps: list[tuple[str, Status | int]]) -> None:
+    store = await opened()
+    await store.add_batch(batch(batch_id))
+    status, finished, is_open = Status.VALIDATING, set[int](), set[int]()
+    for what, value in steps:
+        if what == "restart":
+            await store.close()
+            store = await opened()
+        elif what == "finish":
+            number = int(value)
+            done = Finished(number % 3 > 0, b"%d" % number, Spent(1, 0, 2))
+            assert await store.finish(batch_id, LINES[number], done) == (number in is_open)
+            finished |= {number} & is_open
+            is_open.discard(number)
+        else:
+            target = Status(str(value))
+            moved = await moves(store, batch_id, target)
+            assert moved == (target in NEXT[status])
+            if moved:
+                status = target
+                is_open = set(range(NUM_LINES)) if status is Status.IN_PROGRESS else is_open
+                is_open = is_open if status in LIVE else set()
+        kept = await store.batch("t", batch_id)
+        assert kept is not None
+        assert kept.status is status
+        assert (kept.completed, kept.failed) == (
+            sum(n % 3 > 0 for n in finished),
+            sum(n % 3 == 0 for n in finished),
+        )
+        assert kept.spent == Spent(len(finished), 0, 2 * len(finished))
+        lines = await store.open_lines(batch_id, None, 100)
+        assert [line.number for line in lines] == sorted(is_open, key=lambda n: (n % 2, n))
+        assert (batch_id in {live.id for live in await store.live_batches()}) == (status in LIVE)
+    await store.close()
 
 
-async def moves(store: SqliteStore, status: Status) -> bool:
+async def moves(store: Store, batch_id: str, status: Status) -> bool:
     try:
         if status is Status.IN_PROGRESS:
-            await store.begin("batch_1", LINES, "m", 5)
+            await store.begin(batch_id, LINES, "m", 5)
         elif status in LIVE or status is Status.FAILED:
-            await store.move("batch_1", status, 5, errors=(Fault("c", "m", None, 1),))
+            await store.move(batch_id, status, 5, errors=(Fault("c", "m", None, 1),))
         else:
-            await store.close_batch("batch_1", status, 5, None, file("file-err"))
+            await store.close_batch(batch_id, status, 5, None, file("file-err"))
     except NotAllowed:
         return False
     return True
 
 
-async def test_what_is_kept_of_a_batch_is_what_was_put_in(store: SqliteStore) -> None:
+async def test_what_is_kept_of_a_batch_is_what_was_put_in(store: Store) -> None:
     await store.add_batch(batch())
     fault = Fault("duplicate_custom_id", "twice", "custom_id", 7)
     failed = await store.move("batch_1", Status.FAILED, 123, errors=(fault,))
@@ -126,7 +152,7 @@ async def test_what_is_kept_of_a_batch_is_what_was_put_in(store: SqliteStore) ->
     assert told["errors"] == {"object": "list", "data": [fault.as_json()]}
 
 
-async def test_lists_show_a_tenants_own_newest_first_page_by_page(store: SqliteStore) -> None:
+async def test_lists_show_a_tenants_own_newest_first_page_by_page(store: Store) -> None:
     for n in range(5):
         await store.add_batch(batch(f"batch_{n}", "t" if n != 3 else "other"))
         await store.add_file(file(f"file-{n}", "t", "batch" if n % 2 else "evals"))
@@ -142,7 +168,7 @@ async def test_lists_show_a_tenants_own_newest_first_page_by_page(store: SqliteS
     assert [row.id for row in found] == ["file-2", "file-4"]
 
 
-async def test_content_is_in_use_while_a_file_or_a_live_batch_names_it(store: SqliteStore) -> None:
+async def test_content_is_in_use_while_a_file_or_a_live_batch_names_it(store: Store) -> None:
     await store.add_file(file("file-in", expires_at=50))
     await store.add_batch(batch())
     await store.remove_expired_files(50)
@@ -152,7 +178,7 @@ async def test_content_is_in_use_while_a_file_or_a_live_batch_names_it(store: Sq
     assert await store.content_in_use() == set()
 
 
-async def test_a_transcript_keeps_what_stood_first_and_goes_with_its_line(store: SqliteStore) -> None:
+async def test_a_transcript_keeps_what_stood_first_and_goes_with_its_line(store: Store) -> None:
     await store.add_batch(batch())
     await store.begin("batch_1", LINES, None, 1)
     await store.append("batch_1", LINES[2], 0, b"first")
@@ -163,7 +189,9 @@ async def test_a_transcript_keeps_what_stood_first_and_goes_with_its_line(store:
     assert await store.transcript("batch_1", LINES[2]) == []
 
 
-async def test_a_job_that_fails_leaves_no_trace_and_its_neighbours_stand(store: SqliteStore) -> None:
+async def test_a_job_that_fails_leaves_no_trace_and_its_neighbours_stand(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path)
+    await store.start()
     await store.add_file(file("file-1"))
     again, other = await asyncio.gather(
         store.add_file(file("file-1")), store.add_file(file("file-2")), return_exceptions=True
@@ -171,10 +199,14 @@ async def test_a_job_that_fails_leaves_no_trace_and_its_neighbours_stand(store: 
     assert isinstance(again, Exception)
     assert other is None
     assert {row.id for row in await store.files("t", None, Page(9))} == {"file-1", "file-2"}
+    await store.close()
 
 
-async def test_two_processes_do_not_work_on_one_directory(store: SqliteStore, tmp_path: Path) -> None:
+async def test_two_processes_do_not_work_on_one_directory(tmp_path: Path) -> None:
+    first = SqliteStore(tmp_path)
+    await first.start()
     second = SqliteStore(tmp_path)
     with pytest.raises(CannotOpen, match="another gateway"):
         await second.start()
     await second.close()
+    await first.close()

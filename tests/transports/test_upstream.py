@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
 
 import pytest
 from aiohttp import web
 
-from gateway.transport import Timeouts, UpstreamCut, UpstreamRefused
-from gateway.transports.aiohttp_upstream import AiohttpUpstream
+from gateway.transport import Timeouts, Upstream, UpstreamCut, UpstreamRefused
 from tests.transports.conftest import TIMEOUT_S, within
 
 TIMEOUTS = Timeouts(connect_s=2.0, first_byte_s=TIMEOUT_S, idle_s=TIMEOUT_S)
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-
-
-@pytest.fixture
-async def upstream() -> AsyncIterator[AiohttpUpstream]:
-    upstream = AiohttpUpstream()
-    yield upstream
-    await upstream.close()
 
 
 class Engine:
@@ -61,7 +54,7 @@ async def take(reader: asyncio.StreamReader, length: int = 0) -> bytes:
     return head
 
 
-async def test_only_the_given_headers_are_sent(upstream: AiohttpUpstream) -> None:
+async def test_only_the_given_headers_are_sent(upstream: Upstream) -> None:
     heads: list[bytes] = []
 
     async def act(_: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -85,7 +78,7 @@ async def test_only_the_given_headers_are_sent(upstream: AiohttpUpstream) -> Non
     assert "Content-Length: 2" in lines
 
 
-async def test_a_body_of_many_megabytes_arrives_whole(upstream: AiohttpUpstream) -> None:
+async def test_a_body_of_many_megabytes_arrives_whole(upstream: Upstream) -> None:
     async def handler(request: web.Request) -> web.Response:
         return web.Response(text=str(len(await request.read())))
 
@@ -101,7 +94,7 @@ async def test_a_body_of_many_megabytes_arrives_whole(upstream: AiohttpUpstream)
     await runner.cleanup()
 
 
-async def test_the_answer_is_given_as_it_came(upstream: AiohttpUpstream) -> None:
+async def test_the_answer_is_given_as_it_came(upstream: Upstream) -> None:
     body = gzip.compress(b"hello")
 
     async def act(_: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -116,7 +109,7 @@ async def test_the_answer_is_given_as_it_came(upstream: AiohttpUpstream) -> None
         assert b"".join([chunk async for chunk in reply.chunks()]) == body
 
 
-async def test_chunks_come_as_they_arrive(upstream: AiohttpUpstream) -> None:
+async def test_chunks_come_as_they_arrive(upstream: Upstream) -> None:
     seen = asyncio.Event()
 
     async def act(_: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -135,7 +128,7 @@ async def test_chunks_come_as_they_arrive(upstream: AiohttpUpstream) -> None:
             await anext(chunks)
 
 
-async def test_whole_answers_share_a_connection(upstream: AiohttpUpstream) -> None:
+async def test_whole_answers_share_a_connection(upstream: Upstream) -> None:
     async def act(_: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for _ in range(3):
             await take(reader)
@@ -150,7 +143,7 @@ async def test_whole_answers_share_a_connection(upstream: AiohttpUpstream) -> No
         assert engine.num_connections == 1
 
 
-async def test_nobody_listening_is_refused(upstream: AiohttpUpstream) -> None:
+async def test_nobody_listening_is_refused(upstream: Upstream) -> None:
     server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     server.close()
@@ -159,13 +152,13 @@ async def test_nobody_listening_is_refused(upstream: AiohttpUpstream) -> None:
         await upstream.call("GET", f"http://127.0.0.1:{port}/", [], None, TIMEOUTS)
 
 
-async def test_an_unknown_host_is_refused(upstream: AiohttpUpstream) -> None:
+async def test_an_unknown_host_is_refused(upstream: Upstream) -> None:
     with pytest.raises(UpstreamRefused):
         await upstream.call("GET", "http://turngate.invalid/", [], None, TIMEOUTS)
 
 
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200", b"nonsense\r\n\r\n"])
-async def test_a_connection_that_ends_before_the_headers_is_cut(upstream: AiohttpUpstream, answer: bytes) -> None:
+async def test_a_connection_that_ends_before_the_headers_is_cut(upstream: Upstream, answer: bytes) -> None:
     async def act(_: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await take(reader, 2)
         writer.write(answer)
@@ -179,7 +172,7 @@ async def test_a_connection_that_ends_before_the_headers_is_cut(upstream: Aiohtt
 
 
 @pytest.mark.parametrize("head", [CHUNKED + b"5\r\nab", b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nab"])
-async def test_a_body_that_breaks_off_is_cut_not_ended(upstream: AiohttpUpstream, head: bytes) -> None:
+async def test_a_body_that_breaks_off_is_cut_not_ended(upstream: Upstream, head: bytes) -> None:
     async def act(_: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await take(reader)
         writer.write(head)
@@ -192,7 +185,7 @@ async def test_a_body_that_breaks_off_is_cut_not_ended(upstream: AiohttpUpstream
                 pass
 
 
-async def test_an_answer_above_the_limit_is_cut(upstream: AiohttpUpstream) -> None:
+async def test_an_answer_above_the_limit_is_cut(upstream: Upstream) -> None:
     async def act(_: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await take(reader)
         writer.write(OK)
@@ -207,7 +200,7 @@ async def silent(_: int, reader: asyncio.StreamReader, writer: asyncio.StreamWri
     await take(reader)
 
 
-async def test_an_engine_that_never_answers_is_cut_after_the_first_byte_time(upstream: AiohttpUpstream) -> None:
+async def test_an_engine_that_never_answers_is_cut_after_the_first_byte_time(upstream: Upstream) -> None:
     engine = Engine(silent)
     async with engine as url:
         with pytest.raises(UpstreamCut, match="silent"):
@@ -215,7 +208,7 @@ async def test_an_engine_that_never_answers_is_cut_after_the_first_byte_time(ups
         await within(engine.gone.wait())
 
 
-async def test_an_engine_that_falls_silent_is_cut_after_the_idle_time(upstream: AiohttpUpstream) -> None:
+async def test_an_engine_that_falls_silent_is_cut_after_the_idle_time(upstream: Upstream) -> None:
     async def act(_: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await take(reader)
         writer.write(CHUNKED)
@@ -227,7 +220,7 @@ async def test_an_engine_that_falls_silent_is_cut_after_the_idle_time(upstream: 
         reply.close(reuse=False)
 
 
-async def test_a_cancelled_call_closes_its_connection_at_once(upstream: AiohttpUpstream) -> None:
+async def test_a_cancelled_call_closes_its_connection_at_once(upstream: Upstream) -> None:
     asked = asyncio.Event()
 
     async def act(_: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -245,7 +238,7 @@ async def test_a_cancelled_call_closes_its_connection_at_once(upstream: AiohttpU
 
 
 @pytest.mark.parametrize("reuse", [False, True])
-async def test_closing_an_unread_answer_closes_its_connection(upstream: AiohttpUpstream, reuse: bool) -> None:
+async def test_closing_an_unread_answer_closes_its_connection(upstream: Upstream, reuse: bool) -> None:
     async def act(_: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await take(reader)
         writer.write(CHUNKED + b"1\r\na\r\n")
@@ -257,7 +250,7 @@ async def test_closing_an_unread_answer_closes_its_connection(upstream: AiohttpU
         await within(engine.gone.wait())
 
 
-async def test_a_stale_pooled_connection_is_replaced_unseen(upstream: AiohttpUpstream) -> None:
+async def test_a_stale_pooled_connection_is_replaced_unseen(upstream: Upstream) -> None:
     async def act(number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await take(reader)
         writer.write(OK)
@@ -276,8 +269,8 @@ async def test_a_stale_pooled_connection_is_replaced_unseen(upstream: AiohttpUps
         assert engine.num_connections == 2
 
 
-async def test_a_call_that_an_engine_worked_on_is_not_sent_twice() -> None:
-    upstream = AiohttpUpstream(stale_within_s=0.0)
+async def test_a_call_that_an_engine_worked_on_is_not_sent_twice(upstream: Upstream) -> None:
+    upstream = cast(Any, type(upstream))(stale_within_s=-1.0)
 
     async def act(_: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await take(reader)

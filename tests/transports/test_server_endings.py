@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from gateway.transport import Request, Responder
-from gateway.transports.aiohttp_server import AiohttpServer
+from gateway.transports.choice import Transport
 from tests.transports.conftest import TIMEOUT_S, Serve, raw, within
 
 PHASES = ["reading", "waiting", "started", "streaming"]
@@ -110,7 +110,9 @@ async def test_a_failing_handler_is_a_500_that_tells_nothing(
     assert "secret" in caplog.text
 
 
-async def test_stopping_lets_running_answers_finish_within_the_grace(http: aiohttp.ClientSession) -> None:
+async def test_stopping_lets_running_answers_finish_within_the_grace(
+    transport: Transport, http: aiohttp.ClientSession
+) -> None:
     started, release = asyncio.Event(), asyncio.Event()
 
     async def handler(request: Request, responder: Responder) -> None:
@@ -120,7 +122,7 @@ async def test_stopping_lets_running_answers_finish_within_the_grace(http: aioht
         await responder.write(b"whole")
         await responder.end()
 
-    server = AiohttpServer(handler)
+    server = transport.server(handler)
     port = await server.start("127.0.0.1", 0)
     async with http.get(f"http://127.0.0.1:{port}/") as response:
         await within(started.wait())
@@ -133,7 +135,9 @@ async def test_stopping_lets_running_answers_finish_within_the_grace(http: aioht
         await within(stopping)
 
 
-async def test_stopping_cancels_what_runs_past_the_grace(http: aiohttp.ClientSession) -> None:
+async def test_stopping_cancels_what_runs_past_the_grace(
+    transport: Transport, http: aiohttp.ClientSession
+) -> None:
     cancelled = asyncio.Event()
 
     async def handler(request: Request, responder: Responder) -> None:
@@ -143,7 +147,7 @@ async def test_stopping_cancels_what_runs_past_the_grace(http: aiohttp.ClientSes
         finally:
             cancelled.set()
 
-    server = AiohttpServer(handler)
+    server = transport.server(handler)
     port = await server.start("127.0.0.1", 0)
     async with http.get(f"http://127.0.0.1:{port}/") as response:
         await within(server.stop(grace_s=0.05))

@@ -1,0 +1,129 @@
+"""Schemathesis against a running gateway: no answer breaks `/openapi.json`, is a 500, or takes too long.
+
+    python -m benchmarks.fuzz_http --seconds 600
+
+The gateway has keys, batches and an embedded engine that is quick. What Schemathesis finds is printed with a curl
+command for each; exit status 1 then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import orjson
+
+from benchmarks.results import write
+
+KEY = "fuzz-key-of-one-tenant"
+CHECKS = (
+    *("not_a_server_error", "status_code_conformance", "content_type_conformance", "response_schema_conformance"),
+    *("unsupported_method", "allow_header_conformance", "ignored_auth"),
+)
+"""Not checked: that every request of the description is taken, and every other one refused. What is right in a model
+call is its engine's to judge."""
+HANGS_S = 20
+STARTS_S = 60
+SPEED = 10_000
+"""Of the engine; it is not what is looked at."""
+_CASES = re.compile(r"([\d,]+) generated")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    num_cases: int
+    took_s: float
+    said: str
+    """All that Schemathesis printed."""
+    is_fine: bool
+
+
+@contextmanager
+def gateway() -> Iterator[str]:
+    """A process of its own; its base URL. Raises RuntimeError when it does not begin or does not end well."""
+    with TemporaryDirectory() as folder:
+        settings = {
+            "listen": {"port": 0},
+            "engines": ["embedded"],
+            "embedded": {"model": "m", "capacity_tokens": 65_536, "speed": SPEED},
+            "keys": [{"key": "env:FUZZ_KEY"}],
+            "batches": {"directory": f"{folder}/batches"},
+            "logging": {"level": "error"},
+        }
+        Path(folder, "turngate.yaml").write_bytes(orjson.dumps(settings))
+        log = Path(folder, "log")
+        command = [sys.executable, "-m", "gateway", "serve", "--config", f"{folder}/turngate.yaml"]
+        with (
+            log.open("wb") as errors,
+            subprocess.Popen(
+                command, env=os.environ | {"FUZZ_KEY": KEY}, stdout=subprocess.PIPE, stderr=errors
+            ) as process,
+        ):
+            try:
+                assert process.stdout is not None
+                banner = next((line for line in process.stdout if line.startswith(b"Ready.")), b"")
+                if not banner:
+                    raise RuntimeError(f"the gateway does not start: {log.read_text()}")
+                yield banner.decode().strip().partition("OPENAI_BASE_URL=")[2].removesuffix("/v1")
+            finally:
+                process.send_signal(signal.SIGTERM)
+                status = process.wait(STARTS_S)
+        if status or log.read_text():
+            raise RuntimeError(f"the gateway ended with status {status} and said: {log.read_text()[-4000:]}")
+
+
+def fuzz(url: str, num_examples: int, seed: int, max_s: int | None = None) -> Found:
+    """One run. `num_examples`: of each operation. `max_s`: as many as come until then."""
+    with TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "schemathesis.cli", "run", f"{url}/openapi.json"]
+        command += ["--header", f"Authorization: Bearer {KEY}", "--checks", ",".join(CHECKS)]
+        command += ["--seed", str(seed), "--max-examples", str(num_examples), "--request-timeout", str(HANGS_S)]
+        command += ["--phases", "examples,coverage,fuzzing", "--suppress-health-check", "all", "--warnings", "off"]
+        command += ["--continue-on-failure", "--no-color", "--generation-database", "none"]
+        command += [] if max_s is None else ["--max-time", str(max_s)]
+        Path(folder, "schemathesis.toml").write_text(_RULES)
+        begun_at = time.monotonic()
+        ended = subprocess.run(command, capture_output=True, text=True, errors="replace", cwd=folder)
+    said = ended.stdout + ended.stderr
+    cases = _CASES.search(said)
+    return Found(
+        int(cases[1].replace(",", "")) if cases else 0, time.monotonic() - begun_at, said, ended.returncode == 0
+    )
+
+
+_RULES = """\
+[checks.not_a_server_error]
+expected-statuses = ["2xx", "3xx", "4xx", 501]
+"""
+"""501: the embedded engine does not serve each path."""
+
+
+def main() -> int:
+    arguments = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    arguments.add_argument("--examples", type=int, default=100, help="of each operation (%(default)s)")
+    arguments.add_argument("--seconds", type=int, help="again and again, for so long")
+    arguments.add_argument("--seed", type=int, default=1)
+    given = arguments.parse_args()
+    with gateway() as url:
+        found = fuzz(url, given.examples, given.seed, given.seconds)
+    print(found.said)
+    told = (
+        f"{found.num_cases:,} requests in {found.took_s:.0f} s over every operation of `/openapi.json`: "
+        f"{'no failure' if found.is_fine else 'FAILURES'}. Checked: {', '.join(CHECKS)}; a hang is {HANGS_S} s."
+    )
+    write("fuzz-http", told, {"cases": found.num_cases, "took_s": found.took_s, "is_fine": found.is_fine})
+    return 0 if found.is_fine else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

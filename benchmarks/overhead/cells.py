@@ -1,0 +1,104 @@
+"""The measured situations, one reading of one of them, and the programs that make it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+
+from benchmarks.overhead.bodies import conversation, write
+from benchmarks.overhead.peers import Started
+
+HERE = Path(__file__).parent
+SIZES = {"s": 874, "b": 57_771, "h": 600_000}
+LOAD_CORE, PEER_CORE = min(os.sched_getaffinity(0)), max(os.sched_getaffinity(0))
+TIMEOUT_S = 180.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """`name`: the size of the body, or the kind of stream, and the number of connections."""
+
+    name: str
+    connections: int
+    seconds: float
+    """0: one answer per connection."""
+    bodies: tuple[Path, ...]
+    takes_slow: bool
+    is_stream: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What one peer did in one cell of one round."""
+
+    cpu_us: float | None
+    """Per request, or per event of a stream. None: nobody stands between."""
+    per_s: float
+    """Requests, or events."""
+    p50_ms: float
+    """Of the whole answer, or, in streams, of one chunk."""
+    p99_ms: float
+    first_p99_ms: float
+    """Request to first event."""
+    errors: int
+
+
+def cells(folder: Path, is_quick: bool) -> list[Cell]:
+    seconds = 0.7 if is_quick else 1.0
+    found = []
+    for size, size_bytes in SIZES.items():
+        paths = tuple(write(folder, size, conversation(size_bytes)))
+        for connections in (32,) if is_quick else (1, 32, 500):
+            if size == "h" and (is_quick or connections == 500):
+                continue  # 600 KB on 500 connections measures the kernel's buffers
+            found.append(Cell(f"{size}{connections}", connections, seconds, paths, connections == 32))
+    streams = [("st", 50, 50 if is_quick else 200, 20)]
+    if not is_quick:
+        streams += [("st", 500, 20, 200), ("burst", 20, 2000, 0)]
+    for name, connections, chunks, gap_ms in streams:
+        options = {"stream": True, "max_tokens": chunks, "seed": gap_ms}
+        paths = tuple(write(folder, f"{name}{connections}", conversation(SIZES["s"], **options)))
+        found.append(Cell(f"{name}{connections}", connections, 0.0, paths, connections == 50, is_stream=True))
+    return found
+
+
+def compiled(folder: Path) -> tuple[Path, Path]:
+    """The upstream and the load generator. Raises FileNotFoundError without a C compiler."""
+    programs = folder / "upstream", folder / "load"
+    for program in programs:
+        subprocess.run(["cc", "-O2", "-o", program, HERE / f"{program.name}.c"], check=True)
+    return programs
+
+
+def reading(load: Path, cell: Cell, started: Started) -> Reading:
+    before_s = started.process.cpu_s() if started.process else 0.0
+    told = _run(load, started.port, cell)
+    cpu_s = started.process.cpu_s() - before_s if started.process else 0.0
+    count = told["events" if cell.is_stream else "requests"]
+    kind = "chunk" if cell.is_stream else "whole"
+    return Reading(
+        cpu_us=cpu_s * 1e6 / max(1, count) if started.process else None,
+        per_s=count / max(1e-3, told["seconds"]),
+        p50_ms=told[f"{kind}_p50_us"] / 1000,
+        p99_ms=told[f"{kind}_p99_us"] / 1000,
+        first_p99_ms=told["first_p99_us"] / 1000,
+        errors=int(told["errors"]),
+    )
+
+
+def _run(load: Path, port: int, cell: Cell) -> dict[str, float]:
+    command: Sequence[str | Path] = [load, str(port), str(cell.connections), str(cell.seconds), *cell.bodies]
+    done = subprocess.run(
+        command,
+        check=True,
+        capture_output=True,
+        timeout=TIMEOUT_S,
+        preexec_fn=lambda: os.sched_setaffinity(0, {LOAD_CORE}),
+    )
+    told: dict[str, float] = orjson.loads(done.stdout)
+    return told

@@ -1,0 +1,133 @@
+"""A tick: every agent of a group makes one model call at once, and all wait for the last. What do 4 and 16 cost?
+
+    python -m benchmarks.ticks [--rounds 5]
+
+On a real vLLM on the CPU, with the official SDK and nothing but `asyncio.gather`: straight at the engine, and
+through the gateway. The agents of a group are siblings: they share their instructions, then each has its own task.
+The first tick of a group finds nothing of it in the cache; each later one adds the agent's last answer and
+an observation. Groups of all sizes take turns in each round. A ratio is that of one round: a tick of n agents
+against a tick of one by the same way in the same round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import openai
+
+from benchmarks.results import write
+from gateway.demo.agents import prose
+from tests.real.gateway import engine_url, gateway
+from tests.real.vllm import VllmOptions, vllm_server
+
+SIZES = (1, 4, 16)
+BARS = {4: 1.5, 16: 3.0}
+SHARED_CHARS, OWN_CHARS = 4_000, 300
+OUTPUT_TOKENS = 96
+LATER_TICKS = 3
+WAYS = ("straight", "gateway")
+FIRST, LATER = "first", "later"
+
+
+@dataclass(frozen=True)
+class Tick:
+    """One measurement."""
+
+    round: int
+    way: str
+    size: int
+    kind: str
+    seconds: float
+
+
+async def group(client: openai.AsyncOpenAI, name: str, size: int) -> list[float]:
+    """Seconds of each tick of a new group; the first one is cold."""
+    opening = {"role": "system", "content": prose(name, SHARED_CHARS)}
+    histories: list[list[Any]] = [[opening, _observed(f"{name}/{agent}/0")] for agent in range(size)]
+    found = []
+    for tick in range(1 + LATER_TICKS):
+        began = time.perf_counter()
+        answers = await asyncio.gather(*(_answer(client, history) for history in histories))
+        found.append(time.perf_counter() - began)
+        for agent, answer in enumerate(answers):
+            said = {"role": "assistant", "content": answer}
+            histories[agent] += [said, _observed(f"{name}/{agent}/{tick + 1}")]
+    return found
+
+
+async def _answer(client: openai.AsyncOpenAI, messages: list[Any]) -> str:
+    done = await client.chat.completions.create(
+        model="tiny", messages=messages, max_tokens=OUTPUT_TOKENS, temperature=0, extra_body={"ignore_eos": True}
+    )
+    return done.choices[0].message.content or ""
+
+
+def _observed(name: str) -> dict[str, str]:
+    return {"role": "user", "content": prose(name, OWN_CHARS)}
+
+
+async def measure(num_rounds: int) -> list[Tick]:
+    found = []
+    async with vllm_server(VllmOptions()) as engine, gateway(engine_url("vllm", engine.base_url)) as front:
+        urls = {"straight": engine.base_url, "gateway": front.base_url}
+        clients = {way: openai.AsyncOpenAI(base_url=f"{urls[way]}/v1", api_key="none") for way in WAYS}
+        for number in range(-1, num_rounds):  # the one before the first compiles and connects
+            for size in SIZES:
+                for way in WAYS if number % 2 else reversed(WAYS):
+                    first_s, *later_s = await group(clients[way], f"{number}/{way}/{size}", size)
+                    ticks = [(FIRST, first_s), (LATER, statistics.median(later_s))]
+                    found += [Tick(number, way, size, kind, seconds) for kind, seconds in ticks if number >= 0]
+                    print(
+                        number, way, size, *(f"{kind} {s:.2f} s" for kind, s in ticks), file=sys.stderr, flush=True
+                    )
+        for client in clients.values():
+            await client.close()
+    return found
+
+
+def table(found: Sequence[Tick]) -> str:
+    seconds = {(tick.round, tick.way, tick.size, tick.kind): tick.seconds for tick in found}
+    rounds = sorted({tick.round for tick in found})
+    lines = [
+        "| tick | agents | straight, s | of one | gateway, s | of one | lowest to highest | bar |",
+        "|---" * 8 + "|",
+    ]
+    for kind in (FIRST, LATER):
+        for size in SIZES:
+            cells, ratios = [], [0.0]
+            for way in WAYS:
+                ratios = [seconds[r, way, size, kind] / seconds[r, way, 1, kind] for r in rounds]
+                middle_s = statistics.median(seconds[r, way, size, kind] for r in rounds)
+                cells += [f"{middle_s:.2f}", f"{statistics.median(ratios):.2f}x"]
+            span = f"{min(ratios):.2f} to {max(ratios):.2f}"
+            bar = f"{BARS[size]}x" if size in BARS else ""
+            lines.append(f"| {kind} | {size} | {' | '.join(cells)} | {span} | {bar} |")
+    return "\n".join(lines)
+
+
+async def main(arguments: argparse.Namespace) -> None:
+    found = await measure(arguments.rounds)
+    text = (
+        f"Medians of {arguments.rounds} rounds; the lowest and highest ratio are the gateway's.\n\n{table(found)}"
+    )
+    print(text)
+    write("ticks", text, [asdict(tick) for tick in found], Path(arguments.results))
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--results", default="benchmarks/results", help="folder for the table and its data")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(parse()))

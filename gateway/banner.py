@@ -1,0 +1,22 @@
+"""What is told at the start of a gateway: what was found at its engines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gateway.doctor import advice_of
+from gateway.monitor import RunningEngine
+
+
+def about(engine: RunningEngine) -> Iterator[str]:
+    if not engine.is_up:
+        yield f"{engine.name}: {engine.problem}; it is used as soon as it answers"
+        return
+    report, version = engine.report, engine.abilities.version
+    sizes = [pool.capacity_tokens for pool in report.pools]
+    size = f"{sum(filter(None, sizes)):,} tokens" if all(sizes) else "unknown size"
+    pools = "1 KV pool" if len(sizes) == 1 else f"{len(sizes)} KV pools"
+    kind = f"{engine.address.kind} {version}".rstrip()
+    yield f"{engine.name}: {kind} serving {', '.join(report.models)}; {pools}, {size}"
+    for advice in advice_of(engine):
+        yield f"  {advice.problem}: {advice.remedy}"

@@ -1,0 +1,81 @@
+"""A circuit breaker: when a replica that fails too often is left alone, and when it is tried again. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from enum import StrEnum
+
+MAX_CALLS = 64
+"""Of the last calls that are looked at."""
+
+
+class State(StrEnum):
+    CLOSED = "closed"  # it is asked
+    OPEN = "open"  # it is left alone
+    HALF_OPEN = "half_open"  # one call at a time shows whether it is well again
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """When a circuit opens, and for how long."""
+
+    failures: int = 5
+    """That open it, when they are at least half of the calls..."""
+    window_s: float = 10.0
+    """...of this time."""
+    open_s: float = 5.0
+    """The first time; twice as long each time that its trial fails."""
+    max_open_s: float = 60.0
+
+
+USUAL = Rules()
+
+
+class Breaker:
+    """Of one replica. Told what became of its calls; `state` says what to do.
+
+    Law: while it is closed nothing of it is felt. Only a call that works closes it again.
+    """
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self._calls: deque[tuple[float, bool]] = deque(maxlen=MAX_CALLS)
+        """When they ended, and whether they worked."""
+        self._open_until: float | None = None
+        self._num_opened = 0
+        """In a row, without a call that worked in between."""
+
+    def state(self, now: float) -> State:
+        if self._open_until is None:
+            return State.CLOSED
+        return State.OPEN if now < self._open_until else State.HALF_OPEN
+
+    def worked(self, now: float) -> bool:
+        """A call began to be answered. Returns whether this closes the circuit. A call from before it opened says
+        nothing about what came after."""
+        if self.state(now) is State.OPEN:
+            return False
+        was_open = self._open_until is not None
+        self._open_until, self._num_opened = None, 0
+        if was_open:
+            self._calls.clear()
+        self._calls.append((now, True))
+        return was_open
+
+    def failed(self, now: float, may_open: bool = True) -> bool:
+        """A call failed. Returns whether this opens the circuit; that can be forbidden."""
+        state = self.state(now)
+        self._calls.append((now, False))
+        if not may_open or state is State.OPEN or (state is State.CLOSED and not self._is_too_much(now)):
+            return False
+        open_s = min(self._rules.max_open_s, self._rules.open_s * 2.0 ** min(self._num_opened, 20))
+        self._open_until = now + open_s
+        self._num_opened += 1
+        return True
+
+    def _is_too_much(self, now: float) -> bool:
+        while self._calls and self._calls[0][0] < now - self._rules.window_s:
+            self._calls.popleft()
+        num_failed = sum(not worked for _, worked in self._calls)
+        return num_failed >= self._rules.failures and 2 * num_failed >= len(self._calls)

@@ -1,0 +1,196 @@
+"""The public listener of a member: each request goes home; what concerns all members is asked of all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from re import Pattern
+
+import orjson
+from prometheus_client import CollectorRegistry, Counter
+
+from gateway.batches.api import BATCHES, FILES
+from gateway.cluster import views
+from gateway.cluster.exchange import Exchange
+from gateway.cluster.hop import PAGES, Hops, ReadRequest
+from gateway.cluster.member import Member, by_preference
+from gateway.cluster.origin import origin_of
+from gateway.cluster.sums import summed
+from gateway.dialects import BY_PATH
+from gateway.errors import Failure
+from gateway.homes import Homes
+from gateway.inprocess import InProcessResponder
+from gateway.keys import Keys
+from gateway.transport import BodyTooLarge, Handler, Request, Responder, UpstreamCut, UpstreamRefused
+
+METRICS, HEALTH = "/metrics", "/health"
+RESPONSES = "/v1/responses"
+GONE = Failure(503, "server_error", "The worker that had this request is gone. Try again.", code="worker_gone")
+
+
+class Forwarded:
+    """What became of requests that another member is home to."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        text = "Requests sent to the member that is home to them"
+        self._results = Counter("turngate_forwarded", text, ("result",), registry=registry)
+
+    def __call__(self, result: str) -> None:
+        """`relayed`, `refused` (the next one took it), or `cut` before an answer began."""
+        self._results.labels(result).inc()
+
+
+@dataclass(frozen=True, slots=True)
+class Front:
+    """Sends each request to its home, once. What arrives at a private listener is home, and never comes here."""
+
+    serve: Handler
+    """Of this process."""
+    exchange: Exchange
+    hops: Hops
+    keys: Keys
+    homes: Homes
+    own_page: Callable[[], bytes]
+    """The metrics of this process."""
+    problems: Callable[[], dict[str, str]]
+    """What is degraded, for /health."""
+    forwarded: Forwarded
+    volatile: Sequence[Pattern[str]]
+    max_body_bytes: int
+    max_file_bytes: int
+    shares_batches: bool
+    """Any member serves files and batches."""
+    runs_tools: bool
+    """A request that was cut may have run tools, so it is not sent again."""
+    is_admin: bool = False
+    """Whether it stands before the admin listener."""
+
+    async def handle(self, request: Request, responder: Responder) -> None:
+        """A `transport.Handler`."""
+        path = request.path
+        if request.method == "POST" and (dialect := BY_PATH.get(path)) is not None:
+            if dialect.is_conversation:
+                await self._conversation(request, responder)
+            else:
+                await self.serve(request, responder)
+        elif path.startswith(RESPONSES + "/"):
+            holder = await self._holder(path.split("/")[3])
+            await self._go(request, None, responder, [holder] if holder is not None else [self.exchange.me])
+        elif path.startswith((FILES, BATCHES)) and not self.shares_batches:
+            await self._go(request, self.max_file_bytes, responder, [self._first_worker()])
+        elif path in (METRICS, HEALTH) or path.startswith(views.PREFIX):
+            await self._together(request, responder)
+        else:
+            await self.serve(request, responder)
+
+    async def _conversation(self, request: Request, responder: Responder) -> None:
+        caller = await self.keys.caller(request.headers)
+        if caller is None:
+            await self.serve(request, responder)
+            return
+        try:
+            raw = await request.read(self.max_body_bytes)
+        except BodyTooLarge:
+            await self.serve(ReadRequest(request, None), responder)
+            return
+        read = ReadRequest(request, raw)
+        try:
+            body = orjson.loads(raw)
+        except orjson.JSONDecodeError:
+            body = None
+        if not isinstance(body, dict):
+            await self.serve(read, responder)
+            return
+        origin = origin_of(caller.tenant, request.headers, body, self.volatile)
+        homes = by_preference(self.exchange.members, origin)
+        if (stored_id := body.get("previous_response_id")) and isinstance(stored_id, str):
+            holder = await self._holder(stored_id)
+            homes = [holder] if holder is not None else homes
+        await self._serve_at(homes, read, raw, responder)
+
+    async def _go(
+        self, request: Request, limit_bytes: int | None, responder: Responder, homes: list[Member]
+    ) -> None:
+        """A request that belongs to one certain member."""
+        if homes == [self.exchange.me]:
+            await self.serve(request, responder)
+            return
+        raw = await request.read(limit_bytes or self.max_body_bytes) if request.method == "POST" else b""
+        await self._serve_at(homes, ReadRequest(request, raw), raw, responder)
+
+    async def _serve_at(self, homes: Sequence[Member], request: Request, raw: bytes, responder: Responder) -> None:
+        """At the first that is there."""
+        for member in homes:
+            if member == self.exchange.me:
+                await self.serve(request, responder)
+                return
+            try:
+                await self.hops.relay(member, request, raw, responder)
+            except UpstreamRefused:
+                self.forwarded("refused")
+                self.exchange.lost(member)
+            except UpstreamCut:
+                self.forwarded("cut")
+                self.exchange.lost(member)
+                if self.runs_tools or responder.has_started:
+                    break
+            else:
+                self.forwarded("relayed")
+                return
+        await self._tell_gone(request, responder)
+
+    async def _tell_gone(self, request: Request, responder: Responder) -> None:
+        dialect = BY_PATH.get(request.path, BY_PATH["/v1/chat/completions"])
+        headers = [("Content-Type", "application/json"), ("Retry-After", "1")]
+        await responder.reply(GONE.status, headers, dialect.error_body(GONE))
+
+    async def _holder(self, answer_id: str) -> Member | None:
+        """Who has a stored answer; None: nobody, or nobody but this member."""
+        if self.homes.is_known(answer_id):
+            return self.exchange.me
+        others = self._others()
+        found = await asyncio.gather(*(self.hops.ask(one, f"{PAGES}holds/{answer_id}") for one in others))
+        return next((one for one, (_, told) in zip(others, found, strict=True) if told == b"yes"), None)
+
+    def _others(self, in_gateway: bool = False) -> list[Member]:
+        me = self.exchange.me
+        return [m for m in self.exchange.members if m != me and (m.gateway == me.gateway or not in_gateway)]
+
+    def _first_worker(self) -> Member:
+        """Has the files and batches of its gateway."""
+        mine = [self.exchange.me, *self._others(in_gateway=True)]
+        return min(mine, key=lambda member: member.worker)
+
+    # ---- of all
+
+    async def _together(self, request: Request, responder: Responder) -> None:
+        """The answer of this process, joined with those of the others. Its refusals are final."""
+        own = InProcessResponder()
+        await self.serve(request, own)
+        status, body, path = own.status, own.body, request.path
+        if path == METRICS and status == 200:
+            pages = await self._ask(f"{PAGES}metrics", self._others(in_gateway=True), None)
+            body = summed(page.decode() for page in (self.own_page(), *pages))
+        elif path == HEALTH and status == 200:
+            told = orjson.loads(body)
+            body = orjson.dumps(told | {"cluster": self._about()}) if "engines" in told else body
+        elif status in (200, 404) and views.is_joined(path):
+            asked = f"{path}?{request.query}" if request.query else path
+            pages = await self._ask(asked, self._others(), request)
+            joined = views.joined(path, [body, *pages] if status == 200 else pages)
+            status, body = (status, body) if joined is None else (200, joined)
+        headers = [(name, value) for name in ("Content-Type", "Retry-After") if (value := own.headers.get(name))]
+        await responder.reply(status, headers, body)
+
+    async def _ask(self, path: str, members: Sequence[Member], request: Request | None) -> list[bytes]:
+        found = await asyncio.gather(*(self.hops.ask(member, path, request, self.is_admin) for member in members))
+        return [body for status, body in found if status == 200]
+
+    def _about(self) -> dict[str, object]:
+        return {
+            "me": self.exchange.me.id,
+            "members": [member.id for member in self.exchange.members],
+            "shares": self.exchange.shares,
+            "problems": self.problems(),
+        }

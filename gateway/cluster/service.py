@@ -1,0 +1,218 @@
+"""Puts the parts of a member together, starts them in order and stops them in reverse."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import re
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+
+from prometheus_client import CollectorRegistry, Gauge
+
+from gateway import config
+from gateway.cluster.board import Board
+from gateway.cluster.counters import SharedCounters
+from gateway.cluster.exchange import Exchange
+from gateway.cluster.front import Forwarded, Front
+from gateway.cluster.hop import Hops, private
+from gateway.cluster.member import Member
+from gateway.cluster.place import Place
+from gateway.cluster.redis import RedisBoard, connected
+from gateway.cluster.rounds import RedisTally, SiblingTally, Tally, run
+from gateway.cluster.siblings import Siblings
+from gateway.cluster.tool_results import RedisResults
+from gateway.cluster.trail import Trail
+from gateway.config import ConfigError
+from gateway.gate import Gate
+from gateway.homes import Homes
+from gateway.keys import Keys
+from gateway.limits.counters import Counters, LocalCounters
+from gateway.metrics import Metrics
+from gateway.settings import Settings
+from gateway.transport import Handler, Server, Upstream
+from policies.types import ReplicaReported
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a member needs of its gateway."""
+
+    upstream: Upstream
+    server: Callable[[Handler], Server]
+    """For the private listener."""
+    close: Callable[[Server], Awaitable[None]]
+    """Within what is left of the time to stop."""
+    secret: bytes
+    """Of identity."""
+    keys: Keys
+    homes: Homes
+    trail: Trail
+    counters: Counters
+    gate: Gate
+    metrics: Metrics
+    clock: Callable[[], float]
+
+
+def is_member(settings: Settings, place: Place | None) -> bool:
+    """Whether there can be others. Raises ConfigError."""
+    if settings.cluster.redis is not None and settings.identity.secret is None:
+        raise ConfigError(
+            "cluster.redis: gateways that share engines need one `identity.secret`, so that ids are equal at all"
+        )
+    return place is not None or settings.cluster.redis is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A process that is a member."""
+
+    public: Handler
+    admin: Handler
+    leave: Callable[[], Awaitable[None]]
+    """Others send no more; what is on its way still comes."""
+
+
+@asynccontextmanager
+async def joined(
+    settings: Settings, place: Place | None, serve: Handler, admin: Handler, around: Surroundings
+) -> AsyncIterator[Joined]:
+    """`serve` and `admin`: the handlers of this process alone. Raises OSError, ConfigError."""
+    secret = hmac.new(around.secret, b"turngate members", hashlib.sha256).hexdigest()
+    hops = Hops(around.upstream, secret, settings.timeouts.idle_s)
+    async with AsyncExitStack() as running:
+        pages: dict[str, Callable[[str], bytes]] = {
+            "metrics": lambda _: around.metrics.exposition(),
+            "holds": lambda answer_id: b"yes" if around.homes.is_known(answer_id) else b"no",
+        }
+        server = around.server(private(secret, pages, serve, admin))
+        running.push_async_callback(around.close, server)
+        me = await _listening(settings, place, server)
+        board = _board(settings, place, me, hops, around, pages)
+        running.push_async_callback(board.close)
+
+        def give(replica_id: str, share: float) -> None:
+            around.gate.tell(ReplicaReported(replica_id, share=share))
+
+        exchange = Exchange(
+            me, board, around.trail, lambda: around.gate.view(counts_sessions=False), give, around.clock
+        )
+        _gauges(around.metrics.registry, exchange)
+        await exchange.once()
+        task = asyncio.create_task(exchange.run(), name="exchange between members")
+        running.push_async_callback(_ended, task)
+        if isinstance(around.counters, SharedCounters):
+            tally = _tally(board, exchange, hops, around.counters, pages)
+            rounds = asyncio.create_task(run(tally, around.counters, around.keys), name="limits of all members")
+            running.push_async_callback(_ended, rounds)
+        front = _front(settings, serve, exchange, hops, around)
+        yield Joined(front.handle, replace(front, serve=admin, is_admin=True).handle, exchange.leave)
+
+
+async def _listening(settings: Settings, place: Place | None, server: Server) -> Member:
+    """This member, whose private listener is up."""
+    host = settings.cluster.host
+    if place is None:
+        port = await server.start(host, settings.cluster.port)
+        public, worker = settings.listen.port or port, 0
+    else:
+        port = await server.start(host, place.private_ports[place.worker], reuse_port=True)
+        public, worker = place.port, place.worker
+    return Member(f"{socket.gethostname()}:{public}", worker, _url(host, port))
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _board(
+    settings: Settings,
+    place: Place | None,
+    me: Member,
+    hops: Hops,
+    around: Surroundings,
+    pages: dict[str, Callable[[str], bytes]],
+) -> Board:
+    if settings.cluster.redis is not None:
+        return RedisBoard(connected(redis_url(settings)), prefix_of(around.secret))
+    assert place is not None, "who has no Redis is a worker"
+    ports = enumerate(place.private_ports)
+    siblings = [Member(me.gateway, n, _url(settings.cluster.host, p)) for n, p in ports if n != me.worker]
+    board = Siblings(siblings, hops, around.trail)
+    pages.update(board.pages)
+    return board
+
+
+def counters_of(keys: Keys, is_shared: bool) -> Counters:
+    """Shared only where there is something to limit: it takes some requests a second."""
+    meters = [meter for terms in keys.all_terms for meter in terms.meters]
+    return SharedCounters(meters) if is_shared and keys.all_terms else LocalCounters()
+
+
+def _tally(
+    board: Board,
+    exchange: Exchange,
+    hops: Hops,
+    counters: SharedCounters,
+    pages: dict[str, Callable[[str], bytes]],
+) -> Tally:
+    if not isinstance(board, Siblings):
+        assert isinstance(board, RedisBoard)
+        me, members = exchange.me.id, lambda: (member.id for member in exchange.members)
+        return RedisTally(board.redis, board.prefix, me, members)
+    tally = SiblingTally(board.expected, hops, counters)
+    pages.update(tally.pages)
+    return tally
+
+
+def results_of(settings: Settings, secret: bytes, running: AsyncExitStack) -> RedisResults | None:
+    """Of tools, shared by gateways. None: there are no others."""
+    if settings.cluster.redis is None:
+        return None
+    results = RedisResults(connected(redis_url(settings)), prefix_of(secret))
+    running.push_async_callback(results.close)
+    return results
+
+
+def redis_url(settings: Settings) -> str:
+    """With its password, if it has one. Raises ConfigError."""
+    url = settings.cluster.redis or ""
+    return config.secret(url) if url.startswith(("env:", "file:")) else url
+
+
+def prefix_of(secret: bytes) -> str:
+    """Of all keys in Redis: gateways with another secret are strangers."""
+    return "turngate:" + hmac.new(secret, b"turngate redis", hashlib.sha256).hexdigest()[:16]
+
+
+def _front(settings: Settings, serve: Handler, exchange: Exchange, hops: Hops, around: Surroundings) -> Front:
+    return Front(
+        serve=serve,
+        exchange=exchange,
+        hops=hops,
+        keys=around.keys,
+        homes=around.homes,
+        own_page=around.metrics.exposition,
+        problems=lambda: {"exchange": exchange.problem} if exchange.problem else {},
+        forwarded=Forwarded(around.metrics.registry),
+        volatile=[re.compile(pattern) for pattern in settings.identity.volatile_patterns],
+        max_body_bytes=settings.limits.body_bytes,
+        max_file_bytes=settings.batches.file_bytes + 2**20,
+        shares_batches=settings.batches.redis is not None,
+        runs_tools=bool(settings.tools.use or settings.tools.mcp),
+    )
+
+
+def _gauges(registry: CollectorRegistry, exchange: Exchange) -> None:
+    members = Gauge("turngate_cluster_members", "Processes that serve as one, as last heard", registry=registry)
+    members.set_function(lambda: len(exchange.members))
+    heard = Gauge("turngate_cluster_heard", "Whether the last exchange between members worked", registry=registry)
+    heard.set_function(lambda: not exchange.problem)
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

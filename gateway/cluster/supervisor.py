@@ -1,0 +1,171 @@
+"""The parent of all workers: starts them, starts one that dies again, passes signals on, ends when they have."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import signal
+import socket
+import sys
+import time
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
+
+from gateway import config
+from gateway.cluster.place import Place
+from gateway.settings import Settings
+
+LOG = logging.getLogger(__name__)
+
+READY = b"Ready."
+"""Opens the last line of a worker's banner."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 10.0
+"""Before a worker that died is started again; doubled each time, until one has lived for `STEADY_S`."""
+STEADY_S = 30.0
+LATE_S = 5.0
+"""Beyond the grace period, in which a worker has to end."""
+
+
+async def supervise(settings: Settings, arguments: Sequence[str]) -> int:
+    """Runs `cluster.workers` processes of the same command until a signal. Raises OSError, ConfigError.
+
+    Exit status: that of a worker that could not start, else 0.
+    """
+    async with AsyncExitStack() as running:
+        place = await _place(settings, running)
+        return await Supervisor(settings, arguments, place).run()
+
+
+class Supervisor:
+    """Owns the processes."""
+
+    def __init__(self, settings: Settings, arguments: Sequence[str], place: Place) -> None:
+        self._grace_s = settings.timeouts.shutdown_grace_s
+        self._arguments = arguments
+        self._places = [replace(place, worker=n) for n in range(settings.cluster.workers)]
+        self._processes: dict[int, Process] = {}
+        self._banners: dict[int, bytes] = {}
+        self._stop = asyncio.Event()
+        self._has_begun = False
+        self._status = 0
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_stop)
+        loop.add_signal_handler(signal.SIGHUP, self._send, signal.SIGHUP)
+        tasks = [asyncio.create_task(self._keep(place), name=f"worker {place.worker}") for place in self._places]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            self._send(signal.SIGKILL)
+            for task in tasks:
+                task.cancel()
+        return self._status
+
+    def _on_stop(self) -> None:
+        """The first signal lets running requests finish; the second does not wait."""
+        self._send(signal.SIGKILL if self._stop.is_set() else signal.SIGTERM)
+        self._stop.set()
+
+    def _send(self, number: signal.Signals) -> None:
+        for process in self._processes.values():
+            with suppress(ProcessLookupError):
+                process.send_signal(number)
+
+    async def _keep(self, place: Place) -> None:
+        """One worker after the other in this place."""
+        pause_s = FIRST_PAUSE_S
+        while not self._stop.is_set():
+            began_at = time.monotonic()
+            status = await self._worker(place)
+            if self._stop.is_set():
+                return
+            if not self._has_begun:  # what one cannot do, such as read the configuration, none can
+                self._status = status or 1
+                self._on_stop()
+                return
+            if time.monotonic() - began_at > STEADY_S:
+                pause_s = FIRST_PAUSE_S
+            LOG.error("worker %d ended with status %d; the next one starts in %g s", place.worker, status, pause_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._stop.wait()
+            pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+
+    async def _worker(self, place: Place) -> int:
+        """From its start to its end; its status. In a session of its own, so that a terminal's signals come to the
+        supervisor alone."""
+        command = [sys.executable, "-m", "gateway", *self._arguments, "--worker"]
+        process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, start_new_session=True)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._processes[place.worker] = process
+        try:
+            if self._stop.is_set():
+                process.terminate()
+            process.stdin.write(place.encode())
+            banner, is_ready = b"", False
+            while line := await process.stdout.readline():
+                if is_ready and not place.worker:  # what all say, such as after a reload
+                    print(line.decode(), end="", flush=True)
+                banner += b"" if is_ready else line
+                if line.startswith(READY):
+                    is_ready = True
+                    self._is_ready(place.worker, banner)
+            return await self._ended(process)
+        finally:
+            del self._processes[place.worker]
+
+    async def _ended(self, process: Process) -> int:
+        try:
+            async with asyncio.timeout(self._grace_s + LATE_S):
+                return await process.wait()
+        except TimeoutError:
+            process.kill()
+            return await process.wait()
+
+    def _is_ready(self, worker: int, banner: bytes) -> None:
+        """The first time, all say so with one voice."""
+        self._banners[worker] = banner
+        if not self._has_begun and len(self._banners) == len(self._places):
+            self._has_begun = True
+            print(self._banners[0].decode(), end="", flush=True)
+            LOG.info("%d workers are up", len(self._places))
+
+
+async def _place(settings: Settings, running: AsyncExitStack) -> Place:
+    """What all places have in common. Ports are kept from others for as long as the supervisor runs, and embedded
+    engines are run by it: each worker alone would have its own."""
+    listen, admin, cluster = settings.listen, settings.admin, settings.cluster
+    hosted = {}
+    for address in config.addresses(settings):
+        if not address.base_url:
+            from gateway.hosted import hosted as host
+
+            hosted[address.name] = (await host(address, settings.embedded, running)).base_url
+    wanted = [cluster.port + n if cluster.port else 0 for n in range(cluster.workers)]
+    return Place(
+        worker=0,
+        port=_kept(listen.host, listen.port, running),
+        private_ports=tuple(_kept(cluster.host, port, running) for port in wanted),
+        admin_port=None if admin.port is None else _kept(admin.host, admin.port, running),
+        secret=secrets.token_hex(32),
+        hosted=hosted,
+    )
+
+
+def _kept(host: str, port: int, running: AsyncExitStack) -> int:
+    """A port that only processes of this user can listen on until the end. Raises OSError when somebody does."""
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family) as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(address)  # without SO_REUSEPORT it fails where somebody listens
+    kept = running.enter_context(socket.socket(family))
+    kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    kept.bind(address)
+    bound: int = kept.getsockname()[1]
+    return bound

@@ -1,0 +1,118 @@
+"""Results of tools that gateways share, in Redis or Valkey: one executes a call, the others wait for its result.
+
+Keys: `claim:KEY` (who executes it, expires unless renewed), `told:CLAIM` (its outcome, for those who wait), and
+`result:KEY` (its outcome, for as long as the tool may be cached). KEY covers tenant, tool and arguments.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import orjson
+
+from gateway.cluster.board import BoardGone
+from gateway.cluster.redis import asking
+from tool_runtime.outcome import Outcome
+from tool_runtime.types import Status
+
+CLAIM_MS = 3000
+RENEW_S = 1.0
+POLL_S = 0.05
+TOLD_MS = 10_000
+_RENEW = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end"
+_LET_GO = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end"
+
+
+@dataclass(slots=True)
+class Execution:
+    """A `tool_runtime.shared.Claimed`."""
+
+    outcome: Outcome | None = None
+    kept: Outcome | None = None
+    ttl_s: float = 0.0
+
+    def keep(self, outcome: Outcome, ttl_s: float) -> None:
+        self.kept, self.ttl_s = outcome, ttl_s
+
+
+class RedisResults:
+    """A `tool_runtime.shared.Shared`."""
+
+    def __init__(self, redis: Any, prefix: str) -> None:
+        self._redis = redis
+        self._prefix = prefix
+        self._renew, self._let_go = redis.register_script(_RENEW), redis.register_script(_LET_GO)
+
+    @asynccontextmanager
+    async def claimed(self, key: bytes) -> AsyncIterator[Execution]:
+        name, token = key.hex(), secrets.token_hex(16)
+        execution = Execution()
+        try:
+            async with asking():
+                execution.outcome = await self._found(name, token)
+        except BoardGone:
+            yield execution
+            return
+        if execution.outcome is not None:
+            yield execution
+            return
+        renewing = asyncio.create_task(self._keep_renewing(name, token), name="claim of a tool call")
+        try:
+            yield execution
+        finally:
+            renewing.cancel()
+            with suppress(BoardGone):
+                await self._end(name, token, execution)
+
+    async def close(self) -> None:
+        await self._redis.aclose()
+
+    async def _found(self, name: str, token: str) -> Outcome | None:
+        """The outcome that is kept, or that another one comes to; None once the claim is this process's."""
+        claim = self._key("claim", name)
+        while True:
+            if (text := await self._redis.get(self._key("result", name))) is not None:
+                return _read(text)
+            if await self._redis.set(claim, token, nx=True, px=CLAIM_MS):
+                return None
+            other = await self._redis.get(claim)
+            if other is None:
+                continue
+            while True:
+                told, now = await self._redis.mget(self._key("told", other.decode()), claim)
+                if told is not None:
+                    return _read(told)
+                if now != other:
+                    break  # it died, or gave up
+                await asyncio.sleep(POLL_S)
+
+    async def _end(self, name: str, token: str, execution: Execution) -> None:
+        """The outcome is there before the claim is gone: nobody executes the call in between."""
+        async with asking(), self._redis.pipeline(transaction=True) as pipe:
+            if execution.kept is not None:
+                text = orjson.dumps(asdict(execution.kept))
+                pipe.set(self._key("told", token), text, px=TOLD_MS)
+                if execution.ttl_s > 0:
+                    pipe.set(self._key("result", name), text, px=max(1, int(1000 * execution.ttl_s)))
+            await self._let_go([self._key("claim", name)], [token], pipe)
+            await pipe.execute()
+
+    async def _keep_renewing(self, name: str, token: str) -> None:
+        while True:
+            await asyncio.sleep(RENEW_S)
+            with suppress(BoardGone):
+                async with asking():
+                    await self._renew([self._key("claim", name)], [token, CLAIM_MS])
+
+    def _key(self, kind: str, name: str) -> str:
+        return f"{self._prefix}:tools:{kind}:{name}"
+
+
+def _read(text: bytes) -> Outcome:
+    told = orjson.loads(text)
+    return Outcome(**told | {"status": Status(told["status"])})

@@ -1,0 +1,1 @@
+"""The fast transport: asyncio protocols over httptools, without tasks, timers or copies per chunk."""

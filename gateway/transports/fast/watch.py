@@ -1,0 +1,75 @@
+"""Which time-out a client's connection is under, and whether it is over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+
+class Phase(Enum):
+    """What is waited for."""
+
+    IDLE = auto()
+    HEAD = auto()
+    BODY = auto()
+    WORK = auto()
+    WRITE = auto()
+    REST = auto()
+    CLOSE = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long a client may take, in seconds."""
+
+    head_s: float = 30.0
+    """From a request's first byte to the end of its headers."""
+    idle_s: float = 75.0
+    """Between two requests."""
+    body_s: float = 60.0
+    """Without a byte of a body that the handler waits for."""
+    write_s: float = 120.0
+    """Without taking a byte of an answer."""
+    close_s: float = 5.0
+    """To close after an answer that ends the connection, and to send what is left of a body that nobody wants."""
+
+    def of(self, phase: Phase) -> float | None:
+        """None: the handler works, which is not the client's fault."""
+        return {
+            Phase.IDLE: self.idle_s,
+            Phase.HEAD: self.head_s,
+            Phase.BODY: self.body_s,
+            Phase.WRITE: self.write_s,
+            Phase.REST: self.close_s,
+            Phase.CLOSE: self.close_s,
+        }.get(phase)
+
+
+_BYTES_COUNT = frozenset((Phase.IDLE, Phase.BODY))
+"""Phases that each byte of the client begins anew. A head's bytes do not: they could drip for ever."""
+
+
+class Watch:
+    """Looks at a connection once per sweep; between two looks a connection only notes that it heard."""
+
+    __slots__ = ("_limits", "_phase", "_since", "_unsent_bytes", "has_heard")
+
+    def __init__(self, limits: Limits) -> None:
+        self.has_heard = False
+        self._limits = limits
+        self._phase: Phase | None = None
+        self._since = 0.0
+        self._unsent_bytes = 0
+
+    def restart(self) -> None:
+        """A phase has ended, even if the next look finds the same again."""
+        self._phase = None
+
+    def is_overdue(self, phase: Phase, unsent_bytes: int, now: float) -> bool:
+        has_moved = unsent_bytes != self._unsent_bytes or (self.has_heard and phase in _BYTES_COUNT)
+        self.has_heard, self._unsent_bytes = False, unsent_bytes
+        if phase is not self._phase or has_moved:
+            self._phase, self._since = phase, now
+            return False
+        limit_s = self._limits.of(phase)
+        return limit_s is not None and now - self._since > limit_s

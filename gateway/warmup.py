@@ -1,0 +1,85 @@
+"""Warm-ups on the wire: a session's last call again, for one token, so that its engine computes the prompt."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+
+import orjson
+
+from gateway.dialects.base import Dialect
+from gateway.engine_errors import EngineFailed
+from gateway.forward import Forward, ModelCall
+from gateway.monitor import RunningEngine
+from gateway.outgoing import Call
+from gateway.splice import splice
+from gateway.transport import UpstreamCut
+from policies.types import SessionId
+
+MAX_ANSWER_BYTES = 2**20
+WITHIN_S = 60.0
+_BOUND_KEYS = {"chat": "max_tokens", "completions": "max_tokens", "responses": "max_output_tokens"}
+"""Where a body has no bound of its own. `/v1/messages` always has one."""
+_DROPPED = ("stream_options", "min_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    engine: RunningEngine
+    call: Call
+    dialect: Dialect
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.call.body or b"")
+
+
+class WarmUps:
+    """Keeps the last call of each session, as many as fit `max_bytes`, in memory only."""
+
+    def __init__(self, max_bytes: int, forward: Forward) -> None:
+        self._max_bytes, self._forward = max_bytes, forward
+        self._kept: OrderedDict[SessionId, _Kept] = OrderedDict()
+        self._num_bytes = 0
+
+    def keep(self, session_id: SessionId, dialect: Dialect, call: ModelCall) -> None:
+        """A call of the session was answered; it takes the place of the one before."""
+        if call.sent is None or call.sent.body is None:
+            return
+        if (old := self._kept.pop(session_id, None)) is not None:
+            self._num_bytes -= old.num_bytes
+        self._kept[session_id] = new = _Kept(call.engine, call.sent, dialect)
+        self._num_bytes += new.num_bytes
+        while self._num_bytes > self._max_bytes:
+            self._num_bytes -= self._kept.popitem(last=False)[1].num_bytes
+
+    async def ask(self, session_id: SessionId) -> bool:
+        """Whether the engine has computed the session's last prompt; False where it is not known any more."""
+        kept = self._kept.get(session_id)
+        if kept is None:
+            return False
+        try:
+            async with asyncio.timeout(WITHIN_S):
+                return await _computed(self._forward, kept)
+        except (EngineFailed, UpstreamCut, TimeoutError):
+            return False  # the next turn computes it, as it would have
+
+
+async def _computed(forward: Forward, kept: _Kept) -> bool:
+    """Whether the engine answered. Raises EngineFailed, UpstreamCut."""
+    reply = await forward.send(kept.engine, replace(kept.call, body=_for_one_token(kept)))
+    is_whole = False
+    try:
+        await reply.read(MAX_ANSWER_BYTES)
+        is_whole = True
+    finally:
+        reply.close(reuse=is_whole)
+    return reply.status == 200
+
+
+def _for_one_token(kept: _Kept) -> bytes:
+    raw = kept.call.body or b""
+    body = orjson.loads(raw)
+    bound = kept.dialect.max_tokens_key(body) or _BOUND_KEYS.get(kept.dialect.name, "max_tokens")
+    return splice(raw, body, {bound: 1, "stream": False}, [key for key in _DROPPED if key in body])

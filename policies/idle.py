@@ -1,0 +1,75 @@
+"""Idle sessions: how long their residency is kept, and when their silence counts as their end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from policies import learning
+from policies.fleet import Fleet
+from policies.policy import Policy
+from policies.timers import Timers
+from policies.types import Family, Session, TurnKind
+
+LEASES = 3.0
+"""For so many times its lease an idle session stays resident, unless it gives way before."""
+
+
+class Idle:
+    """Written by the Scheduler."""
+
+    def __init__(self, fleet: Fleet, policy: Policy, relearn: Callable[[Family], None]) -> None:
+        self._fleet, self._policy, self._relearn = fleet, policy, relearn
+        self._leases = Timers()
+
+    @property
+    def next_at(self) -> float:
+        """When the next lease ends; infinite when there is none."""
+        return self._leases.next_at
+
+    def rest(self, session: Session, now: float) -> None:
+        """A session without a turn in the gateway is idle: its lease begins."""
+        if session.num_running or session.num_waiting:
+            return
+        session.idle_since = now
+        self.renew(session, now)
+        home = self._fleet.home(session)
+        if home is not None:
+            home.idle[session.id] = session
+        self._fleet.forget_oldest()
+
+    def renew(self, session: Session, now: float) -> None:
+        """A new lease for an idle session."""
+        session.lease_until = now + self._policy.lease_s(session, self._fleet.families[session.family_id])
+        self._leases.put(session.lease_until, session.id)
+
+    def ended(self, session: Session, now: float) -> None:
+        """Its client said so."""
+        self._fleet.release(session)
+        session.lease_until = now
+        self._leases.put(now, session.id)
+
+    def expire(self, now: float) -> bool:
+        """Sessions that outstayed their lease count as ended until they come back; they keep their residency while
+        nobody needs the room more, for LEASES leases at most. Returns whether that happened to anybody."""
+        happened = False
+        while (entry := self._leases.pop(now)) is not None:
+            until, session = entry[0], self._fleet.sessions.get(entry[1])
+            if session is None or session.lease_until != until or session.num_running or session.num_waiting:
+                continue
+            happened = True
+            kept_until = session.idle_since + LEASES * (until - session.idle_since)
+            if session.is_expired or kept_until <= now:
+                self._fleet.release(session)
+            else:
+                session.lease_until = kept_until
+                self._leases.put(kept_until, session.id)
+            if not session.is_expired:
+                session.is_expired = True
+                self._presume_ended(session)
+        return happened
+
+    def _presume_ended(self, session: Session) -> None:
+        if session.num_begun > 1 or session.kind is TurnKind.AGENT:
+            family = self._fleet.families[session.family_id]
+            learning.saw_end(family, session)
+            self._relearn(family)

@@ -1,0 +1,127 @@
+"""Warm-up: what an idle session lost of its cache is computed again just before its next turn, while nobody waits.
+
+It pays when the session comes back to what was computed. A guard keeps count, and stops it where that is rarer
+than PAYS; every TRIAL-th chance is then tried all the same.
+"""
+
+from __future__ import annotations
+
+from policies.fleet import Fleet, Pool
+from policies.learning import blend
+from policies.remaining import FEWEST_GAPS, chance_of_return, gaps_of
+from policies.timers import Timers
+from policies.types import Family, Session, SessionId, WarmedUp, WarmUp
+
+LEAST_TOKENS = 1_024
+"""Fewer are computed as soon as they are asked for."""
+LEAST_CHANCE = 0.5
+"""Of its return."""
+EARLY = 0.25
+"""Share of the past idle times that were shorter than the one at which it is expected."""
+AGAIN_S = 1.0
+"""After which a warm-up that found the engine busy or full is considered again, at least."""
+PAYS, TRIAL = 0.5, 16
+
+
+class WarmUps:
+    """Written by the Scheduler."""
+
+    def __init__(self, fleet: Fleet, ceiling: float, is_on: bool) -> None:
+        self._fleet, self._ceiling, self._is_on = fleet, ceiling, is_on
+        self._due = Timers()
+        self._under_way: dict[SessionId, Pool] = {}
+        self._warm: set[SessionId] = set()
+        """Those that were warmed up and have neither come back nor lost it again."""
+        self._paid = 1.0
+        self._num_chances = 0
+
+    @property
+    def next_at(self) -> float:
+        """Infinite when there is none."""
+        return self._due.next_at
+
+    def lost(self, session: Session, now: float) -> None:
+        """The residency of a session ended, or its cache is gone. What was warmed up for nothing is not again."""
+        if session.id in self._warm:
+            self._warm.discard(session.id)
+            self._paid = blend(self._paid, 0.0)
+        elif self._is_on and not (session.num_running or session.num_waiting):
+            due_at = self._due_at(session, self._fleet.families[session.family_id])
+            if due_at is not None:
+                self._due.put(max(now, due_at), session.id)
+
+    def came_back(self, session: Session) -> None:
+        """It sends a turn."""
+        if session.id in self._warm:
+            self._warm.discard(session.id)
+            self._paid = blend(self._paid, 1.0)
+
+    def ended(self, fact: WarmedUp) -> None:
+        """The engine has computed it, or there was no way to ask."""
+        pool = self._under_way.pop(fact.session_id, None)
+        session = self._fleet.sessions.get(fact.session_id)
+        if pool is None:
+            return
+        pool.replica.running.pop(_slot(fact.session_id), None)
+        if session is None or session.num_running or session.num_waiting:
+            return
+        if fact.is_done:
+            self._warm.add(session.id)
+        else:
+            self._fleet.release(session)
+
+    def due(self, now: float, is_quiet: bool) -> list[tuple[Session, WarmUp]]:
+        """Those whose time has come, resident again from now on; `is_quiet`: nobody waits for the engines."""
+        begun = []
+        while (entry := self._due.pop(now)) is not None:
+            session = self._fleet.sessions.get(entry[1])
+            pool = None if session is None else self._pool(session, now)
+            if session is None or pool is None:
+                continue
+            if not is_quiet or pool.replica.queued_prefill_tokens or not self._has_room(session, pool):
+                self._due.put(now + max(AGAIN_S, EARLY * (now - session.idle_since)), session.id)
+            elif self._is_allowed():
+                missing_tokens = _missing_tokens(session, pool)
+                self._fleet.keep(session, pool)
+                self._under_way[session.id] = pool
+                pool.replica.running[_slot(session.id)] = round(missing_tokens)
+                begun.append((session, WarmUp(session.id, pool.replica.id, round(missing_tokens))))
+        return begun
+
+    def _pool(self, session: Session, now: float) -> Pool | None:
+        """Where a session is worth being warmed up. None: it is not."""
+        pool = None if session.replica_id is None else self._fleet.pools[session.replica_id]
+        if pool is None or session.num_running or session.num_waiting:
+            return None
+        if not pool.replica.is_healthy or _missing_tokens(session, pool) < LEAST_TOKENS:
+            return None
+        chance = chance_of_return(session, self._fleet.families[session.family_id], now)
+        return pool if chance >= LEAST_CHANCE else None
+
+    def _has_room(self, session: Session, pool: Pool) -> bool:
+        if pool.capacity.tokens is None or not pool.replica.free_slots:
+            return False
+        new_tokens = pool.tokens(pool.ledger.new_blocks(session.blocks))
+        return pool.resident_tokens + new_tokens <= self._ceiling * pool.capacity.tokens
+
+    def _is_allowed(self) -> bool:
+        self._num_chances += 1
+        return self._paid >= PAYS or not self._num_chances % TRIAL
+
+    def _due_at(self, session: Session, family: Family) -> float | None:
+        """When to begin, so that it is done as the session comes back. None: nobody knows when that is."""
+        pool = None if session.replica_id is None else self._fleet.pools.get(session.replica_id)
+        gaps_s = gaps_of(session, family)
+        if pool is None or (session.tool_s is None and len(gaps_s) < FEWEST_GAPS):
+            return None
+        idle_s = gaps_s.quantile(EARLY) if session.tool_s is None else session.tool_s
+        return session.idle_since + idle_s - pool.pace.prefill_s(session.prompt_tokens)
+
+
+def _missing_tokens(session: Session, pool: Pool) -> float:
+    return pool.tokens(len(session.blocks) - pool.ledger.expected_blocks(session.blocks))
+
+
+def _slot(session_id: SessionId) -> str:
+    """The slot that a warm-up takes has no turn of its own."""
+    return f"warm-up {session_id}"

@@ -1,0 +1,56 @@
+"""What the documents name exists: files, metrics, keys of the configuration, commands."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from gateway import cli, config
+
+ROOT = Path(__file__).parents[2]
+DOCS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+FILES = (".py", ".md", ".yaml")
+SOURCE = "".join(path.read_text() for path in (ROOT / "gateway").rglob("*.py"))
+SECTIONS = {path.partition(".")[0] for path, _ in config.leaf_keys() if "." in path}
+
+
+@pytest.fixture(params=DOCS, ids=lambda path: path.name)
+def document(request: pytest.FixtureRequest) -> tuple[Path, str]:
+    path: Path = request.param
+    return path, path.read_text()
+
+
+def test_links_lead_to_files(document: tuple[Path, str]) -> None:
+    path, text = document
+    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
+    assert [link for link in links if link and not (path.parent / link).exists()] == []
+
+
+def test_keys_of_the_configuration_exist(document: tuple[Path, str]) -> None:
+    path, text = document
+    if path.name == "life-of-a-request.md":
+        return  # it names functions
+    known = {key for key, _ in config.leaf_keys()}
+    named = set(re.findall(r"`([a-z_]+\.[a-z_]+)(?::[^`]*)?`", text)) - known
+    assert {key for key in named if key.partition(".")[0] in SECTIONS and not key.endswith(FILES)} == set()
+
+
+def test_metrics_exist(document: tuple[Path, str]) -> None:
+    _, text = document
+    named = {name.removesuffix("_total") for name in re.findall(r"\bturngate_[a-z_]*[a-z]\b", text)}
+    assert {name for name in named if not is_metric(name)} == set()
+
+
+def is_metric(name: str) -> bool:
+    """Those of tools and of batches add a word of their own."""
+    short = name.removeprefix("turngate_")
+    return any(f'{part}"' in SOURCE for part in (short, short.removeprefix("tool_"), short.removeprefix("batch_")))
+
+
+def test_commands_exist(document: tuple[Path, str]) -> None:
+    _, text = document
+    choices = cli.parser()._subparsers._group_actions[0].choices  # type: ignore[union-attr]
+    named = set(re.findall(r"(?:^|`|bin/)turngate ([a-z]+)", text, re.MULTILINE))
+    assert named <= set(choices or ())

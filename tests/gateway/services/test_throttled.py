@@ -1,0 +1,149 @@
+"""Laws of calling a service that throttles."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from gateway.engines import named
+from gateway.engines.base import EngineAddress
+from gateway.services.replies import WholeReply
+from gateway.services.throttled import ENDLESS_TOKENS, PATIENCE_S, ThrottledUpstream
+from gateway.transport import HeaderList, Timeouts, UpstreamReply
+from gateway.watch import RunningEngine
+from policies.throttle import START
+from policies.types import ReplicaReported
+
+BASE = "http://service"
+ENGINE = "http://engine"
+FULL: tuple[int, str, HeaderList] = (429, "{}", [])
+
+
+@dataclass
+class Scripted:
+    """An upstream that gives (status, body, headers) by turns, and the last one for ever."""
+
+    script: Sequence[tuple[int, str, HeaderList]]
+    calls: list[str] = field(default_factory=list)
+
+    async def call(
+        self, method: str, url: str, headers: HeaderList, body: bytes | None, timeouts: Timeouts
+    ) -> UpstreamReply:
+        self.calls.append(url)
+        status, text, told = self.script[min(len(self.calls), len(self.script)) - 1]
+        return WholeReply(status, told, text.encode())
+
+    async def close(self) -> None: ...
+
+
+class Time:
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.pauses: list[float] = []
+
+    async def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.now += seconds
+
+
+@pytest.fixture
+def time() -> Time:
+    return Time()
+
+
+Make = Callable[..., ThrottledUpstream]
+
+
+@pytest.fixture
+def make(time: Time) -> Make:
+    def make(scripted: Scripted, kind: str = "anthropic") -> ThrottledUpstream:
+        addresses = [EngineAddress(kind, BASE), EngineAddress("vllm", ENGINE)]
+        return ThrottledUpstream(scripted, addresses, lambda: time.now, sleep=time.sleep, chance=lambda: 0.0)
+
+    return make
+
+
+async def post(upstream: ThrottledUpstream, base: str = BASE) -> UpstreamReply:
+    return await upstream.call("POST", f"{base}/v1/chat/completions", [], b"{}", Timeouts())
+
+
+def slots(upstream: ThrottledUpstream, running: RunningEngine) -> int | None:
+    return upstream.reported(ReplicaReported("r"), running).slots
+
+
+def engine(kind: str, base: str) -> RunningEngine:
+    return RunningEngine(EngineAddress(kind, base), named(kind), named(kind).abilities())
+
+
+async def test_a_refused_call_is_sent_again_when_it_may_be(make: Make, time: Time) -> None:
+    scripted = Scripted([(429, "{}", [("Retry-After", "3")]), (529, "{}", []), (200, "{}", [])])
+    assert (await post(make(scripted))).status == 200
+    assert time.pauses == [3.25, 0.5]
+
+
+async def test_patience_ends_with_the_last_refusal(make: Make, time: Time) -> None:
+    reply = await post(make(Scripted([FULL])))
+    assert (reply.status, await reply.read(10)) == (429, b"{}")
+    assert PATIENCE_S / 2 < time.now <= PATIENCE_S
+
+
+async def test_an_empty_account_is_not_asked_again(make: Make, time: Time) -> None:
+    reply = await post(make(Scripted([(429, '{"error": {"code": "insufficient_quota"}}', [])])))
+    assert (reply.status, time.pauses) == (429, [])
+
+
+@pytest.mark.parametrize("status", [400, 500, 503])
+async def test_other_failures_are_the_paths_business(make: Make, time: Time, status: int) -> None:
+    assert (await post(make(Scripted([(status, "{}", [])])))).status == status
+    assert time.pauses == []
+
+
+async def test_a_refusal_lowers_the_slots_and_answers_that_are_open_count(make: Make) -> None:
+    scripted = Scripted([(200, "{}", [])] * 10 + [FULL, (200, "{}", [])])
+    upstream, running = make(scripted), engine("anthropic", BASE)
+    replies = [await post(upstream) for _ in range(11)]
+    assert slots(upstream, running) == 7  # of the 11 that were in flight
+    for reply in replies:
+        reply.close(reuse=True)
+        reply.close(reuse=True)
+    assert (await post(upstream)).status == 200
+    assert slots(upstream, running) == 7
+
+
+async def test_a_call_that_is_cancelled_is_in_flight_no_more(make: Make) -> None:
+    upstream = make(Scripted([FULL]))
+
+    async def for_ever(seconds: float) -> None:
+        await asyncio.Event().wait()
+
+    upstream._sleep = for_ever
+    task = asyncio.create_task(post(upstream))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert upstream._lines[BASE].in_flight == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "base", "expected"),
+    [
+        ("anthropic", BASE, (START, ENDLESS_TOKENS)),
+        ("bedrock", BASE, (START, ENDLESS_TOKENS)),
+        ("openai", BASE, (START, None)),
+        ("vllm", ENGINE, (None, None)),
+    ],
+)
+def test_what_a_rented_engine_does_not_say_is_added(
+    make: Make, kind: str, base: str, expected: tuple[int | None, int | None]
+) -> None:
+    fact = make(Scripted([]), kind).reported(ReplicaReported("r"), engine(kind, base))
+    assert (fact.slots, fact.capacity_tokens) == expected
+
+
+async def test_engines_of_ones_own_are_called_straight(make: Make, time: Time) -> None:
+    assert (await post(make(Scripted([FULL])), ENGINE)).status == 429
+    assert time.pauses == []

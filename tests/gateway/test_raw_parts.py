@@ -1,0 +1,79 @@
+"""Who sent a request is told the same whether or not its raw parts are known from an earlier one."""
+
+from __future__ import annotations
+
+import random
+from typing import cast
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.dialects import BY_PATH
+from gateway.exchange import Exchange, Json, Timings
+from gateway.identity import Identity
+from gateway.raw_parts import Cutter
+from gateway.transport import Request
+from tests.gateway.observed import Asked
+
+PATHS = ("/v1/chat/completions", "/v1/messages")
+SECRET = b"s" * 32
+
+
+def exchange(path: str, body: Json, raw: bytes) -> Exchange:
+    request = cast(Request, Asked({}))
+    return Exchange("id", request, BY_PATH[path], "tenant", Timings(0.0), raw, body, "m", "m")
+
+
+def histories(seed: int) -> list[list[Json]]:
+    """Conversations that grow, fork, repeat, and change at their ends, mixed; system texts in some of them."""
+    rng = random.Random(seed)
+    alive: list[list[Json]] = []
+    told = []
+    for _ in range(40):
+        if not alive or rng.random() < 0.2:
+            system = [{"role": "system", "content": rng.choice("ab") * 700}] if rng.random() < 0.7 else []
+            alive.append([*system, {"role": "user", "content": rng.choice(["short", "long " * 300])}])
+        messages = rng.choice(alive)
+        change = rng.random()
+        if change < 0.6:
+            said = {"role": "assistant", "content": rng.choice(["yes", "no ", "perhaps "]) * rng.randint(1, 400)}
+            messages = [*messages, said, {"role": "user", "content": str(rng.randint(0, 3))}]
+            if rng.random() < 0.7:
+                alive[rng.randrange(len(alive))] = messages
+        elif change < 0.7 and len(messages) > 2:
+            messages = messages[:-1]
+        elif change < 0.8:
+            messages = [*messages[:-1], {"role": "user", "content": "changed"}]
+        told.append(messages)
+    return told
+
+
+def seen(path: str, told: list[list[Json]], cutter: Cutter) -> list[tuple[object, ...]]:
+    identity = Identity(secret=SECRET, cutter=cutter)
+    found: list[tuple[object, ...]] = []
+    for number, messages in enumerate(told):
+        tools = [{"type": "function", "function": {"name": f"tool {number % 3}", "description": "d" * 300}}]
+        body: Json = {"model": "m", "messages": messages} | ({"tools": tools} if number % 4 else {})
+        asked = exchange(path, body, orjson.dumps(body))
+        script = identity.script(asked)
+        who = identity.recognise(asked, script, float(number))
+        identity.answered(asked, number % 5 != 0, float(number))
+        found.append((who.session_id, who.family_id, who.turn_index, who.kind, who.chars, list(who.blocks)))
+    return found
+
+
+@pytest.mark.parametrize("path", PATHS)
+@settings(deadline=None, max_examples=30)
+@given(seed=st.integers(0, 10_000))
+def test_nothing_is_recognised_otherwise_by_raw_text(path: str, seed: int) -> None:
+    told = histories(seed)
+    assert seen(path, told, Cutter()) == seen(path, told, Cutter(is_fast=False))
+
+
+@pytest.mark.parametrize(
+    "raw", [b"{}", b'{"messages":[]}', b'{"messages":3}', b'{"messages":[1],"tools":null}', b"["]
+)
+def test_a_body_without_messages_is_no_error(raw: bytes) -> None:
+    Cutter().cut(raw)

@@ -1,0 +1,124 @@
+"""Laws of the terminal view: it fits, it says everything once, and it is readable without colour."""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import Any
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from gateway.live.screen import COLOURS, SORTS, Screen, amount, gauge, seconds
+from gateway.live.snapshot import Phase
+from tests.live.told import session, snapshot
+
+
+def drawn(
+    told: Any, height: int | None = None, width: int = 80, sort: str = "phase", problem: str = ""
+) -> list[str]:
+    out = io.StringIO()
+    console = Console(file=out, width=width, height=height or 24, force_terminal=True, no_color=True)
+    console.print(Screen(told, "http://127.0.0.1:8080", sort, height, problem), end="")
+    return re.sub(r"\x1b\[[\d;]*m", "", out.getvalue()).splitlines()
+
+
+@pytest.mark.parametrize("num_sessions", [0, 1, 5, 1_000])
+@pytest.mark.parametrize("num_replicas", [0, 1, 40])
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 60), (40, 10)])
+@pytest.mark.parametrize("problem", ["", "nothing answers at http://127.0.0.1:8080"])
+def test_it_fills_a_terminal_and_no_more(
+    num_sessions: int, num_replicas: int, width: int, height: int, problem: str
+) -> None:
+    lines = drawn(snapshot(num_sessions, num_replicas), height, width, problem=problem)
+    assert len(lines) == height
+    assert max(map(cell_len, lines)) <= width
+    assert lines[-1].startswith("q quit")
+
+
+def test_in_80_columns_nothing_that_matters_is_cut() -> None:
+    lines = drawn(snapshot(6))
+    assert lines[0].startswith("turngate 0.1.0  http://127.0.0.1:8080")
+    assert "20 running  7 waiting (6 for room, 1 for a slot)  33 between turns" in lines[1]
+    assert lines[2].split() == ["REPLICA", "RESIDENT", "TOKENS", "SLOTS"]
+    assert lines[3].split() == ["gpu1", "############...........|", "500k", "of", "950k", "12/256"]
+    assert lines[5].split() == ["0000000000", "d7567c", "waiting:residency", "0s", "1", "3.5", "1.0k", "gpu1"]
+    assert [line.split()[2].partition(":")[0] for line in lines[5:11]] == list(COLOURS)
+
+
+def test_what_does_not_fit_is_counted() -> None:
+    assert "994 more sessions" in "\n".join(drawn(snapshot(6, total=1_000)))
+    lines = drawn(snapshot(100, 40), height=24)
+    shown = sum(line.startswith("0000") for line in lines)
+    assert f"{100 - shown} more sessions" in "\n".join(lines)
+    assert "and 34 more" in "\n".join(lines)
+
+
+def test_a_pipe_gets_all_of_it() -> None:
+    lines = drawn(snapshot(100, 40))
+    assert sum(line.startswith("0000") for line in lines) == 100
+    assert sum(line.startswith("gpu") for line in lines) == 40
+
+
+@pytest.mark.parametrize(("sort", "first"), [("phase", 0), ("age", 0), ("turn", 5), ("tokens", 5), ("family", 5)])
+def test_it_sorts_as_asked(sort: str, first: int) -> None:
+    lines = drawn(snapshot(6), sort=sort)
+    turns = [int(line.split()[4]) for line in lines if line.startswith("0000")]
+    assert turns[0] == first + 1
+    assert sort in SORTS
+
+
+def test_a_gateway_that_has_gone_is_told_over_what_it_said_last() -> None:
+    lines = drawn(snapshot(2), height=24, problem="nothing answers at http://127.0.0.1:8080")
+    assert lines[0] == "nothing answers at http://127.0.0.1:8080"
+    assert any(line.startswith("0000") for line in lines)
+    assert drawn(None, height=24, problem="nothing answers")[0] == "nothing answers"
+
+
+def test_tenants_are_a_column_for_the_operator_alone() -> None:
+    named = [session(0, tenant="a-very-long-tenant-name")]
+    assert "TENANT" in "\n".join(drawn(snapshot(1, sessions=named)))
+    assert "TENANT" not in "\n".join(drawn(snapshot(1)))
+
+
+def test_replicas_that_are_down_or_of_unknown_size_say_so() -> None:
+    told = snapshot(0, 2)
+    told["replicas"][0]["is_up"] = False
+    told["replicas"][1] |= {"ceiling_tokens": None, "capacity_tokens": None}
+    lines = drawn(told)
+    assert lines[3].rstrip().endswith("DOWN")
+    assert "500k, size unknown" in lines[4]
+
+
+def test_every_phase_has_its_colour() -> None:
+    assert list(COLOURS) == [phase.value for phase in Phase]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"),
+        (999, "999"),
+        (1_000, "1.0k"),
+        (99_900, "99.9k"),
+        (250_000, "250k"),
+        (1.2e6, "1.2M"),
+        (3e9, "3.0G"),
+    ],
+)
+def test_amounts_are_short(value: float, text: str) -> None:
+    assert amount(value) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(0.4, "0s"), (599, "599s"), (600, "10m"), (5_400, "1.5h")])
+def test_times_are_short(value: float, text: str) -> None:
+    assert seconds(value) == text
+
+
+@pytest.mark.parametrize(
+    ("used", "text"),
+    [(0, "." * 23 + "|"), (50, "#" * 12 + "." * 11 + "|"), (100, "#" * 23 + "|"), (300, "#" * 23 + "|")],
+)
+def test_the_gauge_shows_the_share_and_the_ceiling(used: int, text: str) -> None:
+    assert gauge(used, 96, 100).plain == text

@@ -1,0 +1,251 @@
+"""Engines that fail in ways that no status says: what is no answer, what does not fit, what changes meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+import orjson
+import pytest
+
+from gateway.sse import MAX_EVENT_BYTES
+from tests.path.conftest import Gateway, Start
+from tests.path.fake_engine import (
+    DONE,
+    FakeEngine,
+    Play,
+    chunk,
+    cuts_after,
+    error,
+    finish,
+    replies,
+    stalls_after,
+    streams,
+)
+from tests.path.faults import ENGINE, counted, fault, faults, outcomes
+from tests.path.test_faults import ASK, STREAM, pair
+
+HTML = {"Content-Type": "text/html"}
+GIANT = [b"data: " + b"x" * 2**20, *[b"x" * 2**20] * (MAX_EVENT_BYTES // 2**20)]
+IN_TURN = {"placement": "round_robin"}
+QUICK = {"first_byte_s": 0.1, "idle_s": 0.1, "shutdown_grace_s": 0}
+
+
+async def is_replaced_unseen(gateway: Gateway, body: Mapping[str, object], kind: str) -> None:
+    answer = await gateway.ask(body)
+    assert answer.status == 200
+    assert b"hello" in answer.body
+    assert sum(len(engine.calls) for engine in gateway.engines) == 2
+    assert await counted(gateway, faults(kind)) == 1
+    await gateway.is_empty()
+
+
+@fault(ENGINE, "refuses connections", "another replica, unseen; left alone until a poll works", faults("refused"))
+async def test_an_engine_that_refuses_connections_is_counted_and_left(start: Start) -> None:
+    first, second = FakeEngine(), FakeEngine()
+    gateway = await start(first, second, policy=IN_TURN)
+    await first.stop()
+    for n in range(4):
+        answer = await gateway.ask({"model": "m", "messages": [{"role": "user", "content": f"task {n}"}]})
+        assert answer.status == 200
+    assert await counted(gateway, faults("refused")) == 1
+
+
+@fault(ENGINE, "resets before its first byte", "another replica, unseen", faults("reset"))
+async def test_a_reset_before_the_first_byte_is_counted(start: Start) -> None:
+    gateway, *_ = await pair(start, cuts_after(b""))
+    await is_replaced_unseen(gateway, STREAM, "reset")
+
+
+@fault(ENGINE, "resets in its answer", "the client's stream is reset: clients ask again", faults("reset"))
+async def test_a_reset_in_an_answer_is_counted(start: Start) -> None:
+    gateway, *_ = await pair(start, cuts_after(chunk(content="half")))
+    answer = await gateway.ask(STREAM)
+    assert answer.is_cut
+    assert await counted(gateway, faults("reset")) == 1
+    assert await counted(gateway, outcomes("engine_cut")) == 1
+
+
+@fault(ENGINE, "ends its stream without a finish", "the client's stream is reset", faults("no_end"))
+async def test_a_clean_end_without_a_finish_is_counted(start: Start) -> None:
+    gateway, *_ = await pair(start, streams([chunk(content="half")]))
+    assert (await gateway.ask(STREAM)).is_cut
+    assert await counted(gateway, faults("no_end")) == 1
+
+
+@fault(
+    ENGINE, "half-open: takes a call and says nothing", "after `first_byte_s` another replica", faults("silent")
+)
+@pytest.mark.parametrize("body", [ASK, STREAM], ids=["plain", "stream"])
+async def test_an_engine_that_never_answers_is_replaced_after_the_first_byte_time(
+    start: Start, body: dict[str, object]
+) -> None:
+    first, second = FakeEngine(), FakeEngine()
+    first.plays = second.plays = [stalls_after()]
+    gateway = await start(first, second, timeouts=QUICK)
+    await is_replaced_unseen(gateway, body, "silent")
+
+
+@fault(ENGINE, "stalls in its answer", "after `idle_s` the client's stream is reset", faults("silent"))
+async def test_an_engine_that_stalls_in_its_answer_is_counted(start: Start, engine: FakeEngine) -> None:
+    engine.plays = [stalls_after(chunk(content="half"))]
+    gateway = await start(engine, timeouts=QUICK)
+    assert (await gateway.ask(STREAM)).is_cut
+    assert await counted(gateway, faults("silent")) == 1
+    await gateway.is_empty()
+
+
+@fault(ENGINE, "drips byte by byte", "whole events as they are complete", outcomes("answered"))
+async def test_a_drip_of_bytes_arrives_whole(start: Start, engine: FakeEngine) -> None:
+    whole = b"".join([chunk(content="drip"), finish(), DONE])
+    engine.plays = [streams(whole[n : n + 1] for n in range(len(whole)))]
+    gateway = await start(engine)
+    assert (await gateway.ask(STREAM)).body == whole
+
+
+@fault(ENGINE, "status 200 and an error as first event", "another replica, unseen", faults("error"))
+@pytest.mark.parametrize("body", [ASK, STREAM], ids=["plain", "stream"])
+async def test_an_error_under_status_200_is_no_answer(start: Start, body: dict[str, object]) -> None:
+    told = error("out of memory", 500)
+    play = streams([b"data: " + orjson.dumps(told) + b"\n\n"]) if body is STREAM else replies(200, told)
+    gateway, *_ = await pair(start, play)
+    await is_replaced_unseen(gateway, body, "error")
+
+
+@fault(ENGINE, "an error in the middle of its stream", "the error is passed on, then a reset", faults("error"))
+async def test_an_error_in_the_middle_is_counted(start: Start, engine: FakeEngine) -> None:
+    told = b"data: " + orjson.dumps(error("out of memory", 500)) + b"\n\n"
+    engine.plays = [streams([chunk(content="half"), told, DONE])]
+    gateway = await start(engine)
+    answer = await gateway.ask(STREAM)
+    assert answer.is_cut
+    assert answer.body == chunk(content="half") + told
+    assert await counted(gateway, faults("error")) == 1
+
+
+@fault(ENGINE, "429, 503 or 529", "another replica, unseen", faults("full"))
+@pytest.mark.parametrize("status", [429, 503, 529])
+async def test_a_full_engine_is_counted_and_is_no_broken_one(start: Start, status: int) -> None:
+    gateway, *_ = await pair(start, replies(status, error("full", status)))
+    await is_replaced_unseen(gateway, ASK, "full")
+
+
+@fault(ENGINE, "all are full, with `Retry-After`", "its status, and its `Retry-After`", outcomes("engine_refused"))
+@pytest.mark.parametrize("status", [429, 503])
+async def test_how_long_a_full_engine_asks_to_wait_is_passed_on(
+    start: Start, engine: FakeEngine, status: int
+) -> None:
+    engine.plays = [replies(status, error("full", status), **{"Retry-After": "17"})]
+    answer = await (gateway := await start(engine)).ask(ASK)
+    assert (answer.status, answer.headers["Retry-After"]) == (status, "17")
+    assert await counted(gateway, outcomes("engine_refused")) == 1
+
+
+@fault(ENGINE, "all are full, without `Retry-After`", "its status, `Retry-After: 5`", outcomes("engine_refused"))
+@pytest.mark.parametrize("retry_after", ["", "soon", "nan", "-3"])
+async def test_a_full_engine_that_names_no_time_gets_a_usual_one(
+    start: Start, engine: FakeEngine, retry_after: str
+) -> None:
+    engine.plays = [replies(429, error("full", 429), **({"Retry-After": retry_after} if retry_after else {}))]
+    assert (await (await start(engine)).ask(ASK)).headers["Retry-After"] == "5"
+
+
+@fault(ENGINE, "500, 502 or 504", "another replica, unseen; none left: its own error", faults("status"))
+@pytest.mark.parametrize("status", [500, 502, 504])
+async def test_a_broken_engine_is_counted(start: Start, status: int) -> None:
+    gateway, *_ = await pair(start, replies(status, error("boom", status)))
+    await is_replaced_unseen(gateway, ASK, "status")
+
+
+@fault(ENGINE, "refuses the gateway's key", "another replica; none left: 502 that says so", faults("key"))
+async def test_a_refused_key_is_counted(start: Start) -> None:
+    gateway, *_ = await pair(start, replies(401, error("bad key", 401)))
+    await is_replaced_unseen(gateway, ASK, "key")
+
+
+NO_ANSWERS = {
+    "html": (replies(200, b"<html>Welcome to the proxy</html>", **HTML), ASK),
+    "html for a stream": (replies(200, b"<html>Welcome to the proxy</html>", **HTML), STREAM),
+    "a stream that was not asked for": (streams([chunk(content="no"), finish(), DONE]), ASK),
+    "a list": (replies(200, b"[1, 2]"), ASK),
+    "bytes that are no UTF-8": (replies(200, b'{"choices": "\xff\xfe"}'), ASK),
+    "nothing": (replies(200, b""), ASK),
+    "an empty stream": (streams([b""]), STREAM),
+}
+
+
+@fault(ENGINE, "wrong content type, or a body that is no JSON", "another replica, unseen", faults("no_answer"))
+@pytest.mark.parametrize(("play", "body"), NO_ANSWERS.values(), ids=NO_ANSWERS)
+async def test_status_200_without_an_answer_is_replaced_unseen(
+    start: Start, play: Play, body: dict[str, object]
+) -> None:
+    gateway, *_ = await pair(start, play)
+    await is_replaced_unseen(gateway, body, "no_answer")
+
+
+@fault(ENGINE, "wrong content type, and no other replica", "502 that says what came", outcomes("engine_cut"))
+async def test_no_answer_of_the_only_engine_is_a_502(start: Start, engine: FakeEngine) -> None:
+    engine.plays = [replies(200, b"<html>", **HTML)]
+    answer = await (await start(engine)).ask(ASK)
+    assert answer.status == 502
+    assert b"no JSON object" in answer.body
+
+
+@fault(ENGINE, "bytes that are no UTF-8 in a stream", "passed on as they came", outcomes("answered"))
+async def test_events_that_are_no_text_pass_unchanged(start: Start, engine: FakeEngine) -> None:
+    odd = b'data: {"choices":[{"index":0,"delta":{"content":"\xff\xfe\x80"}}]}\n\n'
+    engine.plays = [streams([odd, finish(), DONE])]
+    assert (await (await start(engine)).ask(STREAM)).body == odd + finish() + DONE
+
+
+@fault(ENGINE, "a giant line before its answer", "another replica; 16 MiB are held at most", faults("too_long"))
+async def test_an_event_that_does_not_fit_is_replaced_unseen(start: Start) -> None:
+    gateway, *_ = await pair(start, streams(GIANT))
+    await is_replaced_unseen(gateway, STREAM, "too_long")
+
+
+@fault(ENGINE, "a giant line in its answer", "the client's stream is reset", faults("too_long"))
+async def test_an_event_that_does_not_fit_ends_an_answer(start: Start, engine: FakeEngine) -> None:
+    engine.plays = [streams([chunk(content="half"), *GIANT])]
+    gateway = await start(engine)
+    answer = await gateway.ask(STREAM)
+    assert answer.is_cut
+    assert answer.body == chunk(content="half")
+    assert await counted(gateway, faults("too_long")) == 1
+
+
+@fault(ENGINE, "model swapped", "another replica, unseen; the next poll learns of it", faults("no_model"))
+async def test_a_model_that_is_gone_is_looked_for_elsewhere(start: Start) -> None:
+    told = error("The model `m` does not exist.", 404, "NotFoundError", "model")
+    gateway, *_ = await pair(start, replies(404, told))
+    await is_replaced_unseen(gateway, ASK, "no_model")
+
+
+@fault(ENGINE, "fails call after call", "its circuit opens: it is left alone, then tried again", faults("opened"))
+async def test_a_replica_that_fails_again_and_again_is_left_alone(start: Start) -> None:
+    first, second = FakeEngine(), FakeEngine()
+    first.plays = [replies(500, error("boom", 500))] * 99
+    probing = {"hints": False, "interval_s": 3600, "breaker_failures": 3}
+    gateway = await start(first, second, policy=IN_TURN, probing=probing)
+    for n in range(20):
+        body = {"model": "m", "messages": [{"role": "user", "content": f"{n} " * 400}]}
+        assert (await gateway.ask(body)).status == 200
+    assert len(first.calls) == 3
+    assert await counted(gateway, faults("opened")) == 1
+
+
+async def test_a_circuit_half_open_takes_one_call_and_closes_when_it_works(start: Start) -> None:
+    first, second = FakeEngine(), FakeEngine()
+    first.plays = [replies(500, error("boom", 500))] * 2
+    probing = {"hints": False, "interval_s": 0.02, "breaker_failures": 2, "breaker_open_s": 0.05}
+    gateway = await start(first, second, policy=IN_TURN, probing=probing)
+
+    async def asked(n: int) -> None:
+        body = {"model": "m", "messages": [{"role": "user", "content": f"{n} " * 400}]}
+        assert (await gateway.ask(body)).status == 200
+
+    async with asyncio.timeout(5):
+        n = 0
+        while len(first.calls) < 6:
+            await asked(n := n + 1)
+    assert await counted(gateway, faults("opened")) == 1

@@ -1,0 +1,206 @@
+"""Limits of keys over real sockets: who is refused, in which words, and what is counted of what happened."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from tests.path.batches import Connect, asks, create, over, rows_of
+from tests.path.conftest import Gateway, Start
+from tests.path.fake_engine import FakeEngine, chunk, completion, cuts_after, replies, stalls_after
+from tests.path.secured import by, keys
+from tests.path.toolkit import Bench, Says, says
+
+ASK: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+LONG = {"window_s": 1e9, "budget_window_s": 1e9}
+"""Windows that do not slide on while a test runs."""
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": ASK,
+    "/v1/completions": {"model": "m", "prompt": "hi"},
+    "/v1/responses": {"model": "m", "input": "hi"},
+    "/v1/messages": {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]},
+    "/v1/embeddings": {"model": "m", "input": "hi"},
+}
+
+
+async def used(gateway: Gateway, limit: str, tenant: str = "a") -> float:
+    async with gateway.get("/v1/turngate/limits", **by(tenant)) as response:
+        rows = (await response.json())["limits"]
+    return next(float(row["used"]) for row in rows if row["limit"] == limit)
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_a_request_over_its_limit_is_refused_in_its_own_dialect(
+    start: Start, engine: FakeEngine, path: str
+) -> None:
+    engine.plays = [replies(200, completion())] * 2
+    gateway = await start(engine, keys=keys("a", "b", limits={"requests": 1, **LONG}))
+    first = await gateway.ask(BODIES[path], path, **by("a"))
+    assert (first.status, first.body) == (200, orjson.dumps(completion()))
+    assert first.headers["x-ratelimit-remaining-requests"] == "0"
+    second = await gateway.ask(BODIES[path], path, **by("a"))
+    assert second.status == 429
+    assert int(second.headers["Retry-After"]) >= 1
+    assert second.headers["x-ratelimit-limit-requests"] == "1"
+    told = orjson.loads(second.body)
+    assert "limits.requests" in told["error"]["message"]
+    assert told["error"]["type"] == "rate_limit_error"
+    assert len(engine.calls) == 1
+    other = await gateway.ask(BODIES[path], path, **by("b"))
+    assert other.status == 200
+    async with gateway.get("/metrics") as response:
+        page = await response.text()
+    assert 'turngate_limited_total{limit="requests"} 1.0' in page
+    assert "turngate_outcomes_total" in page
+    assert 'outcome="rejected_limit"' in page
+
+
+async def test_a_place_is_held_while_a_request_waits_or_runs_and_given_back_however_it_ends(
+    start: Start, engine: FakeEngine
+) -> None:
+    ending = asyncio.Event()
+    engine.plays = [
+        stalls_after(),
+        cuts_after(chunk(content="x")),
+        stalls_after(until=ending, then=replies(500, {})),
+    ]
+    gateway = await start(engine, keys=keys("a", limits={"concurrency": 1}), limits={"attempts": 1})
+    leaving = gateway.begin(ASK, **by("a"))
+    await engine.has_seen(1)
+    assert (await gateway.ask(ASK, **by("a"))).status == 429
+    leaving.cancel()
+    await gateway.is_empty()
+    cut = await gateway.ask(ASK | {"stream": True}, **by("a"))
+    assert cut.is_cut
+    failing = gateway.begin(ASK, **by("a"))
+    await engine.has_seen(3)
+    assert (await gateway.ask(ASK, **by("a"))).status == 429
+    ending.set()
+    assert (await failing).status >= 500
+    assert (await gateway.ask(ASK, **by("a"))).status == 200
+    assert await used(gateway, "concurrency") == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_tokens_are_counted_as_the_engine_reports_them(
+    start: Start, engine: FakeEngine, stream: bool
+) -> None:
+    gateway = await start(engine, keys=keys("a", limits={"tokens": 100_000, **LONG}))
+    answer = await gateway.ask(ASK | {"stream": stream}, **by("a"))
+    assert answer.status == 200
+    assert int(answer.headers["x-ratelimit-remaining-tokens"]) < 100_000
+    assert await used(gateway, "tokens") == pytest.approx(9, abs=0.1)
+
+
+async def test_a_client_that_leaves_early_is_charged_what_was_estimated(start: Start, engine: FakeEngine) -> None:
+    engine.plays = [stalls_after(chunk(content="x"))]
+    gateway = await start(engine, keys=keys("a", limits={"tokens": 100_000, **LONG}))
+    async with gateway.post(ASK | {"stream": True}, **by("a")) as response:
+        await response.content.readany()
+    await gateway.is_empty()
+    assert await used(gateway, "tokens") > 1_000
+
+
+async def test_what_no_engine_did_costs_nothing(start: Start, engine: FakeEngine) -> None:
+    engine.plays = [replies(400, {"error": {"message": "no", "type": "invalid_request_error"}})]
+    gateway = await start(
+        engine, keys=keys("a", limits={"tokens": 100_000, **LONG}), models={"answer_any_model": False}
+    )
+    assert (await gateway.ask(ASK, **by("a"))).status == 400
+    assert (await gateway.ask(ASK | {"model": "other"}, **by("a"))).status == 404
+    assert (await gateway.ask(ASK | {"messages": 7}, **by("a"))).status == 400
+    assert await used(gateway, "tokens") == 0
+
+
+async def test_a_token_limit_refuses_before_the_engine_is_asked(start: Start, engine: FakeEngine) -> None:
+    engine.plays = [replies(200, completion() | {"usage": {"prompt_tokens": 5_000, "completion_tokens": 1}})]
+    gateway = await start(engine, keys=keys("a", limits={"tokens": 5_000, **LONG}))
+    assert (await gateway.ask(ASK, **by("a"))).status == 200
+    refused = await gateway.ask(ASK, **by("a"))
+    assert refused.status == 429
+    assert "limits.tokens" in orjson.loads(refused.body)["error"]["message"]
+    assert len(engine.calls) == 1
+
+
+async def test_a_budget_is_spent_by_the_price_of_the_model(start: Start, engine: FakeEngine) -> None:
+    engine.plays = [replies(200, completion() | {"usage": {"prompt_tokens": 1_000_000, "completion_tokens": 0}})]
+    gateway = await start(engine, keys=keys("a", limits={"budget_cost": 2, **LONG}), prices={"*": {"prompt": 2.5}})
+    assert (await gateway.ask(ASK, **by("a"))).status == 200
+    assert await used(gateway, "budget_cost") == pytest.approx(2.5)
+    refused = await gateway.ask(ASK, **by("a"))
+    assert orjson.loads(refused.body)["error"]["code"] == "insufficient_quota"
+    assert int(refused.headers["Retry-After"]) > 3_600
+
+
+async def test_every_model_call_of_an_answer_with_tools_is_counted(start: Start, engine: FakeEngine) -> None:
+    bench = Bench()
+    engine.plays = [says(Says(calls=(("call_search_1", "search", '{"q": "x"}'),))), says(Says("done"))]
+    gateway = await start(
+        engine, tools=bench.settings(), keys=keys("a", limits={"tokens": 100_000, "requests": 9, **LONG})
+    )
+    assert (await gateway.ask(ASK, **by("a"))).status == 200
+    assert len(engine.calls) == 2
+    assert await used(gateway, "tokens") == pytest.approx(30, abs=0.1)
+    assert await used(gateway, "requests") == pytest.approx(1, abs=0.01)
+
+
+async def test_a_list_of_prompts_is_one_request_and_all_its_tokens(start: Start, engine: FakeEngine) -> None:
+    async def echoes(call: Any) -> Any:
+        num = len(call.body["prompt"])
+        choices = [{"index": n, "text": "x", "finish_reason": "stop"} for n in range(num)]
+        usage = {"prompt_tokens": 10 * num, "completion_tokens": num, "total_tokens": 11 * num}
+        return await call.reply(200, {"id": "c", "object": "text_completion", "choices": choices, "usage": usage})
+
+    engine.plays = [echoes] * 99
+    limits = {"requests": 1, "concurrency": 1, "tokens": 1_000_000, **LONG}
+    gateway = await start(engine, keys=keys("a", limits=limits), policy={"slots_per_replica": 32})
+    body = {"model": "m", "prompt": [f"prompt {n}" for n in range(12)], "max_tokens": 4}
+    assert (await gateway.ask(body, "/v1/completions", **by("a"))).status == 200
+    assert len(engine.calls) > 1
+    assert await used(gateway, "requests") == pytest.approx(1, abs=0.01)
+    assert await used(gateway, "tokens") == pytest.approx(132, abs=0.5)
+
+
+async def test_lines_of_a_batch_are_paid_from_the_budget_of_the_key_that_made_it(
+    start: Start, engine: FakeEngine, sdk: Connect, tmp_path: Path
+) -> None:
+    limits = {"requests": 3, "concurrency": 1, "budget_tokens": 100_000, **LONG}
+    gateway = await start(
+        engine, keys=keys("a", limits=limits, models=["m"]), batches={"directory": str(tmp_path)}
+    )
+    client = sdk(gateway, by("a")["Authorization"].removeprefix("Bearer "))
+    batch = await over(client, await create(client, [asks(f"line-{n}") for n in range(5)]))
+    assert batch.request_counts is not None
+    assert (batch.status, batch.request_counts.completed) == ("completed", 5)
+    assert len(await rows_of(client, batch.output_file_id)) == 5
+    assert await used(gateway, "budget_tokens") == pytest.approx(45, abs=0.5)
+    assert await used(gateway, "requests") == 0
+
+
+async def test_a_key_uses_and_sees_its_own_models_only(start: Start) -> None:
+    small, large = FakeEngine(model="small"), FakeEngine(model="large")
+    aliases = {"gpt-big": "large", "gpt-small": "small"}
+    gateway = await start(small, large, keys=keys("a", models=["sm*"]), models={"aliases": aliases})
+    for path, body in BODIES.items():
+        if path == "/v1/responses":
+            continue
+        for name in ("large", "gpt-big"):
+            refused = await gateway.ask(body | {"model": name}, path, **by("a"))
+            assert refused.status == 403, path
+            assert "may not use the model" in orjson.loads(refused.body)["error"]["message"]
+    assert (await gateway.ask(ASK | {"model": "gpt-small"}, **by("a"))).status == 200
+    assert large.calls == []
+    async with gateway.get("/v1/models", **by("a")) as response:
+        assert {row["root"] for row in (await response.json())["data"]} == {"small"}
+    async with gateway.get("/v1/models/large", **by("a")) as response:
+        assert response.status == 404
+
+
+async def test_the_view_of_limits_is_of_the_own_key_only(start: Start, engine: FakeEngine) -> None:
+    gateway = await start(engine, keys=keys("a", "b", limits={"requests": 5}))
+    async with gateway.get("/v1/turngate/limits", **by("a")) as response:
+        assert {row["key"] for row in (await response.json())["limits"]} == {"key-a"}

@@ -1,0 +1,16 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.gaps import MOST, Gaps
+
+
+@given(st.lists(st.floats(0, 100), max_size=3 * MOST), st.floats(0, 100))
+def test_ranks_are_those_of_the_newest_gaps(seen_s: list[float], idle_s: float) -> None:
+    gaps, newest = Gaps(seen_s), sorted(seen_s[-MOST:])
+    longer = [gap for gap in newest if gap > idle_s]
+    assert len(gaps) == len(newest)
+    assert gaps.num_longer(idle_s) == len(longer)
+    assert gaps.median_longer(idle_s) == (longer[len(longer) // 2] if longer else None)
+    assert not newest or (gaps.quantile(0.0), gaps.quantile(1.0)) == (newest[0], newest[-1])
