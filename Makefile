@@ -47,6 +47,7 @@ bench: .venv/installed-dev  ## the tables under benchmarks/results
 	$(BIN)/python -m benchmarks.overhead
 	$(BIN)/python -m benchmarks.overhead.memory
 	$(BIN)/python -m benchmarks.fuzz --inputs 1000000 --by-chance
+	$(BIN)/python -m benchmarks.fuzz_http --seconds 600
 	$(BIN)/python -m benchmarks.soak --seconds 1800
 
 clean:

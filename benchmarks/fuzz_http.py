@@ -26,12 +26,8 @@ import orjson
 from benchmarks.results import write
 
 KEY = "fuzz-key-of-one-tenant"
-CHECKS = (
-    *("not_a_server_error", "status_code_conformance", "content_type_conformance", "response_schema_conformance"),
-    *("unsupported_method", "allow_header_conformance", "ignored_auth"),
-)
-"""Not checked: that every request of the description is taken, and every other one refused. What is right in a model
-call is its engine's to judge."""
+LEFT_OUT = "positive_data_acceptance"
+"""The only check that is not made: what is right in a model call is its engine's to judge."""
 HANGS_S = 20
 STARTS_S = 60
 SPEED = 10_000
@@ -86,7 +82,7 @@ def fuzz(url: str, num_examples: int, seed: int, max_s: int | None = None) -> Fo
     """One run. `num_examples`: of each operation. `max_s`: as many as come until then."""
     with TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "schemathesis.cli", "run", f"{url}/openapi.json"]
-        command += ["--header", f"Authorization: Bearer {KEY}", "--checks", ",".join(CHECKS)]
+        command += ["--header", f"Authorization: Bearer {KEY}", "--checks", "all", "--exclude-checks", LEFT_OUT]
         command += ["--seed", str(seed), "--max-examples", str(num_examples), "--request-timeout", str(HANGS_S)]
         command += ["--phases", "examples,coverage,fuzzing", "--suppress-health-check", "all", "--warnings", "off"]
         command += ["--continue-on-failure", "--no-color", "--generation-database", "none"]
@@ -119,7 +115,7 @@ def main() -> int:
     print(found.said)
     told = (
         f"{found.num_cases:,} requests in {found.took_s:.0f} s over every operation of `/openapi.json`: "
-        f"{'no failure' if found.is_fine else 'FAILURES'}. Checked: {', '.join(CHECKS)}; a hang is {HANGS_S} s."
+        f"{'no failure' if found.is_fine else 'FAILURES'}. All checks but {LEFT_OUT}; a hang is {HANGS_S} s."
     )
     write("fuzz-http", told, {"cases": found.num_cases, "took_s": found.took_s, "is_fine": found.is_fine})
     return 0 if found.is_fine else 1

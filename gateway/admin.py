@@ -62,7 +62,7 @@ class Admin:
         if request.path == UI and request.method in ("GET", "HEAD"):
             await responder.reply(200, self.page.headers, self.page.body)
             return
-        if request.method not in ("GET", "HEAD") and (refused := wrong_method(request)):
+        if request.method != "HEAD" and (refused := wrong_method(request)):
             await responder.reply(*refused)
             return
         status, content_type, body = await self._answer(request, is_private)

@@ -11,7 +11,7 @@ from gateway.drain import TurnedAway, stopping
 from gateway.engine_errors import EngineFailed
 from gateway.errors import STATUS, Failure, Refused
 from gateway.exchange import Exchange, Outcome
-from gateway.forward import Forward
+from gateway.forward import Forward, ModelCall
 from gateway.gate import Gate, Place, Rejected
 from gateway.incoming import Answer
 from gateway.observe import Observer
@@ -78,7 +78,7 @@ class Answering:
             answer = await self._one(turn, exchange, responder, waiting)
         else:
             answer = await self._rounds(exchange.loop, turn, exchange, responder, waiting)
-        await answer.finish(responder, self.observer.receipt_headers(exchange))
+        await answer.finish(responder, self.observer.receipt_headers)
 
     async def _rounds(
         self, loop: ToolLoop, turn: Turn, exchange: Exchange, responder: Responder, waiting: Waiting
@@ -124,7 +124,7 @@ class Answering:
             exchange.dispatch = await self._granted(turn, place, exchange, waiting)
             if exchange.timings.leased_at is None:
                 exchange.timings.leased_at = self.clock()
-            with self.forward.call(exchange, exchange.dispatch) as call:
+            with ModelCall(self.forward, exchange, exchange.dispatch) as call:
                 try:
                     answer = await (waiting.until(call.begin()) if exchange.wants_stream else call.begin())
                 except EngineFailed as error:
@@ -134,7 +134,7 @@ class Answering:
                 if exchange.timings.first_byte_at is None:
                     exchange.timings.first_byte_at = self.clock()
                 try:
-                    await answer.relay(responder, self.observer.receipt_headers(exchange))
+                    await answer.relay(responder, self.observer.receipt_headers)
                 except (asyncio.CancelledError, ConnectionError):
                     if exchange.is_delivered:
                         _leave(place, exchange, Ending.COMPLETE)

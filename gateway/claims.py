@@ -48,7 +48,10 @@ _SESSION_HEADERS = (
 
 def read_claim(headers: Headers) -> Claim:
     """The first schema that is present. Header names are looked up in lower case."""
-    if not any(name in headers for name in _SESSION_HEADERS):
+    for name in _SESSION_HEADERS:
+        if name in headers:
+            break
+    else:
         return _NO_CLAIM
     for schema in _LADDER:
         claim = schema(headers)
@@ -64,7 +67,9 @@ def says_retry(headers: Headers) -> bool:
 
 def whole_number(headers: Headers, name: str) -> int | None:
     """A header of at most nine digits; anything else reads as absent."""
-    value = headers.get(name, "").strip()
+    if (value := headers.get(name)) is None:
+        return None
+    value = value.strip()
     return int(value) if value.isascii() and value.isdigit() and len(value) < 10 else None
 
 

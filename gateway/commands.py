@@ -15,30 +15,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from gateway import config, logs
-from gateway.callers import callers, plain_keys
+from gateway.callers import plain_keys
 from gateway.settings import Settings
 
 if TYPE_CHECKING:
     from gateway.cluster.place import Place
 
+_UNCONFIGURED = ("demo", "keys", "openapi")
 KV_EVENTS_S = 0.5
 """How long `doctor` waits for the events of its own probes."""
 
 
 def run(arguments: argparse.Namespace, flags: Mapping[str, Any]) -> int:
     """Run one parsed command; its exit status. Raises ConfigError."""
-    if arguments.command == "demo":
-        from gateway.demo import run as run_demo
-
-        return run_demo(arguments.png)
-    if arguments.command == "openapi":
-        from gateway import openapi
-
-        return openapi.show()
-    if arguments.command == "keys":
-        from gateway.keys_command import keys
-
-        return keys(arguments)
+    if arguments.command in _UNCONFIGURED:
+        return unconfigured(arguments)
 
     def read() -> Settings:
         return config.load(flags, arguments.config)
@@ -48,6 +39,8 @@ def run(arguments: argparse.Namespace, flags: Mapping[str, Any]) -> int:
         print(config.dump(settings), end="")
         return 0
     if arguments.command == "check":
+        from gateway.check_command import check
+
         return check(settings)
     logs.setup(settings.logging)
     match arguments.command:
@@ -70,6 +63,23 @@ def run(arguments: argparse.Namespace, flags: Mapping[str, Any]) -> int:
             return _run_loop(doctor(settings) if asked is None else doctor_of_gateway(settings, asked))
 
 
+def unconfigured(arguments: argparse.Namespace) -> int:
+    """Runs what reads no configuration."""
+    match arguments.command:
+        case "demo":
+            from gateway.demo import run as run_demo
+
+            return run_demo(arguments.png)
+        case "openapi":
+            from gateway import openapi
+
+            return openapi.show()
+        case _:
+            from gateway.keys_command import keys
+
+            return keys(arguments)
+
+
 async def supervise(settings: Settings, as_typed: Sequence[str]) -> int:
     """Runs several workers of the same command."""
     from gateway.cluster.supervisor import supervise as run_workers
@@ -90,7 +100,7 @@ async def serve_as_worker(settings: Settings, read: Callable[[], Settings]) -> i
     watch = asyncio.create_task(supervisor.gone())
     watch.add_done_callback(lambda _: stop.set())
     try:
-        return await serve(settings, read, place, stop)
+        return await serve(settings, lambda: place.of(read()), place, stop)
     finally:
         watch.cancel()
 
@@ -106,6 +116,7 @@ async def serve(
     from gateway.app import App
     from gateway.reload import Reloading
 
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # which would end what cannot follow it yet
     config.refuse_exposure(settings)
     _lift_file_limit()
     app, stop = App(settings, place=place), stop or _stop_signal()
@@ -237,37 +248,6 @@ async def batches(settings: Settings, url: str) -> int:
         return 1
     finally:
         await upstream.close()
-    return 0
-
-
-def check(settings: Settings) -> int:
-    """Says in plain words what the configuration means."""
-    from gateway.scheduling import policy_of
-    from gateway.toolloop.wiring import python_tools
-
-    config.refuse_exposure(settings)
-    policy_of(settings.policy)
-    own_tools, _ = python_tools(settings.tools)
-    found, addresses, policy = callers(settings), config.addresses(settings), settings.policy
-    tenants = ", ".join(sorted({caller.tenant for caller in found.values()}))
-    print("The configuration is valid.")
-    print(f"Listens on {settings.listen.host}, port {settings.listen.port}")
-    print(f"Clients: {len(found)} keys of {tenants}" if found else "Clients: anybody, no key is asked for")
-    for address in addresses:
-        print(f"Engine {address.name}: {address.kind} {address.base_url}".rstrip())
-    print(f"Policy {policy.name}: resident sessions fill at most {policy.ceiling:.0%} of a KV pool")
-    print(f"Placement {policy.placement}")
-    print(f"Wait at most {policy.max_wait_s:g} s streamed, {policy.max_wait_plain_s:g} s not streamed")
-    if settings.tools.use or settings.tools.mcp:
-        names = [
-            *(tool.name for tool in own_tools),
-            *(f"those of MCP server {e.name}" for e in settings.tools.mcp),
-        ]
-        print(f"Tools of the gateway: {', '.join(names)}")
-    for pattern, model in settings.models.aliases.items():
-        print(f"Model {pattern} is {model}")
-    for name in config.unknown_variables():
-        print(f"warning: nothing reads the variable {name}", file=sys.stderr)
     return 0
 
 

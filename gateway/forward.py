@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from gateway import engine_errors, fields, fitting
@@ -36,15 +35,6 @@ class Forward:
     timeouts: Timeouts
     clock: Callable[[], float]
 
-    @contextmanager
-    def call(self, exchange: Exchange, dispatch: Dispatch) -> Iterator[ModelCall]:
-        """One model call for the body of a `with`; leaving it early aborts the call at the engine."""
-        call = ModelCall(self, exchange, dispatch)
-        try:
-            yield call
-        finally:
-            call.close()
-
     async def send(self, engine: RunningEngine, call: Call) -> UpstreamReply:
         """Status and headers of an answer. Raises EngineFailed."""
         try:
@@ -57,7 +47,8 @@ class Forward:
 
 
 class ModelCall:
-    """A turn at one replica. Owns the connection to it."""
+    """A turn at one replica, for the body of a `with`: leaving it early aborts the call at the engine. Owns the
+    connection to it."""
 
     def __init__(self, forward: Forward, exchange: Exchange, dispatch: Dispatch) -> None:
         self._forward = forward
@@ -77,7 +68,10 @@ class ModelCall:
     def engine(self) -> RunningEngine:
         return self._target.engine
 
-    def close(self) -> None:
+    def __enter__(self) -> ModelCall:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         if self._exchange.trace is not None:
             self._exchange.trace.asked(self._exchange)
         if self._answer is not None:

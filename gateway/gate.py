@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -52,19 +52,50 @@ class Rejected(Exception):
 
 
 class Place:
-    """One turn's place: in the queue until it is granted, at a replica after that."""
+    """One turn's place, for the body of a `with`: in the queue until it is granted, at a replica after that.
 
-    def __init__(self, gate: Gate, turn: Turn, granted: asyncio.Future[Dispatch]) -> None:
+    Leaving is synchronous and always gives back the place or the slot, so neither an error nor a cancellation can
+    leak one.
+    """
+
+    def __init__(self, gate: Gate, turn: Turn, has_begun: bool) -> None:
         self._gate = gate
+        self._turn = turn
         self._turn_id = turn.id
-        self._granted = granted
+        self.has_begun = has_begun
+        """Whether its answer has parts already."""
+        self.decided: Dispatch | Rejected | TurnedAway | None = None
+        """None: it waits."""
+        self._news: asyncio.Event | None = None
         self._left = Left(turn.id, Ending.CANCELLED)
+
+    def __enter__(self) -> Place:
+        try:
+            self._gate.enter(self, self._turn)
+        except BaseException:
+            self._gate.leave(self, self._turn)
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._gate.leave(self, self._turn)
+
+    def decide(self, decided: Dispatch | Rejected | TurnedAway) -> None:
+        """Nothing changes it any more."""
+        self.decided = decided
+        if self._news is not None:
+            self._news.set()
 
     async def granted(self, timeout_s: float | None) -> Dispatch | None:
         """Wait for a replica; None when it is still queued after `timeout_s`. Raises Rejected, TurnedAway."""
-        if not self._granted.done():
-            await asyncio.wait([self._granted], timeout=timeout_s)
-        return self._granted.result() if self._granted.done() else None
+        if self.decided is None:
+            self._news = self._news or asyncio.Event()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._news.wait()
+        if isinstance(self.decided, Exception):
+            raise self.decided
+        return self.decided
 
     def expected_wait_s(self) -> float:
         """The Scheduler's estimate of the wait that is left."""
@@ -90,7 +121,7 @@ class Place:
 
 
 class Gate:
-    """Owns the Scheduler, its one timer, and the futures of those who wait."""
+    """Owns the Scheduler, its one timer, and the places of those who wait."""
 
     def __init__(
         self,
@@ -104,44 +135,38 @@ class Gate:
         self._listener = listener
         self._errand = errand
         """Carries out what is decided about no turn."""
-        self._waiting: dict[TurnId, asyncio.Future[Dispatch]] = {}
-        self._begun: set[TurnId] = set()
+        self._places: dict[TurnId, Place] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._wake_at: float | None = None
         self._given_up: OrderedDict[SessionId, float] = OrderedDict()
         """Sessions whose client stopped waiting, and when their turn had arrived: its retry is as old."""
 
-    @contextmanager
-    def turn(self, turn: Turn, has_begun: bool = False) -> Iterator[Place]:
-        """Queue a turn for the body of a `with`. Leaving is synchronous and always gives back the place or the
-        slot, so neither an error nor a cancellation can leak one. `has_begun`: its answer has parts already."""
-        future: asyncio.Future[Dispatch] = asyncio.get_running_loop().create_future()
+    def turn(self, turn: Turn, has_begun: bool = False) -> Place:
+        """A place for a turn. `has_begun`: its answer has parts already."""
         first_at = self._given_up.pop(turn.session_id, turn.arrived_at)
         if turn.arrived_at - KEPT_AGE_S < first_at < turn.arrived_at:
             turn = replace(turn, arrived_at=first_at)
-        self._waiting[turn.id] = future
-        if has_begun:
-            self._begun.add(turn.id)
-        place = Place(self, turn, future)
-        try:
-            self.tell(Arrived(turn))
-            yield place
-        finally:
-            self._waiting.pop(turn.id, None)
-            self._begun.discard(turn.id)
-            if not future.done():
-                self._given_up[turn.session_id] = turn.arrived_at
-                if len(self._given_up) > MOST_KEPT:
-                    self._given_up.popitem(last=False)
-            elif not future.cancelled():
-                future.exception()  # a refusal that nobody waited for is not an error of the loop
-            self.tell(place.last_fact)
+        return Place(self, turn, has_begun)
+
+    def enter(self, place: Place, turn: Turn) -> None:
+        """The place's turn begins to wait."""
+        self._places[turn.id] = place
+        self.tell(Arrived(turn))
+
+    def leave(self, place: Place, turn: Turn) -> None:
+        """However it ended."""
+        self._places.pop(turn.id, None)
+        if place.decided is None:
+            self._given_up[turn.session_id] = turn.arrived_at
+            if len(self._given_up) > MOST_KEPT:
+                self._given_up.popitem(last=False)
+        self.tell(place.last_fact)
 
     def turn_away(self) -> None:
         """Whoever waits for a replica and has no part of an answer is told TurnedAway, and leaves by itself."""
-        for turn_id, future in self._waiting.items():
-            if not future.done() and turn_id not in self._begun:
-                future.set_exception(TurnedAway())
+        for place in self._places.values():
+            if place.decided is None and not place.has_begun:
+                place.decide(TurnedAway())
 
     def tell(self, fact: Fact) -> None:
         """Pass a fact on and carry out what the Scheduler decides."""
@@ -172,14 +197,12 @@ class Gate:
             if self._errand is not None:
                 self._errand(decision)
             return
-        future = self._waiting.get(decision.turn_id)
-        if future is None or future.done():
+        place = self._places.get(decision.turn_id)
+        if place is None or place.decided is not None:
             return  # it is leaving: its own Left follows
-        match decision:
-            case Dispatch():
-                future.set_result(decision)
-            case Reject(_, refusal, retry_after_s):
-                future.set_exception(Rejected(refusal, retry_after_s))
+        place.decide(
+            Rejected(decision.refusal, decision.retry_after_s) if isinstance(decision, Reject) else decision
+        )
 
     def _set_timer(self, wake_at: float | None, now: float) -> None:
         self.stop()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import orjson
 
 from gateway import engine_errors
@@ -65,8 +67,8 @@ class Answer:
                 raise engine_errors.in_stream(self._exchange.dialect, self._relay.failure)
         raise NoAnswer("it ended without an answer")
 
-    async def relay(self, responder: Responder, ours: HeaderList) -> None:
-        """Send a stream up to its end, which `finish` sends. Does nothing for a body."""
+    async def relay(self, responder: Responder, ours: Callable[[Exchange], HeaderList]) -> None:
+        """Send a stream up to its end, which `finish` sends. Does nothing for a body. `ours`: headers to add."""
         if self._relay is None:
             if responder.has_started:
                 text = "The engine did not stream its answer, and the client had been told to expect a stream."
@@ -74,7 +76,7 @@ class Answer:
             self._exchange.outcome = Outcome.ANSWERED
             return
         if not responder.has_started:
-            await responder.start(self._reply.status, headers_for_client(self._reply, ours))
+            await responder.start(self._reply.status, headers_for_client(self._reply, ours(self._exchange)))
         if self._first:
             await responder.write(self._first)
         self._exchange.is_delivered = self._relay.is_delivered
@@ -86,13 +88,14 @@ class Answer:
         self._exchange.outcome = self._outcome(self._relay)
         self._exchange.reply.is_complete = self._exchange.outcome is Outcome.ANSWERED
 
-    async def finish(self, responder: Responder, ours: HeaderList) -> None:
+    async def finish(self, responder: Responder, ours: Callable[[Exchange], HeaderList]) -> None:
         """A body goes out whole. A stream that the engine did not finish is reset, never ended cleanly: clients
         take a clean end for a whole answer (facts, clients 5)."""
         if self._relay is None:
             loop = self._exchange.loop
             body = self._first if loop is None else loop.body(self._first)
-            await responder.reply(self._reply.status, headers_for_client(self._reply, ours), body)
+            headers = headers_for_client(self._reply, ours(self._exchange))
+            await responder.reply(self._reply.status, headers, body)
         elif self._exchange.outcome is Outcome.ANSWERED:
             if self._round is not None and self._round.closing:
                 await responder.write(b"".join(self._round.closing))
@@ -160,4 +163,4 @@ class Answer:
 
 def headers_for_client(reply: UpstreamReply, ours: HeaderList) -> list[tuple[str, str]]:
     """The engine's headers that concern the client, and ours."""
-    return [*((n, v) for n, v in end_to_end(reply.header_list) if n.lower() not in _NOT_RELAYED), *ours]
+    return [pair for pair in end_to_end(reply.header_list) if pair[0].lower() not in _NOT_RELAYED] + [*ours]

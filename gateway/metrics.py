@@ -15,16 +15,15 @@ from prometheus_client import (
     CollectorRegistry,
     Counter,
     Gauge,
-    Histogram,
     Info,
     ProcessCollector,
     disable_created_metrics,
     generate_latest,
 )
 from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.registry import Collector
 
+from gateway.durations import Histogram
 from policies.types import Hold, SessionState
 from policies.view import FleetView
 
@@ -36,13 +35,20 @@ TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120
 OVERHEAD_BUCKETS_S = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 2)
 POLICY_BUCKETS_S = (0.00001, 0.00003, 0.0001, 0.0003, 0.001, 0.003, 0.01, 0.1)
 
-M = TypeVar("M", bound=MetricWrapperBase)
+M = TypeVar("M")
+C = TypeVar("C", covariant=True)
+
+
+class Labelled(Protocol[C]):
+    """A metric with a child for each label set."""
+
+    def labels(self, *labels: str) -> C: ...
 
 
 class Bounded(Generic[M]):
     """The children of one metric, each looked up once; past the bound all further label sets are `other`."""
 
-    def __init__(self, metric: M, max_label_sets: int = MAX_LABEL_SETS) -> None:
+    def __init__(self, metric: Labelled[M], max_label_sets: int = MAX_LABEL_SETS) -> None:
         self._metric = metric
         self._max_label_sets = max_label_sets
         self._children: dict[tuple[str, ...], M] = {}
@@ -79,15 +85,16 @@ class Metrics:
             return Counter(f"turngate_{name}", text, labels, registry=registry)
 
         def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
-            return Histogram(f"turngate_{name}", text, labels, buckets=buckets, registry=registry)
+            registry.register(made := Histogram(f"turngate_{name}", text, buckets, labels))
+            return made
 
         self.outcomes = Bounded(counter("outcomes", "How requests ended, by wire format", "outcome", "path"))
         self.turns = Bounded(counter("turns", "Turns given a slot", "kind", "reason"))
         self.wait = Bounded(histogram("wait_seconds", "Time from recognised to slot", WAIT_BUCKETS_S, "reason"))
         self.ttft = Bounded(histogram("ttft_seconds", "Request in to first byte out", TTFT_BUCKETS_S, "turn"))
         overhead = "Time spent in the gateway: all but queue and engine"
-        self.overhead = histogram("overhead_seconds", overhead, OVERHEAD_BUCKETS_S)
-        self.policy = histogram("policy_seconds", "Time to decide on one fact", POLICY_BUCKETS_S)
+        self.overhead = histogram("overhead_seconds", overhead, OVERHEAD_BUCKETS_S).labels()
+        self.policy = histogram("policy_seconds", "Time to decide on one fact", POLICY_BUCKETS_S).labels()
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of answers, as engines reported them")
         self.output_tokens = counter("output_tokens", "Output tokens of answers, as engines reported them")
         cached = "Prompt tokens cached, where engines say: foreseen and real"

@@ -91,10 +91,8 @@ class Monitor:
 
     def target(self, replica_id: ReplicaId) -> Target:
         """Engine and pool of a replica that was told of, also after it was lost."""
-        name = replica_id if self._find(replica_id) is not None else replica_id.rpartition("/")[0]
-        watch = self._find(name)
-        assert watch is not None, f"{replica_id} was never told of"
-        return Target(watch.engine, replica_id[len(name) + 1 :])
+        watch = self._of(replica_id)
+        return Target(watch.engine, replica_id[len(watch.engine.name) + 1 :])
 
     def failed(self, engine: RunningEngine) -> None:
         """It refused a connection: its replicas leave at once. The next poll that works brings them back."""
@@ -124,8 +122,8 @@ class Monitor:
         return self._of(replica_id).state(replica_id)
 
     def _of(self, replica_id: ReplicaId) -> Watch:
-        watch = self._find(self.target(replica_id).engine.name)
-        assert watch is not None
+        watch = self._find(replica_id) or self._find(replica_id.rpartition("/")[0])
+        assert watch is not None, f"{replica_id} was never told of"
         return watch
 
     def _find(self, name: str) -> Watch | None:

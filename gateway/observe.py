@@ -63,7 +63,9 @@ class Observer:
             exchange.trace.finished(exchange)
         told = receipt(exchange)
         self._receipts.put(told, exchange.tenant, exchange.timings.finished_at)
-        LOG.log(logging.WARNING if outcome in TROUBLE else logging.INFO, "request", extra={"fields": told})
+        level = logging.WARNING if outcome in TROUBLE else logging.INFO
+        if LOG.isEnabledFor(level):
+            LOG.log(level, "request", extra={"fields": told})
 
     def round_ended(self, exchange: Exchange) -> None:
         """A model call of an answer that goes on is over; `finished` counts the last."""
@@ -129,7 +131,7 @@ class Observer:
 
     def _count(self, exchange: Exchange, outcome: Outcome) -> None:
         metrics, times = self.metrics, exchange.timings
-        metrics.outcomes(outcome.value, exchange.dialect.name).inc()
+        metrics.outcomes(outcome, exchange.dialect.name).inc()
         who, dispatch, usage = exchange.recognition, exchange.dispatch, exchange.reply.usage
         metrics.prompt_tokens.inc(usage.prompt_tokens or 0)
         metrics.output_tokens.inc(usage.output_tokens or 0)
@@ -137,8 +139,8 @@ class Observer:
             metrics.overhead.observe(max(0.0, overhead))
         if who is None or dispatch is None:
             return
-        metrics.turns(who.kind.value, dispatch.reason.value).inc()
-        metrics.wait(dispatch.reason.value).observe(queued_s(times) or 0.0)
+        metrics.turns(who.kind, dispatch.reason).inc()
+        metrics.wait(dispatch.reason).observe(queued_s(times) or 0.0)
         if (ttft := ttft_s(times)) is not None:
             turn = "side" if who.kind is TurnKind.SIDE else "later" if who.turn_index else "first"
             metrics.ttft(turn).observe(ttft)

@@ -31,7 +31,7 @@ def receipt(exchange: Exchange) -> Json:
         "total_ms": _ms(total_s(times)),
         "notes": exchange.notes,
     }
-    return {key: value for key, value in told.items() if value not in (None, "", [])}
+    return {key: value for key, value in told.items() if value or value == 0}
 
 
 def _recognised(exchange: Exchange) -> Json:

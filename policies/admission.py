@@ -137,6 +137,17 @@ class Admission:
 
     # ---- the decision
 
+    def passes(self, turn: Turn, pools: list[Pool], now: float) -> bool:
+        """Whether a turn that comes now goes at once, as it meets nobody and fits each of the pools that it may
+        use. The same as `put` and `next`, without a line for it."""
+        if self._line_of or turn.session_id in self._kept:
+            return False
+        for pool in pools:
+            if not self._fits(turn, pool):
+                return False
+        self._line(turn.model).admitted(now)
+        return True
+
     def trim(self) -> bool:
         """Where residents outgrew the pool by more than they are worth, those who are idle and furthest from
         their end wait for their next turn at the gate, so that the others stop evicting each other. Returns

@@ -109,8 +109,10 @@ class Pool:
 
     def new_tokens(self, turn: Turn) -> float:
         """Tokens by which this turn's prompt would widen the union of the residents."""
-        tail_chars = turn.chars - len(turn.blocks) * BLOCK_CHARS
-        return self.tokens(self.ledger.new_blocks(turn.blocks), max(0, tail_chars))
+        if not (blocks := turn.blocks):
+            return turn.chars * self.ratio.value
+        tail_chars = turn.chars - len(blocks) * BLOCK_CHARS
+        return self.tokens(self.ledger.new_blocks(blocks), max(0, tail_chars))
 
     def missing_tokens(self, turn: Turn) -> float:
         """Prompt tokens that the engine will have to compute, as far as the ledger can tell."""

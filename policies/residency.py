@@ -71,7 +71,7 @@ class Ledger:
 
     def expected_blocks(self, blocks: Blocks) -> int:
         """Leading blocks that should be found in the engine's cache."""
-        return self._present.shared(blocks)
+        return self._present.shared(blocks) if blocks else 0
 
     def new_blocks(self, blocks: Blocks) -> int:
         """Blocks by which the union would grow if a session with this chain became resident."""

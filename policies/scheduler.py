@@ -84,8 +84,7 @@ class Scheduler:
                 self._ended(session_id, now)
             case WarmedUp():
                 self._warm_ups.ended(fact)
-        may_admit |= self._expire(now, decisions)
-        may_admit |= self._admission.trim()
+        may_admit |= self._expire(now, decisions) | self._admission.trim()
         if may_admit:
             self._admit(now)
         self._dispatch(now, decisions)
@@ -153,9 +152,9 @@ class Scheduler:
         elif home is not None and home in pools:
             self._make_ready(turn, home, Reason.RESIDENT)
         else:
-            self._wait(turn, session, now, decisions)
+            self._wait(turn, session, pools, now, decisions)
 
-    def _wait(self, turn: Turn, session: Session, now: float, decisions: list[Decision]) -> None:
+    def _wait(self, turn: Turn, session: Session, pools: list[Pool], now: float, told: list[Decision]) -> None:
         """Queue a turn at the gate, or refuse it now if its wait would be too long for its client."""
         waited_s = now - self._admission.waiting_since(session.id, now)
         wait_s = self._admission.expected_wait_s(turn, now) - waited_s
@@ -167,14 +166,17 @@ class Scheduler:
             refusal = Refusal.DEADLINE
         else:
             refusal = None
+        nothing_ends = min(self._idle.next_at, self._deadlines.next_at) > now
+        if refusal is None and nothing_ends and self._admission.passes(turn, pools, now):
+            self._make_ready(turn, self._choose(turn, pools), Reason.FREE)
+            return
         self._admission.put(turn, session, now)
         if refusal is not None:
             self._admission.take(turn.id, now + 2 * wait_s)
-            self._refuse(turn, refusal, wait_s, now, decisions)
+            self._refuse(turn, refusal, wait_s, now, told)
 
     def _refuse(self, turn: Turn, refusal: Refusal, wait_s: float, now: float, decisions: list[Decision]) -> None:
-        retry_after_s = max(self._limits.min_retry_after_s, wait_s)
-        decisions.append(Reject(turn.id, refusal, retry_after_s))
+        decisions.append(Reject(turn.id, refusal, max(self._limits.min_retry_after_s, wait_s)))
         session = self._fleet.sessions[turn.session_id]
         session.num_waiting -= 1
         self._idle.rest(session, now)
@@ -292,6 +294,6 @@ class Scheduler:
 
     def _next_wake(self, now: float) -> float | None:
         """The next time at which something changes by itself: a lease ends, or a wait passes the bound."""
-        wake_at = min(self._idle.next_at, self._deadlines.next_at, self._warm_ups.next_at)
-        wake_at = min(wake_at, self._admission.next_overdue_at(now))
+        ends_at = self._idle.next_at, self._deadlines.next_at, self._warm_ups.next_at
+        wake_at = min(*ends_at, self._admission.next_overdue_at(now))
         return None if wake_at == math.inf else wake_at

@@ -26,8 +26,9 @@ class Running:
     """What its replica had computed for everybody when its first byte came."""
 
 
-LIKELY = 0.5
-"""Turns still to be expected of a session for which an engine may prefill the next prompt ahead."""
+LIKELY, LONG_TOKENS = 0.5, 1_024.0
+"""Turns still to be expected of a session, and length of its family's answers, for which an engine may prefill the
+next prompt ahead: for short ones its extra request costs the others more time than it saves (decision 4)."""
 
 
 class Slots:
@@ -42,17 +43,18 @@ class Slots:
 
     def start(self, turn: Turn, pool: Pool, missing_tokens: float, now: float) -> None:
         """It takes a slot of the pool."""
-        pool.pace.prefill_began(turn.id, missing_tokens, not pool.replica.queued_prefill_tokens, now)
+        is_alone = not pool.replica.running or not pool.replica.queued_prefill_tokens
+        pool.pace.prefill_began(turn.id, missing_tokens, is_alone, now)
         pool.replica.running[turn.id] = round(missing_tokens)
         self._running[turn.id] = Running(turn, pool, missing_tokens, now)
         session = self._fleet.sessions[turn.session_id]
         session.prefills_next = pool.trial.asks() if self._may_prefill_next(turn, session, pool) else None
 
     def _may_prefill_next(self, turn: Turn, session: Session, pool: Pool) -> bool:
-        """Whether the session is likely to go on, and the cache has room for what is only likely to be needed."""
-        if turn.kind is not TurnKind.AGENT or not pool.is_roomy:
-            return False
+        """Whether the session is likely to go on after a long answer, and there is room for what may be needed."""
         family = self._fleet.families[session.family_id]
+        if turn.kind is not TurnKind.AGENT or (family.output_tokens or 0.0) < LONG_TOKENS or not pool.is_roomy:
+            return False
         return expected_turns(family, session.num_begun, session.remaining_turns) >= LIKELY
 
     def first_byte(self, turn_id: TurnId, now: float) -> None:

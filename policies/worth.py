@@ -28,6 +28,8 @@ def evicted_tokens(pool: Pool, session: Session, family: Family, turn: Turn) -> 
     own = pool.reserve.of(family, (session.num_begun, session.remaining_turns))
     others = pool.reserve.forecast or [0.0] * len(own)
     room_tokens = pool.capacity.tokens - pool.resident_tokens
+    if max(others) + max(own) + new_tokens <= room_tokens:
+        return 0.0
     overflow_tokens = sum(
         max(0.0, theirs + ours + new_tokens - room_tokens) - max(0.0, theirs - room_tokens)
         for theirs, ours in zip(others, own, strict=True)
@@ -46,8 +48,10 @@ def is_worth(pool: Pool, session: Session, family: Family, turn: Turn, price: fl
 def outgrows(pool: Pool) -> bool:
     """Whether the residents take more than the pool holds, by more than one of them is worth: at a price of 1, so
     that what was let in at a higher one is not sent out again for a trifle."""
-    capacity_tokens = pool.capacity.tokens
-    return capacity_tokens is not None and pool.resident_tokens > capacity_tokens + share_tokens(pool, 1.0)
+    capacity_tokens, resident_tokens = pool.capacity.tokens, pool.resident_tokens
+    if capacity_tokens is None or resident_tokens <= capacity_tokens:
+        return False
+    return resident_tokens > capacity_tokens + share_tokens(pool, 1.0)
 
 
 def should_give_way(pool: Pool, session: Session, family: Family, price: float, now: float) -> bool:

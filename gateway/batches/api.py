@@ -98,7 +98,7 @@ class Api:
     async def _files(self, tenant: str, query_text: str) -> Json:
         query = asked.query_of(query_text)
         page = asked.page(query, default=10_000, most=10_000)
-        found = await self.store.files(tenant, query.get("purpose"), page)
+        found = await self.store.files(tenant, query.get("purpose") or None, page)
         return _listed([file.as_json() for file in found], page)
 
     async def _file(self, tenant: str, file_id: str) -> File:

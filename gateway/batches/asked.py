@@ -89,16 +89,16 @@ def expires_s(policy: Any, param: str) -> int:
 def page(query: Mapping[str, str], default: int, most: int) -> Page:
     """Raises Refused."""
     limit, order = query.get("limit", str(default)), query.get("order", "desc")
-    if not limit.isdecimal() or not 1 <= int(limit) <= most:
+    if not limit.isdecimal() or len(limit) > 9 or not 1 <= int(limit) <= most:
         refuse(f"'limit' must be between 1 and {most}.", "limit", code="invalid_value")
     if order not in ("asc", "desc"):
         refuse("'order' must be 'asc' or 'desc'.", "order", code="invalid_value")
-    return Page(int(limit), query.get("after"), order == "asc")
+    return Page(int(limit), query.get("after") or None, order == "asc")
 
 
 def query_of(text: str) -> dict[str, str]:
     """The last value of each parameter."""
-    return {name: values[-1] for name, values in parse_qs(text).items()}
+    return {name: values[-1] for name, values in parse_qs(text, keep_blank_values=True).items()}
 
 
 def _window_s(window: str) -> int:

@@ -39,7 +39,7 @@ class Blobs:
         spool = Spool(new_id("file-"), self._directory)
         self._being_written.add(spool.file_id)
         try:
-            await spool.open()
+            spool.open()
             yield spool
         finally:
             spool.close()
@@ -84,8 +84,9 @@ class Spool:
         self._buffer = bytearray()
         self._file: IO[bytes] | None = None
 
-    async def open(self) -> None:
-        self._file = await asyncio.to_thread(self._part.open, "wb")
+    def open(self) -> None:
+        """Not in a thread: a caller that is cancelled meanwhile would leave the file open."""
+        self._file = self._part.open("wb")
 
     def close(self) -> None:
         if self._file is not None:

@@ -92,3 +92,20 @@ async def test_a_body_that_is_no_form_is_refused(gateway: Gateway) -> None:
     async with gateway.client.post(gateway.url("/v1/files"), data=b"{}") as response:
         assert response.status == 400
         assert "multipart/form-data" in (await response.json())["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "wrong", ["order=", "order=up", "limit=", "limit=0", "limit=10001", "limit=" + "9" * 5000]
+)
+async def test_a_page_that_there_cannot_be_is_refused_with_the_name_of_its_parameter(
+    gateway: Gateway, wrong: str
+) -> None:
+    async with gateway.get(f"/v1/files?{wrong}") as response:
+        assert response.status == 400
+        assert (await response.json())["error"]["param"] == wrong.partition("=")[0]
+
+
+async def test_a_page_after_nothing_is_the_first(gateway: Gateway, sdk: Connect) -> None:
+    file = await sdk(gateway).files.create(file=("a", b"x"), purpose="evals")
+    async with gateway.get("/v1/files?after=&purpose=") as response:
+        assert [row["id"] for row in (await response.json())["data"]] == [file.id]

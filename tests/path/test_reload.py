@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import aiohttp
 import pytest
 
 from gateway import config
-from gateway.reload import changes, effective, reload
+from gateway.reload import AT_RUN_TIME, changes, effective, reload
 from gateway.settings import Settings
 from tests.path.conftest import Gateway, Start
 from tests.path.fake_engine import DEADLINE_S, DONE, FakeEngine, chunk, finish, stalls_after, streams
@@ -101,15 +102,22 @@ def test_the_effective_settings_differ_from_the_new_ones_only_in_what_needs_a_re
     assert not any(change.applies for change in changes(effective(old, new), new))
 
 
+def test_the_manual_names_every_key_that_can_change() -> None:
+    manual = (Path(__file__).parents[2] / "docs/operations.md").read_text()
+    section = manual.partition("## Change the configuration while it runs")[2].partition("Everything else")[0]
+    assert set(re.findall(r"`([a-z_.]+)`", section)) == AT_RUN_TIME
+
+
+@pytest.mark.parametrize("more", [(), ("--workers", "2")], ids=["alone", "workers"])
 async def test_sighup_reads_the_file_again_and_a_wrong_one_is_refused_with_its_fault(
-    engine: FakeEngine, tmp_path: Path
+    engine: FakeEngine, tmp_path: Path, more: tuple[str, ...]
 ) -> None:
     await engine.start()
     file, address = tmp_path / "turngate.yaml", f"vllm://127.0.0.1:{engine.port}"
     head = f"engines: ['{address}']\nlisten: {{port: 0}}\nprobing: {{hints: false}}\n"
     file.write_text(head)
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "gateway", "serve", "--config", str(file)),
+        *(sys.executable, "-m", "gateway", "serve", "--config", str(file), *more),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
@@ -128,9 +136,13 @@ async def test_sighup_reads_the_file_again_and_a_wrong_one_is_refused_with_its_f
         assert b"limits.body_bytez" in await line_with(process.stderr, b"nothing was changed")
         file.write_text(head + "limits: {body_bytes: 9}\n")
         process.send_signal(signal.SIGHUP)
-        assert await line_with(process.stdout, b"limits.body_bytes") == b"  limits.body_bytes: 33554432 -> 9\n"
-        async with client.post(f"{base}/chat/completions", json=ASK) as response:
-            assert response.status == 413
+        assert b"read again" in await process.stdout.readline()
+        assert await process.stdout.readline() == b"  limits.body_bytes: 33554432 -> 9\n"
+        num_refused = 0
+        while num_refused < 8:  # one after the other: the second worker is not heard of
+            url, own_connection = f"{base}/chat/completions", {"Connection": "close"}
+            async with client.post(url, json=ASK, headers=own_connection) as response:
+                num_refused = num_refused + 1 if response.status == 413 else 0
         process.terminate()
         assert await process.wait() == 0
     await engine.stop()
