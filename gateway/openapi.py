@@ -31,6 +31,7 @@ _REASONS = {
     404: "There is no such object, model or path.",
     409: "The object is in a state that does not allow this.",
     413: "The body is too long.",
+    415: "The body is compressed.",
     422: "The engine does not take the request.",
     429: "A limit is reached, or the turn would wait too long. `Retry-After` says when to ask again.",
     500: "The gateway is at fault.",
@@ -38,8 +39,7 @@ _REASONS = {
     502: "The engine broke off, or answered nonsense.",
     503: "No engine answers, or the gateway is stopping. `Retry-After` says when to ask again.",
 }
-_OF_A_KEY = (401,)
-_OF_A_CALL = (400, 401, 403, 404, 413, 422, 429, 501, 502, 503)
+_OF_A_CALL = (400, 401, 403, 404, 413, 415, 422, 429, 501, 502, 503)
 
 
 def document() -> Json:
@@ -81,7 +81,7 @@ def _model_calls() -> Json:
     anthropic = messages | {"system": _nullable(prompt)}
     responses = {"input": _nullable({"anyOf": [_TEXT, _OBJECTS]}), "instructions": _nullable(_TEXT)}
     responses |= {"tools": _nullable(_OBJECTS), "previous_response_id": _nullable(_TEXT)}
-    ask = {"model": "m", "max_tokens": 16}
+    ask = {"model": "a-model", "max_tokens": 16}
     return {
         "/v1/chat/completions": _call(
             "A turn of a conversation", messages, ["messages"], ask | {"messages": hello}
@@ -89,16 +89,16 @@ def _model_calls() -> Json:
         "/v1/completions": _call(
             "A prompt, or a list", {"prompt": prompt}, ["prompt"], ask | {"prompt": ["a", "b"]}
         ),
-        "/v1/responses": _call("A turn, as a response", responses, [], {"model": "m", "input": "Hello"}),
+        "/v1/responses": _call("A turn, as a response", responses, [], {"model": "a-model", "input": "Hello"}),
         "/v1/messages": _call(
             "A turn, as a message", anthropic, ["messages"], ask | {"messages": hello}, "Failed"
         ),
         "/v1/messages/count_tokens": _call(
-            "Tokens of a message", anthropic, ["messages"], {"model": "m", "messages": hello}, "Failed", False
+            "Tokens of a message", anthropic, ["messages"], ask | {"messages": hello}, "Failed", streams=False
         ),
-        "/v1/embeddings": _call("Embeddings", {}, [], {"model": "m", "input": "Hello"}, streams=False),
-        "/tokenize": _call("Tokens of a text", {}, [], {"model": "m", "prompt": "Hello"}, streams=False),
-        "/detokenize": _call("Text of tokens", {}, [], {"model": "m", "tokens": [1]}, streams=False),
+        "/v1/embeddings": _call("Embeddings", {}, [], {"model": "a-model", "input": "Hello"}, streams=False),
+        "/tokenize": _call("Tokens of a text", {}, [], {"model": "a-model", "prompt": "Hello"}, streams=False),
+        "/detokenize": _call("Text of tokens", {}, [], {"model": "a-model", "tokens": [1]}, streams=False),
     }
 
 
@@ -148,7 +148,7 @@ def _files() -> Json:
             "post": _operation(
                 "Upload a file",
                 _json(_ref("File")),
-                (400, 401, 404, 413),
+                (400, 401, 404, 413, 415),
                 body={"multipart/form-data": {"schema": form}},
             ),
         },
@@ -173,7 +173,7 @@ def _batches() -> Json:
     return {
         "/v1/batches": {
             "get": _operation("The tenant's batches", _json(_listed("Batch")), (400, 401, 404), _page(100)),
-            "post": _operation("Begin a batch", told, (400, 401, 404, 413), body=_json(asked)),
+            "post": _operation("Begin a batch", told, (400, 401, 404, 413, 415), body=_json(asked)),
         },
         one: {"get": _operation("How a batch goes", told, (401, 404), [id_])},
         f"{one}/cancel": {"post": _operation("Cancel a batch", told, (401, 404, 409), [id_])},
@@ -185,12 +185,12 @@ def _batches() -> Json:
 
 def _views() -> Json:
     def of(summary: str, key: str, rows: Json = _OBJECTS) -> Json:
-        return {"get": _operation(summary, _json(_with(key, rows)), _OF_A_KEY)}
+        return {"get": _operation(summary, _json(_with(key, rows)), (401,))}
 
     live = [_in_query("limit", _TEXT), _in_query("offset", _TEXT)]  # what is no number is not heard
     receipt = _json(_with("id", _TEXT))
     return {
-        "/v1/models": {"get": _operation("Models that the key may use", _json(_listed("Model")), _OF_A_KEY)},
+        "/v1/models": {"get": _operation("Models that the key may use", _json(_listed("Model")), (401,))},
         "/v1/models/{model}": {
             "get": _operation("A model", _json(_ref("Model")), (401, 404), [_in_path("model", _TEXT)])
         },
@@ -199,7 +199,7 @@ def _views() -> Json:
         "/v1/turngate/tools": of("Tools that the gateway runs for this key", "tools"),
         "/v1/turngate/limits": of("Limits, and what is used of them", "limits"),
         "/v1/turngate/live": {
-            "get": _operation("What happens now", _json(_with("sessions", _OBJECTS)), _OF_A_KEY, live)
+            "get": _operation("What happens now", _json(_with("sessions", _OBJECTS)), (401,), live)
         },
         "/v1/turngate/receipts/{receipt_id}": {
             "get": _operation("Why a request went as it did", receipt, (401, 404), [_in_path("receipt_id")])
@@ -281,12 +281,11 @@ def _object_of(kind: str, fields: Mapping[str, Any]) -> Json:
     return {"type": "object", "properties": properties, "required": [*properties]}
 
 
-_FAULT = _with("message", _TEXT)
 _SCHEMAS: Json = {
-    "Failure": _with("error", _FAULT),
+    "Failure": _with("error", _with("message", _TEXT)),
     "Failed": {
         "type": "object",
-        "properties": {"type": {"const": "error"}, "error": _FAULT},
+        "properties": {"type": {"const": "error"}, "error": _with("message", _TEXT)},
         "required": ["type", "error"],
     },
     "Model": _object_of("model", {"created": _NUMBER, "owned_by": _TEXT}),

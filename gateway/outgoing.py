@@ -14,6 +14,7 @@ from gateway.splice import splice
 from gateway.transport import HOP_BY_HOP, HeaderList
 
 _OURS = frozenset(("host", "authorization", "x-api-key", "content-length", "accept-encoding"))
+_NOT_SENT = _OURS | HOP_BY_HOP
 _SESSION_PREFIXES = ("x-session-", "x-parent-session-", "x-opencode-", "x-codex-", "x-claude-code-", "x-dynamo-")
 _SESSION_NAMES = frozenset(("session-id", "session_id", "thread-id"))
 
@@ -81,13 +82,13 @@ def url(engine: RunningEngine, exchange: Exchange) -> str:
 def headers(exchange: Exchange, engine: RunningEngine, added: Outgoing = NOTHING) -> list[tuple[str, str]]:
     """The client's own, less those that concern only its connection to us; then ours."""
     keep_session = engine.address.kind != THIRD_PARTY_KIND
-    gone = {name.lower() for name, _ in added.headers}
-    gone |= added.drop_headers
+    gone = added.drop_headers.union([name.lower() for name, _ in added.headers])
     kept = []
     has_id = False
-    for name, value in end_to_end(exchange.request.header_list):
+    header_list = exchange.request.header_list
+    for name, value in end_to_end(header_list) if "connection" in exchange.request.headers else header_list:
         low = name.lower()
-        if low in _OURS or low in gone:
+        if low in _NOT_SENT or low in gone:
             continue
         if low.startswith("x-"):
             if low.startswith("x-turngate-") or (not keep_session and low.startswith(_SESSION_PREFIXES)):
