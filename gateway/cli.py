@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -75,11 +76,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     from gateway.config import ConfigError
 
     try:
-        return commands.run(arguments, flags(arguments))
+        status = commands.run(arguments, flags(arguments))
+        sys.stdout.flush()
+        return status
     except ConfigError as error:
         for fault in str(error).splitlines():
             print(f"turngate: {fault}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # as in `turngate openapi | head`: who reads has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except KeyboardInterrupt:
         return 130
 

@@ -66,8 +66,9 @@ class Fleet:
 
 
 def messages(session: int, turn: int) -> list[Any]:
-    """Many families, so that both gateways are home to some."""
-    said = [{"role": "system", "content": f"You are agent number {session % 8}. " + "Work with care. " * 100}]
+    """Many families, so that both gateways are home to some. Their prefix weighs more than the load of all others,
+    so that nobody leaves a warm engine."""
+    said = [{"role": "system", "content": f"You are agent number {session % 8}. " + "Work with care. " * 2_000}]
     said.append({"role": "user", "content": f"Task {session}"})
     for n in range(turn):
         said.append({"role": "assistant", "content": answer_of(session, n)})
