@@ -66,10 +66,10 @@ class Fleet:
 
 
 def messages(session: int, turn: int) -> list[Any]:
-    """Many families, so that both gateways are home to some. Their prefix weighs more than the load of all others,
-    so that nobody leaves a warm engine."""
-    said = [{"role": "system", "content": f"You are agent number {session % 8}. " + "Work with care. " * 2_000}]
-    said.append({"role": "user", "content": f"Task {session}"})
+    """Many families, so that both gateways are home to some. A session's own task weighs more than the load of all
+    others, so that nobody leaves a warm engine."""
+    said = [{"role": "system", "content": f"You are agent number {session % 8}. " + "Work with care. " * 100}]
+    said.append({"role": "user", "content": f"Task {session}" + " and look at it closely" * 1_000})
     for n in range(turn):
         said.append({"role": "assistant", "content": answer_of(session, n)})
         said.append({"role": "user", "content": f"And then, {n}?"})
@@ -82,7 +82,7 @@ def answer_of(session: int, turn: int) -> str:
 
 async def play(call: Call) -> web.StreamResponse:
     said = call.body["messages"]
-    session, turn = int(said[1]["content"].split()[-1]), (len(said) - 2) // 2
+    session, turn = int(said[1]["content"].split()[1]), (len(said) - 2) // 2
     for word in answer_of(session, turn).split(" "):
         await call.write(chunk(content=word + " "))
         await asyncio.sleep(0.01)

@@ -136,7 +136,7 @@ async def moves(store: Store, batch_id: str, status: Status) -> bool:
         elif status in LIVE or status is Status.FAILED:
             await store.move(batch_id, status, 5, errors=(Fault("c", "m", None, 1),))
         else:
-            await store.close_batch(batch_id, status, 5, None, file("file-err"))
+            await store.close_batch(batch_id, status, 5, None, file(f"file-err-{batch_id}"))
     except NotAllowed:
         return False
     return True
