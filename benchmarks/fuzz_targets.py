@@ -22,14 +22,13 @@ from gateway.app import App
 from gateway.dialects import BY_PATH
 from gateway.engines import named
 from gateway.exchange import Reply
-from gateway.inprocess import InProcessResponder
+from gateway.inprocess import InProcessRequest, InProcessResponder
 from gateway.outgoing import Call
 from gateway.relay import StreamRelay
 from gateway.settings import Settings
 from gateway.splice import splice
 from gateway.sse import EventTooLong
 from gateway.transport import (
-    BodyTooLarge,
     Handler,
     HeaderList,
     Headers,
@@ -222,26 +221,6 @@ class _Server:
     async def stop(self, grace_s: float) -> None: ...
 
 
-class _Request:
-    """A `transport.Request` from bytes."""
-
-    method, query, remote = "POST", "", ""
-
-    def __init__(self, path: str, body: bytes) -> None:
-        self.path = path
-        self.header_list: HeaderList = [("Host", "h")]
-        self.headers: Mapping[str, str] = Headers(self.header_list)
-        self._body = body
-
-    async def read(self, limit_bytes: int) -> bytes:
-        if len(self._body) > limit_bytes:
-            raise BodyTooLarge
-        return self._body
-
-    async def chunks(self, limit_bytes: int) -> AsyncIterator[bytes]:
-        yield await self.read(limit_bytes)
-
-
 class Gateway:
     """A whole gateway between a request and an answer that are both bytes."""
 
@@ -265,13 +244,13 @@ class Gateway:
         """No input is a fault of the gateway, hangs, or leaves anything behind."""
         path, (raw, *answers) = PATHS[(data[0] if data else 0) % len(PATHS)], data[1:].split(_SEPARATOR)
         self._engine.answers = answers
-        self._loop.run_until_complete(self._ask(_Request(path, raw)))
+        self._loop.run_until_complete(self._ask(InProcessRequest(path, [("Host", "h")], raw)))
 
     def close(self) -> None:
         self._loop.run_until_complete(self._app.stop())
         self._loop.close()
 
-    async def _ask(self, request: _Request) -> None:
+    async def _ask(self, request: InProcessRequest) -> None:
         responder = InProcessResponder()
         async with asyncio.timeout(60):
             with contextlib.suppress(UpstreamCut):

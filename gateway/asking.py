@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.engines.base import EngineAddress
-from gateway.transport import HeaderList, Timeouts, Upstream, UpstreamCut, UpstreamRefused
+from gateway.transport import HeaderList, Timeouts, Upstream, UpstreamCut, UpstreamRefused, taken
 
 MAX_PAGE_BYTES = 16 * 2**20
 PROBE_S = 15.0
@@ -38,13 +38,7 @@ class Asking:
         self, method: str, url: str, headers: HeaderList, body: bytes | None, timeouts: Timeouts
     ) -> tuple[int, bytes]:
         reply = await self._upstream.call(method, url, headers, body, timeouts)
-        is_whole = False
-        try:
-            answer = await reply.read(MAX_PAGE_BYTES)
-            is_whole = True
-            return reply.status, answer
-        finally:
-            reply.close(reuse=is_whole)
+        return reply.status, await taken(reply, MAX_PAGE_BYTES)
 
 
 def _headers(address: EngineAddress) -> list[tuple[str, str]]:

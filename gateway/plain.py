@@ -15,7 +15,7 @@ from gateway.incoming import MAX_BODY_BYTES, headers_for_client
 from gateway.monitor import Monitor, RunningEngine
 from gateway.observe import Observer
 from gateway.outgoing import plain_call
-from gateway.transport import Responder, UpstreamCut, UpstreamReply
+from gateway.transport import Responder, UpstreamCut, UpstreamReply, taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +70,10 @@ class PlainCalls:
         exchange.num_attempts += 1
         exchange.engine_kind = engine.engine.kind
         reply = await self.forward.send(engine, plain_call(exchange, engine))
-        is_read = False
         try:
-            body = await reply.read(MAX_BODY_BYTES if reply.status < 400 else MAX_ERROR_BYTES)
-            is_read = True
+            body = await taken(reply, MAX_BODY_BYTES if reply.status < 400 else MAX_ERROR_BYTES)
         except UpstreamCut as error:
             raise engine_errors.cut(engine.name, error) from None
-        finally:
-            reply.close(reuse=is_read)
         if reply.status >= 400:
             raise engine_errors.answered(exchange, engine.name, reply, body)
         return reply, body

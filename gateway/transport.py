@@ -181,6 +181,31 @@ class UpstreamReply(Protocol):
         ...
 
 
+async def joined(reply: UpstreamReply, limit_bytes: int) -> bytes:
+    """What `UpstreamReply.read` gives, from its chunks. One that is longer is aborted."""
+    chunks = []
+    size_bytes = 0
+    async for chunk in reply.chunks():
+        size_bytes += len(chunk)
+        if size_bytes > limit_bytes:
+            reply.close(reuse=False)
+            raise UpstreamCut(f"the engine's answer is longer than {limit_bytes} bytes")
+        chunks.append(chunk)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+async def taken(reply: UpstreamReply, limit_bytes: int) -> bytes:
+    """The rest of an answer; its connection is given back if that came whole, and closed if not. Raises
+    UpstreamCut."""
+    is_whole = False
+    try:
+        body = await reply.read(limit_bytes)
+        is_whole = True
+        return body
+    finally:
+        reply.close(reuse=is_whole)
+
+
 @runtime_checkable
 class Pushing(Protocol):
     """An `UpstreamReply` that can hand over what comes without waking its reader."""

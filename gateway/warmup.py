@@ -14,7 +14,7 @@ from gateway.forward import Forward, ModelCall
 from gateway.monitor import RunningEngine
 from gateway.outgoing import Call
 from gateway.splice import splice
-from gateway.transport import UpstreamCut
+from gateway.transport import UpstreamCut, taken
 from policies.types import SessionId
 
 MAX_ANSWER_BYTES = 2**20
@@ -69,12 +69,7 @@ class WarmUps:
 async def _computed(forward: Forward, kept: _Kept) -> bool:
     """Whether the engine answered. Raises EngineFailed, UpstreamCut."""
     reply = await forward.send(kept.engine, replace(kept.call, body=_for_one_token(kept)))
-    is_whole = False
-    try:
-        await reply.read(MAX_ANSWER_BYTES)
-        is_whole = True
-    finally:
-        reply.close(reuse=is_whole)
+    await taken(reply, MAX_ANSWER_BYTES)
     return reply.status == 200
 
 

@@ -209,14 +209,10 @@ class Admission:
         """Whether it fits now, and costs the fleet less than holding it."""
         if pool.capacity.tokens is None:
             return True
-        if not self._has_room(turn, pool):
+        if not pool.has_room(pool.new_tokens(turn), self._limits.ceiling):
             return False
         session, family = self._fleet.sessions[turn.session_id], self._fleet.families[turn.family_id]
         return is_worth(pool, session, family, turn, self._limits.price)
-
-    def _has_room(self, turn: Turn, pool: Pool) -> bool:
-        assert pool.capacity.tokens is not None
-        return pool.resident_tokens + pool.new_tokens(turn) <= self._limits.ceiling * pool.capacity.tokens
 
     def _could_fit(self, turn: Turn) -> bool:
         """Whether some pool is large enough for it; who is not waits for one of its own and holds up nobody."""
@@ -241,10 +237,10 @@ class Admission:
     def _yields(self, turn: Turn, pool: Pool) -> bool:
         """Make room now for a turn past the bound: idle residents give way, longest idle first."""
         for session in self._may_leave(turn, pool):
-            if self._has_room(turn, pool):
+            if pool.has_room(pool.new_tokens(turn), self._limits.ceiling):
                 break
             self._fleet.release(session)
-        return self._has_room(turn, pool)
+        return pool.has_room(pool.new_tokens(turn), self._limits.ceiling)
 
     def _may_leave(self, turn: Turn, pool: Pool) -> list[Session]:
         """Idle residents of no higher class, longest idle first; not all, where they are many."""

@@ -104,6 +104,11 @@ class Pool:
         """Whether there is room for what is only likely to be needed."""
         return self.capacity.tokens is not None and self.resident_tokens < ROOMY * self.capacity.tokens
 
+    def has_room(self, new_tokens: float, ceiling: float) -> bool:
+        """Whether its residents may grow by so much now; the caller knows that it has a size."""
+        assert self.capacity.tokens is not None
+        return self.resident_tokens + new_tokens <= ceiling * self.capacity.tokens
+
     def prompt_tokens(self, turn: Turn) -> float:
         return turn.chars * self.ratio.value
 

@@ -102,7 +102,7 @@ class WarmUps:
         if pool.capacity.tokens is None or not pool.replica.free_slots:
             return False
         new_tokens = pool.tokens(pool.ledger.new_blocks(session.blocks))
-        return pool.resident_tokens + new_tokens <= self._ceiling * pool.capacity.tokens
+        return pool.has_room(new_tokens, self._ceiling)
 
     def _is_allowed(self) -> bool:
         self._num_chances += 1

@@ -24,6 +24,7 @@ from gateway.transport import (
     UpstreamRefused,
     UpstreamReply,
     sendable,
+    taken,
 )
 
 HOP = "X-Turngate-Hop"
@@ -74,15 +75,9 @@ class Hops:
             headers.append((FOR_ADMIN, "yes"))
         try:
             reply = await self._upstream.call("GET", member.url + path, headers, None, PAGE)
-            is_read = False
-            try:
-                body = await reply.read(MAX_PAGE_BYTES)
-                is_read = True
-            finally:
-                reply.close(reuse=is_read)
+            return reply.status, await taken(reply, MAX_PAGE_BYTES)
         except (UpstreamRefused, UpstreamCut):
             return 0, b""
-        return reply.status, body
 
     def _headers(self, request: Request) -> list[tuple[str, str]]:
         ours = (HOP.lower(), FOR_ADMIN.lower())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from gateway.services.replies import WholeReply
-from gateway.transport import UpstreamReply
+from gateway.transport import UpstreamReply, taken
 
 KEEP_S = 300.0
 MAX_BYTES = 4 * 2**20
@@ -26,11 +26,6 @@ class Listing:
         reply = await ask()
         if reply.status != 200:
             return reply
-        is_read = False
-        try:
-            body = await reply.read(MAX_BYTES)
-            is_read = True
-        finally:
-            reply.close(reuse=is_read)
+        body = await taken(reply, MAX_BYTES)
         self._kept, self._until = WholeReply(200, reply.header_list, body), self._clock() + KEEP_S
         return self._kept

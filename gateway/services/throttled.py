@@ -12,7 +12,7 @@ from gateway.engines.base import EngineAddress
 from gateway.monitor import RunningEngine
 from gateway.services import calling
 from gateway.services.replies import WholeReply
-from gateway.transport import HeaderList, Timeouts, Upstream, UpstreamCut, UpstreamReply
+from gateway.transport import HeaderList, Timeouts, Upstream, UpstreamCut, UpstreamReply, taken
 from policies.throttle import MOST, Throttle
 from policies.types import ReplicaReported
 
@@ -134,14 +134,10 @@ class _Counted:
 
 
 async def _read(reply: UpstreamReply) -> WholeReply:
-    is_read = False
     try:
-        body = await reply.read(_MAX_BYTES)
-        is_read = True
+        body = await taken(reply, _MAX_BYTES)
     except UpstreamCut:
         body = b""
-    finally:
-        reply.close(reuse=is_read)
     return WholeReply(reply.status, reply.header_list, body)
 
 

@@ -12,7 +12,16 @@ import aiohttp
 from multidict import CIMultiDict
 from yarl import URL
 
-from gateway.transport import HOP_BY_HOP, SILENT, HeaderList, Timeouts, UpstreamCut, UpstreamRefused, sendable
+from gateway.transport import (
+    HOP_BY_HOP,
+    SILENT,
+    HeaderList,
+    Timeouts,
+    UpstreamCut,
+    UpstreamRefused,
+    joined,
+    sendable,
+)
 
 # uvicorn, below vLLM and SGLang, closes idle connections after 5 s; a pool that forgets them first meets no
 # closed one.
@@ -124,15 +133,7 @@ class AiohttpReply:
         return chunk
 
     async def read(self, limit_bytes: int) -> bytes:
-        chunks = []
-        size = 0
-        async for chunk in self:
-            size += len(chunk)
-            if size > limit_bytes:
-                self.close(reuse=False)
-                raise UpstreamCut(f"the engine's answer is longer than {limit_bytes} bytes")
-            chunks.append(chunk)
-        return b"".join(chunks)
+        return await joined(self, limit_bytes)
 
     def close(self, *, reuse: bool) -> None:
         """A body that was not read to its end closes the connection in either case."""

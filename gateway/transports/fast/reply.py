@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import TYPE_CHECKING
 
-from gateway.transport import HeaderList, Headers, UpstreamCut
+from gateway.transport import HeaderList, Headers, UpstreamCut, joined
 
 if TYPE_CHECKING:
     from gateway.transports.fast.engine_connection import EngineConnection
@@ -65,15 +65,7 @@ class FastReply:
         return self._taken()
 
     async def read(self, limit_bytes: int) -> bytes:
-        chunks = []
-        size_bytes = 0
-        async for chunk in self:
-            size_bytes += len(chunk)
-            if size_bytes > limit_bytes:
-                self.close(reuse=False)
-                raise UpstreamCut(f"the engine's answer is longer than {limit_bytes} bytes")
-            chunks.append(chunk)
-        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        return await joined(self, limit_bytes)
 
     def close(self, *, reuse: bool) -> None:
         """A connection is given back as soon as its answer is complete. One whose answer is not closes."""
