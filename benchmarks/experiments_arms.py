@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
-from benchmarks.oracle import RequestCap, SumLedger, session_cap, shortest_first
+from benchmarks.oracle import RequestCap, SumLedger, session_cap, shortest_first, shortest_in_bounds
 from benchmarks.simulated import Decider, Result, SimulatedTurn, World
 from benchmarks.simulator import Simulation
 from benchmarks.workloads import AgentRun
@@ -58,6 +58,7 @@ ARMS: Mapping[str, Sequence[Arm]] = {
     "warming up": [_warming_up],
     "sum ledger": [_sum_ledger],
     "oracle": [partial(shortest_first, budget=budget) for budget in BUDGETS],
+    "oracle in bounds": [partial(shortest_in_bounds, budget=budget) for budget in BUDGETS],
     "oracle cap": [partial(session_cap, num_sessions=num) for num in CAPS],
 }
 """Several ways to an arm: the one with the least mean completion counts, which is fair to oracles alone."""

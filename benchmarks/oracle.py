@@ -11,9 +11,14 @@ from typing import TypeAlias
 
 from benchmarks.simulated import Decider, World
 from benchmarks.workloads import AgentRun, everyone
+from policies.admission import Limits
+from policies.line import FAIR
+from policies.overtaking import Overtaking
 from policies.types import Arrived, Decision, Dispatch, Fact, Left, Reason, ReplicaReported, Turn, TurnKind
 
 Key: TypeAlias = Callable[[AgentRun], float]
+Waiting: TypeAlias = tuple[float, str, Turn]
+"""(key, turn's id, turn)."""
 Size: TypeAlias = Callable[[AgentRun, bool], float]
 """(run, whether a sibling is resident there) -> what it takes of a replica's room."""
 
@@ -60,7 +65,7 @@ class Clairvoyant:
         self._homes: dict[str, _Pool] = {}
         self._turns: dict[str, Turn] = {}
         self._num_left: Counter[str] = Counter()
-        self._waiting: list[tuple[float, str, Turn]] = []
+        self._waiting: list[Waiting] = []
 
     def tell(self, fact: Fact, _now: float) -> tuple[list[Decision], float | None]:
         decisions: list[Decision] = []
@@ -92,27 +97,66 @@ class Clairvoyant:
 
     def _admit(self, decisions: list[Decision]) -> None:
         while self._waiting:
-            turn = self._waiting[0][2]
+            entry = self._next()
+            turn = entry[2]
             run = self._runs[turn.session_id]
             pool = min(self._pools, key=lambda pool: pool.used)
             need = self._need(run, pool)
             if pool.running and pool.used + need > self._room:
                 return
-            heapq.heappop(self._waiting)
+            self._waiting.remove(entry)
+            heapq.heapify(self._waiting)
             pool.used += need
             pool.families[run.family_id] += 1
             pool.running[run.id] = run
             self._homes[run.id] = pool
             decisions.append(Dispatch(turn.id, pool.replica_id, Reason.ADMITTED, 0))
 
+    def _next(self) -> Waiting:
+        """Who goes before all others that wait."""
+        return self._waiting[0]
+
     def _need(self, run: AgentRun, pool: _Pool) -> float:
         return self._size(run, pool.families[run.family_id] > 0)
+
+
+class Punctual(Clairvoyant):
+    """The same, but who has waited past the bound that the policy keeps goes first."""
+
+    def __init__(self, runs: Sequence[AgentRun], key: Key, room: float, size: Size = peaks) -> None:
+        super().__init__(runs, key, room, size)
+        self._now, self._overtaking = 0.0, Overtaking()
+
+    def tell(self, fact: Fact, now: float) -> tuple[list[Decision], float | None]:
+        self._now = now
+        if isinstance(fact, Arrived) and fact.turn.session_id not in self._homes:
+            self._overtaking.enter(fact.turn.id)
+        decided = super().tell(fact, now)
+        for decision in decided[0]:
+            if isinstance(decision, Dispatch) and decision.reason is Reason.ADMITTED:
+                self._overtaking.leave(decision.turn_id)
+                self._overtaking.admitted(now)
+        return decided
+
+    def _next(self) -> Waiting:
+        oldest = min(self._waiting, key=lambda entry: entry[2].arrived_at)
+        since = oldest[2].arrived_at
+        due_at = self._overtaking.due_at(oldest[2].id, since)
+        if due_at is None or self._now < since + max(Limits().hold_bound_s, FAIR * (due_at - since)):
+            return super()._next()
+        return oldest
 
 
 def shortest_first(runs: Sequence[AgentRun], world: World, budget: float) -> Clairvoyant:
     """Fits real peaks into `budget` of the cache, least real work first."""
     room = budget * world.spec.num_blocks * world.spec.block_tokens
     return Clairvoyant(runs, lambda run: work_s(run, world), room)
+
+
+def shortest_in_bounds(runs: Sequence[AgentRun], world: World, budget: float) -> Clairvoyant:
+    """The same, but who has waited past the bound goes first."""
+    room = budget * world.spec.num_blocks * world.spec.block_tokens
+    return Punctual(runs, lambda run: work_s(run, world), room)
 
 
 def session_cap(runs: Sequence[AgentRun], _world: World, num_sessions: int) -> Clairvoyant:

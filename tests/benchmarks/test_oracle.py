@@ -6,10 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.oracle import SumLedger, floor_tokens, makespan_bound_s, session_cap, shortest_first
+from benchmarks.experiments_arms import figures
+from benchmarks.oracle import (
+    SumLedger,
+    floor_tokens,
+    makespan_bound_s,
+    session_cap,
+    shortest_first,
+    shortest_in_bounds,
+)
 from benchmarks.simulated import World
 from benchmarks.simulator import Simulation
-from benchmarks.workloads import plain
+from benchmarks.workloads import BOUNDED, HEAVY, mixed, plain
 from gateway.demo.workload import Shape
 from gateway.embedded.model import EngineSpec
 from policies.admission import Limits
@@ -67,3 +75,13 @@ def test_a_sum_ledger_admits_fewer_siblings() -> None:
 
     union = admitted_at_once(Scheduler(Turns(), Limits()))
     assert admitted_at_once(SumLedger(Scheduler(Turns(), Limits()))) < union
+
+
+def test_the_oracle_in_bounds_lets_nobody_starve() -> None:
+    runs, world = mixed((BOUNDED, HEAVY), 150, 1, 1.2, 0.1), World(EngineSpec(2_500))
+    most = [
+        figures(Simulation(make(runs, world, 1.25), world).run(runs)).most_of_bound
+        for make in (shortest_first, shortest_in_bounds)
+    ]
+    assert most[0] > 3.0
+    assert most[1] < 2.0
