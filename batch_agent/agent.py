@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from time import monotonic
 from typing import Any
 
 from batch_agent.budget import Budget
@@ -57,6 +58,7 @@ class Agent:
     def __post_init__(self) -> None:
         self.messages += self.saved.messages
         self.turns, self.usage, self._num_steps = self.saved.turns, self.saved.usage, self.saved.num_steps
+        self._prompt_tokens = self.saved.prompt_tokens
 
     async def output(self) -> Any:
         """Raises AgentFailed, TimeoutError."""
@@ -77,11 +79,11 @@ class Agent:
         self.means.budget.check()
         await self._compact()
         self.messages += asked
-        started_at = _now()
+        started_at = monotonic()
         try:
             reply = await self._ask(is_last, is_correction=bool(asked))
         finally:
-            self.model_s += _now() - started_at
+            self.model_s += monotonic() - started_at
         self.turns += 1
         self.usage += reply.usage
         self.queued_s += reply.queued_s
@@ -118,10 +120,10 @@ class Agent:
         return (await self._turn(is_last=True, asked=[{"role": "user", "content": fault}])).text
 
     async def _run_tools(self, calls: Sequence[Call], was_interrupted: bool) -> None:
-        started_at = _now()
+        started_at = monotonic()
         work = [self._run_tool(call, was_interrupted) for call in calls]
         texts = await asyncio.gather(*work) if len(work) > 1 else [await work[0]]
-        self.tools_s += _now() - started_at
+        self.tools_s += monotonic() - started_at
         told = [
             {"role": "tool", "tool_call_id": call.id, "content": text}
             for call, text in zip(calls, texts, strict=True)
@@ -169,7 +171,3 @@ def _unfinished(saved: Sequence[Message]) -> Reply | None:
     if not saved or saved[-1]["role"] != "assistant":
         return None
     return reply_of({"choices": [{"message": saved[-1]}]})
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

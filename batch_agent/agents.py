@@ -33,8 +33,8 @@ class ModelAgents:
         if means.checkpoint is not None:
             saved = await means.checkpoint.load(means.checkpoint.key(*plan.content(prompt)))
             session = f"{means.batch_id}-{saved.key.hex()}"
-            if saved.is_done:
-                return saved.result(index, plan.schema)
+            if (result := saved.result(index, plan.schema)) is not None:
+                return result
         agent = Agent(means, session, plan.first_messages(prompt), saved)
         return lambda: self._attend(agent, index)
 

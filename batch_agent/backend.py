@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 from batch_agent import environment
 from batch_agent.hosted import hosted_gateway
 
+_SCHEMES = ("http://", "https://")
+
 
 @asynccontextmanager
 async def gateway_url(gateway: str = "", backend: str = "") -> AsyncIterator[str]:
@@ -15,8 +17,10 @@ async def gateway_url(gateway: str = "", backend: str = "") -> AsyncIterator[str
 
     `gateway`, else OPENAI_BASE_URL, else a gateway in this process in front of the engine `backend`.
     """
-    named = gateway or environment.base_url() or (backend if backend.startswith(("http://", "https://")) else "")
+    named = gateway or environment.base_url() or (backend if backend.startswith(_SCHEMES) else "")
     if named:
+        if not named.startswith(_SCHEMES):
+            raise ValueError(f"the gateway {named!r} is no URL: it begins with http:// or https://")
         yield named.rstrip("/").removesuffix("/v1") + "/v1"
     elif backend:
         async with hosted_gateway(backend) as url:

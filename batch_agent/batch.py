@@ -54,7 +54,7 @@ async def opened(spec: BatchSpec) -> AsyncIterator[tuple[ModelAgents, Iterator[s
 
 @asynccontextmanager
 async def kept(spec: BatchSpec) -> AsyncIterator[Checkpoint | None]:
-    """The checkpoint of a batch, if it is to have one. Raises OSError, sqlite3.Error."""
+    """The checkpoint of a batch, if it is to have one. Raises OSError."""
     if spec.checkpoint_dir is None:
         yield None
         return

@@ -83,6 +83,8 @@ class ModelCalls:
         while True:
             await self.slots.take(remaining_turns)
             try:
+                if self._timeout_s is None:
+                    return await ask(body, headers)
                 async with asyncio.timeout(self._timeout_s):
                     return await ask(body, headers)
             except TimeoutError:
@@ -108,5 +110,5 @@ class ModelCalls:
     def _pause_s(self, told_s: float | None, num_failures: int) -> float:
         """As told and a little more, so that those who were told the same do not come back as one."""
         if told_s is not None:
-            return told_s * self._rng.uniform(1.0, 1.2)
+            return min(told_s, PATIENCE_S) * self._rng.uniform(1.0, 1.2)
         return self._rng.uniform(0.5, 1.0) * min(LONGEST_PAUSE_S, 2.0 ** (num_failures - 1))

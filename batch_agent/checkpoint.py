@@ -15,6 +15,7 @@ from typing import Any
 
 import orjson
 
+from batch_agent.errors import OutputValidationError
 from batch_agent.results import AgentResult, Usage
 from batch_agent.schema import OutputSchema
 from batch_agent.spec import Message
@@ -40,14 +41,22 @@ class Saved:
     num_steps: int = 0
     turns: int = 0
     usage: Usage = field(default_factory=Usage)
+    prompt_tokens: int = 0
+    """Of the last model call."""
     is_done: bool = False
     output: Any = None
     """As JSON, of an agent that is done."""
     patch: str = ""
 
-    def result(self, index: int, schema: OutputSchema | None) -> AgentResult:
-        """Of an agent that was done before."""
-        output = self.output if schema is None else schema.validated(self.output)
+    def result(self, index: int, schema: OutputSchema | None) -> AgentResult | None:
+        """Of an agent that was done before. None: it was not, or the schema does not read what it wrote, as with a
+        field that is written by another name; then the output is made again of the last answer."""
+        if not self.is_done:
+            return None
+        try:
+            output = self.output if schema is None else schema.validated(self.output)
+        except OutputValidationError:
+            return None
         return AgentResult(
             f"job-{index}", index, output, attempts=0, turns=self.turns, usage=self.usage, patch=self.patch
         )
@@ -62,16 +71,23 @@ class Checkpoint:
         self._pending: list[tuple[str, tuple[Any, ...]]] = []
         self._next: asyncio.Task[None] | None = None
         self._one_at_a_time = asyncio.Lock()
+        self._database: sqlite3.Connection | None = None
         self._seen: Counter[bytes] = Counter()
         self.batch_id = ""
 
     async def open(self) -> None:
-        """Raises OSError, sqlite3.Error."""
-        self.batch_id = await self._in_thread(self._open)
+        """Raises OSError."""
+        try:
+            self.batch_id = await self._in_thread(self._open)
+        except sqlite3.Error as error:
+            raise OSError(f"the checkpoint in {self._directory} cannot be opened: {error}") from None
 
     async def close(self) -> None:
+        """What was to be written before is written first."""
+        if self._next is not None:
+            await asyncio.wait([self._next])
         async with self._one_at_a_time:
-            await self._in_thread(lambda: self._database.close())
+            await self._in_thread(self._close)
         self._thread.shutdown()
 
     def key(self, *content: Any) -> bytes:
@@ -112,6 +128,7 @@ class Checkpoint:
             await self._in_thread(lambda: self._execute(rows))
 
     def _execute(self, rows: list[tuple[str, tuple[Any, ...]]]) -> None:
+        assert self._database is not None
         with self._database:
             for sql, row in rows:
                 self._database.execute(sql, row)
@@ -126,14 +143,21 @@ class Checkpoint:
             )
         return str(self._database.execute("SELECT id FROM batch").fetchone()[0])
 
+    def _close(self) -> None:
+        if self._database is not None:
+            self._database.close()
+
     def _load(self, key: bytes) -> Saved:
+        assert self._database is not None
         saved = Saved(key)
         select = "SELECT messages, usage FROM steps WHERE agent = ? ORDER BY step"
         for messages, usage in self._database.execute(select, (key,)):
             saved.messages += orjson.loads(messages)
             saved.num_steps += 1
             if usage is not None:
-                saved.usage += Usage(**orjson.loads(usage))
+                used = Usage(**orjson.loads(usage))
+                saved.usage += used
+                saved.prompt_tokens = used.prompt_tokens
                 saved.turns += 1
         row = self._database.execute("SELECT output, patch FROM outputs WHERE agent = ?", (key,)).fetchone()
         if row:

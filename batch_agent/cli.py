@@ -130,6 +130,8 @@ def read_spec(file: Path) -> dict[str, Any]:
         if isinstance(spec.get(key), str):
             spec[key] = _named(spec[key])
     if "tools" in spec:
+        if not isinstance(spec["tools"], list) or not all(isinstance(tool, str) for tool in spec["tools"]):
+            raise SpecError(f"{file}: `tools` must be a list of names")
         spec["tools"] = [_named(tool) if ":" in tool else tool for tool in spec["tools"]]
     if "runtime" in spec:
         spec["runtime"] = _runtime(spec["runtime"])

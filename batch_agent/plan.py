@@ -32,6 +32,8 @@ class Plan:
     """As they are declared to the model."""
     _gateway_calls_tools: bool = False
     _num_turns: Counter[int] = field(default_factory=Counter)
+    _systems: dict[str, str] = field(default_factory=dict)
+    """System prompts by what they say of the schema: one text for all agents, not one for each."""
 
     def __post_init__(self) -> None:
         self.offered = [_declared(tool.name, tool.description, tool.parameters) for tool in self.tools]
@@ -62,8 +64,10 @@ class Plan:
 
     def first_messages(self, prompt: str) -> list[Message]:
         """The system prompt is the same for all agents, so that they share its cache."""
-        parts = [self.spec.system_prompt, self.schema.instruction if self.schema and self._states_schema else ""]
-        system = "\n\n".join(filter(None, parts))
+        instruction = self.schema.instruction if self.schema and self._states_schema else ""
+        system = self._systems.get(instruction)
+        if system is None:
+            system = self._systems[instruction] = "\n\n".join(filter(None, [self.spec.system_prompt, instruction]))
         opening = [{"role": "system", "content": system}] if system else []
         return [*opening, {"role": "user", "content": prompt}]
 

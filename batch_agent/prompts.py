@@ -38,7 +38,8 @@ async def scatter_gather(
     """The answer to each prompt, in their order; one that fails is a result with an error.
 
     They go without a chat template, as one list to /v1/completions, which the gateway spreads over its engines.
-    With `chat` each is a user message under `system_prompt`, in a request of its own. Raises as `BatchAgent.run`.
+    With `chat` each is a user message under `system_prompt`, in a request of its own. A list may take hours, and
+    its answer comes when all is done: what bounds it is whoever waits for this. Raises as `BatchAgent.run`.
     """
     where = {"gateway": gateway, "backend": backend, "api_key": api_key, "model": model}
     if chat:
@@ -54,14 +55,13 @@ async def scatter_gather(
         raise ValueError("system_prompt needs chat=True: without a chat template there is no system message")
     async with (
         gateway_url(gateway, backend) as url,
-        Connection(url, api_key or environment.api_key()) as connection,
+        Connection(url, api_key or environment.api_key(), silence_s=None) as connection,
     ):
         calls = ModelCalls(connection, Slots(1), max_retries)
         asked = {"model": model or await only_model(connection), **(sampling or {})}
         results: list[AgentResult] = []
         for start in range(0, len(prompts), MOST_PROMPTS):
-            some = list(prompts[start : start + MOST_PROMPTS])
-            results += await _completions(calls, asked, some, start)
+            results += await _completions(calls, asked, prompts[start : start + MOST_PROMPTS], start)
         return results
 
 
@@ -91,11 +91,11 @@ async def tree_reduce(
     return left[0]
 
 
-async def _completions(calls: ModelCalls, asked: Json, prompts: list[str], start: int) -> list[AgentResult]:
+async def _completions(calls: ModelCalls, asked: Json, prompts: Sequence[str], start: int) -> list[AgentResult]:
     """Answers are found by their index, never by their position; `start` is the index of the first prompt."""
     indexes = range(start, start + len(prompts))
     try:
-        answer = await calls.post("/completions", {**asked, "prompt": prompts}, _APART)
+        answer = await calls.post("/completions", {**asked, "prompt": list(prompts)}, _APART)
         found = {choice["index"] + start: choice for choice in answer["choices"]}
     except (AgentFailed, TimeoutError) as error:
         return [AgentResult(f"job-{index}", index, None, told(error)) for index in indexes]

@@ -92,7 +92,8 @@ def joined(events: Iterable[bytes]) -> Json:
     finish_reason, usage = None, None
     for event in map(orjson.loads, events):
         if "error" in event:
-            raise HTTPStatusError(502, error_text(event), retryable=True)
+            is_wrong = isinstance(event["error"], dict) and event["error"].get("type") == "invalid_request_error"
+            raise HTTPStatusError(400 if is_wrong else 502, error_text(event), retryable=not is_wrong)
         usage = event.get("usage") or usage
         for choice in event.get("choices") or ():
             finish_reason = choice.get("finish_reason") or finish_reason

@@ -32,7 +32,6 @@ class OutputSchema:
             self.json_schema = given
         else:
             raise TypeError(f"output_schema must be a pydantic model or a JSON schema, not {given!r}")
-        self._validator = Draft202012Validator(self.json_schema)
         name = _NAME.sub("_", str(self.json_schema.get("title") or "output"))[:64]
         self.response_format: Json = {
             "type": "json_schema",
@@ -66,7 +65,7 @@ class OutputSchema:
             except ValidationError as error:
                 faults = error.errors(include_url=False, include_context=False)
                 raise OutputValidationError("; ".join(map(_fault, faults))) from None
-        if (wrong := best_match(self._validator.iter_errors(value))) is not None:
+        if (wrong := best_match(Draft202012Validator(self.json_schema).iter_errors(value))) is not None:
             raise OutputValidationError(f"{wrong.json_path}: {wrong.message}")
         return value
 

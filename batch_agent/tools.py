@@ -19,6 +19,8 @@ Function: TypeAlias = Callable[..., Any]
 
 _BYTES_PER_TOKEN = 4
 _TTL_S = 60.0
+_NOT_TOOLS = ("define", "batchable", "registry")
+"""What `Tool` has beside tools."""
 _WINDOW_S = 0.005
 """In which calls of a batchable tool become one."""
 
@@ -102,7 +104,8 @@ class Tool:
                 **options,
             )
             cls.registry[definition.name] = definition
-            setattr(cls, definition.name, definition)
+            if definition.name not in _NOT_TOOLS:
+                setattr(cls, definition.name, definition)
             return definition
 
         return make if func is None else make(func)

@@ -1,12 +1,15 @@
 """A tick: every agent of a group makes one model call at once, and all wait for the last. What do 4 and 16 cost?
 
-    python -m benchmarks.ticks [--rounds 5]
+    python -m benchmarks.ticks [--rounds 5] [--engine embedded]
 
-On a real vLLM on the CPU, with the official SDK and nothing but `asyncio.gather`: straight at the engine, and
-through the gateway. The agents of a group are siblings: they share their instructions, then each has its own task.
-The first tick of a group finds nothing of it in the cache; each later one adds the agent's last answer and
-an observation. Groups of all sizes take turns in each round. A ratio is that of one round: a tick of n agents
-against a tick of one by the same way in the same round.
+With the official SDK and nothing but `asyncio.gather`: straight at the engine, and through the gateway. On a real
+vLLM on the CPU, whose time is also that of everything else on the machine; on the embedded engine, whose time is a
+model's, what is left is what the gateway adds.
+
+The agents of a group are siblings: they share their instructions, then each has its own task. The first tick of a
+group finds nothing of it in the cache; each later one adds the agent's last answer and an observation. Groups of
+all sizes take turns in each round. A ratio is that of one round: a tick of n agents against a tick of one by the
+same way in the same round.
 """
 
 from __future__ import annotations
@@ -16,7 +19,8 @@ import asyncio
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +29,7 @@ import openai
 
 from benchmarks.results import write
 from gateway.demo.agents import prose
+from gateway.demo.processes import command
 from tests.real.gateway import engine_url, gateway
 from tests.real.vllm import VllmOptions, vllm_server
 
@@ -34,6 +39,7 @@ SHARED_CHARS, OWN_CHARS = 4_000, 300
 OUTPUT_TOKENS = 96
 LATER_TICKS = 3
 WAYS = ("straight", "gateway")
+EMBEDDED = ["engine", "--port", "0", "--set", "embedded.slots=64"]
 FIRST, LATER = "first", "later"
 
 
@@ -48,14 +54,14 @@ class Tick:
     seconds: float
 
 
-async def group(client: openai.AsyncOpenAI, name: str, size: int) -> list[float]:
+async def group(client: openai.AsyncOpenAI, model: str, name: str, size: int) -> list[float]:
     """Seconds of each tick of a new group; the first one is cold."""
     opening = {"role": "system", "content": prose(name, SHARED_CHARS)}
     histories: list[list[Any]] = [[opening, _observed(f"{name}/{agent}/0")] for agent in range(size)]
     found = []
     for tick in range(1 + LATER_TICKS):
         began = time.perf_counter()
-        answers = await asyncio.gather(*(_answer(client, history) for history in histories))
+        answers = await asyncio.gather(*(_answer(client, model, history) for history in histories))
         found.append(time.perf_counter() - began)
         for agent, answer in enumerate(answers):
             said = {"role": "assistant", "content": answer}
@@ -63,9 +69,9 @@ async def group(client: openai.AsyncOpenAI, name: str, size: int) -> list[float]
     return found
 
 
-async def _answer(client: openai.AsyncOpenAI, messages: list[Any]) -> str:
+async def _answer(client: openai.AsyncOpenAI, model: str, messages: list[Any]) -> str:
     done = await client.chat.completions.create(
-        model="tiny", messages=messages, max_tokens=OUTPUT_TOKENS, temperature=0, extra_body={"ignore_eos": True}
+        model=model, messages=messages, max_tokens=OUTPUT_TOKENS, temperature=0, extra_body={"ignore_eos": True}
     )
     return done.choices[0].message.content or ""
 
@@ -74,15 +80,27 @@ def _observed(name: str) -> dict[str, str]:
     return {"role": "user", "content": prose(name, OWN_CHARS)}
 
 
-async def measure(num_rounds: int) -> list[Tick]:
+@asynccontextmanager
+async def stack(engine: str) -> AsyncIterator[tuple[dict[str, str], str]]:
+    """Base URLs of both ways, and the model that is served there."""
+    if engine == "embedded":
+        async with command(EMBEDDED) as url:
+            serve = ["serve", "--port", "0", "--engine", engine_url("vllm", url), "--set", "logging.level=warning"]
+            async with command(serve) as front_url:
+                yield {"straight": url, "gateway": front_url}, "embedded"
+        return
+    async with vllm_server(VllmOptions()) as vllm, gateway(engine_url("vllm", vllm.base_url)) as front:
+        yield {"straight": vllm.base_url, "gateway": front.base_url}, "tiny"
+
+
+async def measure(engine: str, num_rounds: int) -> list[Tick]:
     found = []
-    async with vllm_server(VllmOptions()) as engine, gateway(engine_url("vllm", engine.base_url)) as front:
-        urls = {"straight": engine.base_url, "gateway": front.base_url}
+    async with stack(engine) as (urls, model):
         clients = {way: openai.AsyncOpenAI(base_url=f"{urls[way]}/v1", api_key="none") for way in WAYS}
         for number in range(-1, num_rounds):  # the one before the first compiles and connects
             for size in SIZES:
                 for way in WAYS if number % 2 else reversed(WAYS):
-                    first_s, *later_s = await group(clients[way], f"{number}/{way}/{size}", size)
+                    first_s, *later_s = await group(clients[way], model, f"{number}/{way}/{size}", size)
                     ticks = [(FIRST, first_s), (LATER, statistics.median(later_s))]
                     found += [Tick(number, way, size, kind, seconds) for kind, seconds in ticks if number >= 0]
                     print(
@@ -114,17 +132,19 @@ def table(found: Sequence[Tick]) -> str:
 
 
 async def main(arguments: argparse.Namespace) -> None:
-    found = await measure(arguments.rounds)
+    found = await measure(arguments.engine, arguments.rounds)
     text = (
         f"Medians of {arguments.rounds} rounds; the lowest and highest ratio are the gateway's.\n\n{table(found)}"
     )
     print(text)
-    write("ticks", text, [asdict(tick) for tick in found], Path(arguments.results))
+    name = "ticks" if arguments.engine == "vllm" else f"ticks-{arguments.engine}"
+    write(name, text, [asdict(tick) for tick in found], Path(arguments.results))
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--engine", choices=("vllm", "embedded"), default="vllm")
     parser.add_argument("--results", default="benchmarks/results", help="folder for the table and its data")
     return parser.parse_args()
 

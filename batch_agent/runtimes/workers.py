@@ -131,8 +131,8 @@ class Workers:
         if self.checkpoint is not None:
             kind = type(self.program).__name__
             saved = await self.checkpoint.load(self.checkpoint.key(kind, *self.plan.content(prompt)))
-            if saved.is_done:
-                return saved.result(index, self.plan.schema)
+            if (result := saved.result(index, self.plan.schema)) is not None:
+                return result
         await self.slots.take(0)  # here, since whoever begins has to have one
         return lambda: self._attend(index, prompt, saved.key)
 

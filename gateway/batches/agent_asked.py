@@ -19,7 +19,6 @@ from gateway.errors import Failure
 from gateway.exchange import Json
 from tool_runtime.types import Tool, Tools
 
-URL = "/v1/turngate/agent_runs"
 DEFAULT_TURNS, MOST_TURNS = 16, 200
 MAX_PROBLEM_CHARS = 500
 _OWN = frozenset(("model", "task", "system", "tools", "schema", "max_turns", "include"))

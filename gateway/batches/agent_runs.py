@@ -20,20 +20,18 @@ from gateway.batches.agent_asked import AgentAsked
 from gateway.batches.asking import Asking
 from gateway.batches.objects import Batch, Finished, Line, Spent, new_id
 from gateway.batches.store import Store
+from gateway.dialects import canonical
 from gateway.dialects.failures import openai_error
 from gateway.errors import Failure
 from gateway.exchange import Json
 from gateway.inprocess import InProcessResponder
 from gateway.transport import Headers
+from tool_runtime.outcome import not_known
 from tool_runtime.runtime import ToolRuntime
 from tool_runtime.types import Call, Context, Effect, Tools
 
 CHAT = "/v1/chat/completions"
 _KEPT_KEYS = ("role", "content", "reasoning", "reasoning_content", "tool_calls")
-_UNKNOWN = (
-    "The outcome of this call is unknown: the run was interrupted while it may have been running, and it must not"
-    " be run twice. Find out by other means whether it took effect."
-)
 
 
 class _Ended(Exception):
@@ -134,10 +132,8 @@ class _Run:
         self.session_id = reply.headers.get("x-turngate-session", "")
         if reply.status != 200:
             raise _Ended(reply)
-        answer = orjson.loads(reply.body)
-        said = next((fields.obj(choice, "message") for choice in fields.items(answer, "choices")), {})
-        message = {key: said[key] for key in _KEPT_KEYS if said.get(key) or key == "content"}
-        return {"role": "assistant", "content": None} | message, results.spent(answer)
+        answer = results.parsed(reply.body)
+        return _message_of(answer), results.spent(answer)
 
     async def _run_calls(self, calls: list[Json], was_kept: bool) -> None:
         """All at once; their results stand in the order of the calls."""
@@ -152,28 +148,23 @@ class _Run:
         self.messages += [task.result() for task in tasks]
 
     def _calling(self, told: Json, was_kept: bool) -> Callable[[], Awaitable[tuple[Json, Spent]]]:
-        """`was_kept`: an earlier process had this call, and may have begun it."""
         function = fields.obj(told, "function")
-        call = Call(
-            fields.text(told, "id") or "",
-            fields.text(function, "name") or "",
-            fields.text(function, "arguments") or "{}",
-        )
+        call = Call(told["id"], fields.text(function, "name") or "", function["arguments"])
 
         async def get() -> tuple[Json, Spent]:
-            text = _UNKNOWN if was_kept and self._must_not_repeat(call) else await self._run_tool(call)
+            text = await self._tool_text(call, was_kept)
             return {"role": "tool", "tool_call_id": call.id, "content": text}, Spent()
 
         return get
 
-    def _must_not_repeat(self, call: Call) -> bool:
+    async def _tool_text(self, call: Call, was_kept: bool) -> str:
+        """Law: only tools that the line names can be called, whatever the model writes. `was_kept`: an earlier
+        process had this call, and may have begun it."""
         tool = next((tool for tool in self.asked.tools if tool.name == call.name), None)
-        return tool is not None and tool.effect is Effect.DESTRUCTIVE
-
-    async def _run_tool(self, call: Call) -> str:
-        """Law: only tools that the line names can be called, whatever the model writes."""
-        if self.runs.runtime is None or all(tool.name != call.name for tool in self.asked.tools):
+        if tool is None or self.runs.runtime is None:
             return f"There is no tool {call.name!r}."
+        if was_kept and tool.effect is Effect.DESTRUCTIVE:
+            return f"Error: the run was interrupted.\n{not_known(tool)}"
         context = Context(
             self.batch.tenant, f"{self.batch.id}/{self.line.number}", str(self.turn), self.batch.key_id
         )
@@ -197,9 +188,31 @@ async def _correction(problem: str) -> tuple[Json, Spent]:
     return {"role": "user", "content": text}, Spent()
 
 
-def _failed(code: str, message: str) -> _Ended:
-    failure = Failure(422, "agent_error", message, code=code)
-    return _Ended(_reply(422, {"error": openai_error(failure)}))
+def _message_of(answer: Json) -> Json:
+    """For the history: the model's own words. Raises _Ended where there are none."""
+    said = next((fields.obj(choice, "message") for choice in canonical.objects(answer.get("choices"))), {})
+    calls = fields.items(said, "tool_calls")
+    if not said or not all(isinstance(call, dict) for call in calls):
+        raise _failed("no_answer", "What the engine sent is no answer of a chat.", 502)
+    kept = {key: said[key] for key in _KEPT_KEYS if said.get(key)}
+    if calls:
+        kept["tool_calls"] = [_as_sent_back(position, call) for position, call in enumerate(calls)]
+    return {"role": "assistant", "content": said.get("content"), **kept}
+
+
+def _as_sent_back(position: int, call: Json) -> Json:
+    """Some engines leave the id of a call out, or write its arguments as an object."""
+    function = fields.obj(call, "function")
+    arguments = function.get("arguments") or "{}"
+    if not isinstance(arguments, str):
+        arguments = orjson.dumps(arguments).decode()
+    id_ = fields.text(call, "id") or f"call_{position}"
+    return {**call, "id": id_, "function": {**function, "arguments": arguments}}
+
+
+def _failed(code: str, message: str, status: int = 422) -> _Ended:
+    failure = Failure(status, "agent_error", message, code=code)
+    return _Ended(_reply(status, {"error": openai_error(failure)}))
 
 
 def _reply(status: int, body: Json) -> InProcessResponder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
@@ -14,30 +15,14 @@ from gateway.batches.store import Page, Store
 from gateway.batches.upload import upload
 from gateway.callers import Caller
 from gateway.dialects import BY_PATH
-from gateway.errors import Failure, Refused
+from gateway.errors import Refused
 from gateway.exchange import Json
 from gateway.keys import Keys
 from gateway.routes import wrong_method
-from gateway.transport import BodyTooLarge, Handler, Request, Responder
+from gateway.transport import BodyTooLarge, Request, Responder
 
-FILES, BATCHES = "/v1/files", "/v1/batches"
 MAX_BODY_BYTES = 64 * 1024
 _OPENAI = BY_PATH["/v1/chat/completions"]
-
-
-def in_front_of(path: Handler, batches: Handler) -> Handler:
-    """Sends each request where it belongs."""
-
-    async def handle(request: Request, responder: Responder) -> None:
-        await (batches if request.path.startswith((FILES, BATCHES)) else path)(request, responder)
-
-    return handle
-
-
-async def off(request: Request, responder: Responder) -> None:
-    """A `transport.Handler` for a gateway that has no place for batches."""
-    text = "There are no files and batches here: set batches.directory, or start with `--batches DIRECTORY`."
-    await _reply(responder, 404, _OPENAI.error_body(Failure(404, "not_found_error", text)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +99,8 @@ class Api:
         return {"id": file_id, "object": "file", "deleted": True}
 
     async def _content(self, file: File, responder: Responder) -> None:
+        if not await asyncio.to_thread(self.blobs.path(file.id).exists):
+            asked.refuse(f"The content of {file.id} is not in this gateway's directory.", "id", status=404)
         headers = [
             ("Content-Type", "application/octet-stream"),
             ("Content-Length", str(file.size_bytes)),

@@ -15,7 +15,6 @@ from gateway.batches.store import Page
 from gateway.errors import Failure, Refused
 from gateway.exchange import Json, Outcome
 
-PURPOSES = ("assistants", "batch", "evals", "fine-tune", "user_data", "vision")
 BATCH_FILE_EXPIRES_S = 30 * 86_400
 SHORTEST_EXPIRY_S, LONGEST_EXPIRY_S = 3_600, 30 * 86_400
 LONGEST_WINDOW_S = 30 * 86_400

@@ -27,7 +27,9 @@ class LineKeys(Keys):
         self._keys = keys
 
     async def caller(self, headers: Mapping[str, str]) -> Caller:
-        caller = Caller(headers[TENANT], may_prioritise=False, urgency=int(headers[URGENCY]))
+        tenant = headers[TENANT]
+        salt = self._keys.salt_of(tenant)
+        caller = Caller(tenant, may_prioritise=False, urgency=int(headers[URGENCY]), cache_salt=salt)
         made_by = self._keys.named(headers[KEY])
         if made_by is None:
             return caller

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gateway.batches import agent_asked, results
 from gateway.batches.agent_runs import AgentRuns
 from gateway.batches.asking import Asking
+from gateway.batches.front import AGENT_RUNS
 from gateway.batches.lines import Endpoint
 from gateway.batches.objects import Batch, Finished, Line
 from gateway.dialects import BY_PATH
@@ -15,7 +16,6 @@ from gateway.toolloop.offers import matches
 from tool_runtime.runtime import ToolRuntime
 from tool_runtime.types import Tools
 
-URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", agent_asked.URL)
 _ONE_CALL = (("x-turngate-remaining-turns", "0"), ("x-turngate-final", "1"))
 """The session of a single request ends with its answer, so that it keeps no cache."""
 
@@ -32,7 +32,7 @@ class Endpoints:
     def of(self, batch: Batch) -> Endpoint:
         """What its lines are checked against."""
         url = batch.endpoint
-        if url == agent_asked.URL:
+        if url == AGENT_RUNS:
             tools = self._tools(batch)
             return Endpoint(url, lambda body: agent_asked.check(body, tools), agent_asked.script, self.wrong_model)
         dialect = BY_PATH[url]
@@ -40,7 +40,7 @@ class Endpoints:
 
     async def answer(self, batch: Batch, line: Line, body: bytes) -> Finished:
         """What becomes of a line."""
-        if batch.endpoint == agent_asked.URL:
+        if batch.endpoint == AGENT_RUNS:
             return await self.agent_runs.answer(batch, line, body, self._tools(batch))
         reply = await self.asking.answer(batch, line, batch.endpoint, body, _ONE_CALL)
         return results.finished(line.custom_id, reply)

@@ -69,7 +69,7 @@ def read(file: Path, endpoint: Endpoint, max_line_bytes: int) -> Input:
 
 def body_of(raw: bytes) -> bytes:
     """The body of a line's request as it was written, less what only streams need."""
-    start, end = next((start, end) for key, _, start, end in members_of(raw) if key == "body")
+    start, end = [(start, end) for key, _, start, end in members_of(raw) if key == "body"][-1]
     return splice(raw[start:end], orjson.loads(raw[start:end]), {}, ("stream", "stream_options"))
 
 

@@ -15,7 +15,7 @@ CANCELLED = ("batch_cancelled", "The batch was cancelled before this request was
 
 def finished(custom_id: str, reply: InProcessResponder) -> Finished:
     """What a line's last answer is to its batch."""
-    body = _parsed(reply.body)
+    body = parsed(reply.body)
     request_id = reply.headers.get("x-request-id", "")
     response = {"status_code": reply.status, "request_id": request_id, "body": body}
     is_ok = reply.status == 200
@@ -44,14 +44,14 @@ def spent(body: Json) -> Spent:
     )
 
 
-def _parsed(body: bytes) -> Json:
+def parsed(body: bytes) -> Json:
     """An answer that is no JSON object becomes one, so that a line stays one line of JSON."""
     try:
-        parsed = orjson.loads(body)
+        answer = orjson.loads(body)
     except orjson.JSONDecodeError:
-        parsed = None
-    if isinstance(parsed, dict):
-        return parsed
+        answer = None
+    if isinstance(answer, dict):
+        return answer
     text = body[:2_000].decode(errors="replace") or "The answer was cut."
     return {"error": {"message": text, "type": "server_error", "param": None, "code": None}}
 

@@ -15,11 +15,12 @@ from prometheus_client import CollectorRegistry
 from gateway import config
 from gateway.batch_settings import Batches
 from gateway.batches.agent_runs import AgentRuns
-from gateway.batches.api import Api, off
+from gateway.batches.api import Api
 from gateway.batches.asking import Asking
 from gateway.batches.blobs import Blobs
 from gateway.batches.closing import Closing
-from gateway.batches.endpoints import URLS, Endpoints
+from gateway.batches.endpoints import Endpoints
+from gateway.batches.front import ENDPOINTS
 from gateway.batches.metrics import BatchMetrics
 from gateway.batches.pace import Load, Pace
 from gateway.batches.redis import RedisStore
@@ -59,10 +60,8 @@ class Surroundings:
 
 @asynccontextmanager
 async def serving(settings: Batches, around: Surroundings) -> AsyncIterator[Handler]:
-    """The API, with live batches at work. Raises OSError, ConfigError."""
-    if settings.directory is None:
-        yield off
-        return
+    """The API, with live batches at work. `settings` name a directory. Raises OSError, ConfigError."""
+    assert settings.directory is not None
     store, blobs = _kept_in(Path(settings.directory), settings.redis)
     window = Window(Pace(settings.in_flight), lambda: Load.of(around.view()), around.clock)
     metrics = BatchMetrics(around.registry, lambda: window.in_flight, lambda: window.size)
@@ -96,7 +95,7 @@ async def serving(settings: Batches, around: Surroundings) -> AsyncIterator[Hand
             running.push_async_callback(shift.stop)
             await shift.start()
         begin = runner.begin if shift is None else shift.offer
-        yield Api(around.keys, store, blobs, begin, URLS, settings.file_bytes, around.now).handle
+        yield Api(around.keys, store, blobs, begin, ENDPOINTS, settings.file_bytes, around.now).handle
 
 
 def _kept_in(directory: Path, redis: str | None) -> tuple[SqliteStore | RedisStore, Blobs]:

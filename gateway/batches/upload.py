@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from gateway.batches import asked
 from gateway.batches.blobs import Blobs, Spool
+from gateway.batches.front import PURPOSES
 from gateway.batches.multipart import BadForm, FormSplitter, PartBegins, boundary_of
 from gateway.batches.objects import File
 from gateway.batches.store import Store
@@ -38,8 +39,8 @@ async def upload(request: Request, tenant: str, store: Store, blobs: Blobs, max_
             asked.missing("file")
         values = {name: value.decode(errors="replace") for name, value in form.fields.items()}
         purpose = values.get("purpose") or asked.missing("purpose")
-        if purpose not in asked.PURPOSES:
-            text = f"'{purpose}' is not one of {list(asked.PURPOSES)}."
+        if purpose not in PURPOSES:
+            text = f"'{purpose}' is not one of {list(PURPOSES)}."
             asked.refuse(text, "purpose", code="invalid_value")
         expires_s = _expires_s(values, purpose)
         await spool.keep()
@@ -59,11 +60,12 @@ async def upload(request: Request, tenant: str, store: Store, blobs: Blobs, max_
 async def _read(request: Request, spool: Spool, max_bytes: int) -> Form:
     """Raises BadForm, BodyTooLarge."""
     splitter = FormSplitter(boundary_of(request.headers.get("content-type", "")))
-    form, name = Form({}), ""
+    form, name, beside_bytes = Form({}), "", 0
     async for chunk in request.chunks(max_bytes + FORM_BYTES):
         for event in splitter.feed(chunk):
             if isinstance(event, PartBegins):
                 name = event.name
+                beside_bytes += len(name)
                 if name == "file":
                     form.filename = _base_name(event.filename)
                 else:
@@ -74,8 +76,11 @@ async def _read(request: Request, spool: Spool, max_bytes: int) -> Form:
                     raise BodyTooLarge
             else:
                 form.fields[name] += event.data
+                beside_bytes += len(event.data)
                 if len(form.fields[name]) > MAX_FIELD_BYTES:
                     raise BadForm(f"The field '{name}' is too long.")
+            if beside_bytes > FORM_BYTES:
+                raise BadForm(f"What stands beside the file in the form is longer than {FORM_BYTES:,} bytes.")
     if not splitter.has_ended:
         raise BadForm("The form ends before its last boundary.")
     return form

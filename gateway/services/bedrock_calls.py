@@ -17,7 +17,7 @@ from gateway.services.aws import EventStream, NoCredentials, Signer
 from gateway.services.listing import MAX_BYTES, Listing
 from gateway.services.replies import TranslatedReply, WholeReply, refusal, untranslatable
 from gateway.services.told import BodyTeller, StreamTeller
-from gateway.transport import HeaderList, Timeouts, Upstream, UpstreamReply
+from gateway.transport import HeaderList, Timeouts, Upstream, UpstreamReply, taken
 
 _MODELS = "/v1/models"
 _JSON = ("Content-Type", "application/json")
@@ -100,8 +100,7 @@ class BedrockCalls:
             reply = await self._send("GET", control + page, headers, None, timeouts)
             if reply.status != 200:
                 return reply
-            body = await reply.read(MAX_BYTES)
-            reply.close(reuse=True)
+            body = await taken(reply, MAX_BYTES)
             names += [row[name] for row in fields.items(orjson.loads(body), rows)]
         return _listed(names)
 
@@ -115,8 +114,7 @@ class BedrockCalls:
 
 async def _denied(reply: UpstreamReply) -> WholeReply:
     """A model that cannot cache denies access to markers: that is about the request, and not about the key."""
-    body = await reply.read(MAX_BYTES)
-    reply.close(reuse=True)
+    body = await taken(reply, MAX_BYTES)
     return WholeReply(400 if b"prompt caching" in body else 403, reply.header_list, body)
 
 

@@ -49,6 +49,12 @@ async def test_where_no_gateway_can_be_it_is_said_what_to_write(backend: str, fa
             pass
 
 
+@pytest.mark.parametrize("given", ["localhost:8080", "127.0.0.1:8080/v1", "ftp://a:1"])
+async def test_a_gateway_that_is_no_url_is_refused_before_anything_is_sent(given: str) -> None:
+    with pytest.raises(ValueError, match="http://"):
+        await BatchAgent.run(task="x", inputs=[{}], model="m", gateway=given)
+
+
 async def test_an_engine_that_does_not_answer_is_told_at_once() -> None:
     with pytest.raises(ConnectionError, match=r"vllm://127\.0\.0\.1:9"):
         await BatchAgent.run(task="x", inputs=[{}], backend="vllm://127.0.0.1:9")

@@ -134,6 +134,13 @@ async def test_waiting_when_told_to_is_no_failure_until_patience_is_over(
     assert sum(sleeps.pauses_s[20:]) >= calls.PATIENCE_S
 
 
+@pytest.mark.parametrize("told", ["99999999999", "1e300", "inf", "nan"])
+async def test_no_pause_is_longer_than_patience(gateway: Scripted, make: Make, sleeps: Sleeps, told: str) -> None:
+    gateway.script = failing(1, lambda: refusal(429, "later", Retry_After_Ms=told))
+    await make().chat(BODY, {})
+    assert sleeps.pauses_s[0] <= 1.2 * calls.PATIENCE_S
+
+
 async def test_a_pause_holds_no_slot(gateway: Scripted, make: Make, sleeps: Sleeps) -> None:
     gateway.script = failing(2, lambda: refusal(503, "x"))
     await make().chat(BODY, {})
@@ -150,6 +157,25 @@ async def test_a_cut_answer_is_asked_for_again(gateway: Scripted, make: Make) ->
 
     gateway.script = cut
     assert (await make(timeout_s=0.2).chat(BODY, {})).text == "done"
+
+
+async def test_an_answer_that_says_nothing_for_long_is_lost_unless_it_may_take_for_ever(gateway: Scripted) -> None:
+    begun, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def script(asked: Asked) -> Any:
+        begun.set()
+        await goes_on.wait()
+        return says("done")
+
+    gateway.script = script
+    url = f"{gateway.url}/v1"
+    async with Connection(url, silence_s=0.05) as hasty, Connection(url, silence_s=None) as patient:
+        waits = asyncio.ensure_future(ModelCalls(patient, Slots(1)).chat(BODY, {}))
+        await begun.wait()
+        with pytest.raises(ConnectError):
+            await ModelCalls(hasty, Slots(1), 0).chat(BODY, {})
+        goes_on.set()
+        assert (await waits).text == "done"
 
 
 async def test_nobody_at_the_address_says_so() -> None:
@@ -202,3 +228,18 @@ async def test_what_is_no_completion_is_an_error_of_its_own(gateway: Scripted, m
     gateway.script = lambda asked: web.Response(text="<html>")
     with pytest.raises(BadAnswer, match="no JSON object"):
         await make().chat(BODY, {})
+
+
+async def test_a_stream_that_tells_of_a_wrong_request_is_not_asked_for_again(
+    gateway: Scripted, make: Make
+) -> None:
+    def script(asked: Asked) -> Any:
+        if not asked.body.get("stream"):
+            return refusal(504, "too long")
+        error = b'{"error": {"message": "too many tokens", "type": "invalid_request_error"}}'
+        return web.Response(body=b"data: " + error + b"\n\ndata: [DONE]\n\n", content_type="text/event-stream")
+
+    gateway.script = script
+    with pytest.raises(HTTPStatusError, match="too many tokens"):
+        await make().chat(BODY, {})
+    assert len(gateway.asked) == 2

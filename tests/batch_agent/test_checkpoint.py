@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from batch_agent import Tool
+from batch_agent.checkpoint import Checkpoint
 from tests.batch_agent.conftest import Run
 from tests.batch_agent.scripted import Asked, Scripted, calls, refusal, says
 
@@ -202,3 +203,55 @@ async def test_a_batch_that_was_killed_goes_on_without_a_lost_turn(gateway: Scri
     turns = [(asked.task, asked.num_turns) for asked in gateway.asked]
     assert len(set(turns)) == 80
     assert len(turns) <= 80 + 3 * 4
+
+
+class Renamed(BaseModel):
+    file_path: str = Field(alias="path")
+
+
+async def test_an_output_that_its_own_schema_does_not_read_again_is_read_anew_from_the_answer(
+    gateway: Scripted, run: Run, tmp_path: Path
+) -> None:
+    gateway.script = lambda asked: says('{"path": "a"}')
+    again = {"output_schema": Renamed, "checkpoint_dir": tmp_path}
+    first, second = await run(**again), await run(**again)
+    assert second[0].output == first[0].output == Renamed(path="a")
+    assert len(gateway.asked) == 1
+
+
+async def test_a_resumed_agent_knows_how_long_its_prompt_was(gateway: Scripted, run: Run, tmp_path: Path) -> None:
+    """Or `compact` would let the first call after a restart be too long."""
+    gateway.script = lambda asked: refusal(400, "down") if asked.num_turns else calls("look", '{"path": "a"}')
+    told: list[int] = []
+    again = {
+        "tools": [look],
+        "max_turns": 2,
+        "checkpoint_dir": tmp_path,
+        "compact": lambda messages, tokens: told.append(tokens),
+    }
+    await run(**again)
+    await run(**again)
+    assert told == [10, 10]
+
+
+async def test_a_write_that_nobody_waits_for_any_more_is_on_disk_before_the_end(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path)
+    await checkpoint.open()
+    write = asyncio.ensure_future(checkpoint.done(b"a", "x"))
+    await asyncio.sleep(0)
+    write.cancel()
+    await checkpoint.close()
+    again = Checkpoint(tmp_path)
+    await again.open()
+    assert (await again.load(b"a")).output == "x"
+    await again.close()
+
+
+@pytest.mark.parametrize("is_directory", [True, False])
+async def test_a_place_that_cannot_be_used_is_named(run: Run, tmp_path: Path, is_directory: bool) -> None:
+    place = tmp_path / "place"
+    if is_directory:
+        place.mkdir()
+    (place / "turns.sqlite" if is_directory else place).write_bytes(b"no database" * 100)
+    with pytest.raises(OSError, match="place"):
+        await run(checkpoint_dir=place)

@@ -108,6 +108,14 @@ def test_names_of_built_in_tools_are_known() -> None:
         assert getattr(Tool, name) is Tool.registry[name]
 
 
+@pytest.mark.parametrize("name", ["define", "batchable", "registry"])
+def test_a_tool_can_have_the_name_of_what_makes_tools(name: str) -> None:
+    known = getattr(Tool, name)
+    made = Tool.define(name=name)(called)
+    assert Tool.registry.pop(name) is made
+    assert getattr(Tool, name) == known
+
+
 def test_two_tools_of_one_name_are_refused() -> None:
     with pytest.raises(ValueError, match="two tools are called renamed"):
         runtime_tools([shown, "renamed"], None)

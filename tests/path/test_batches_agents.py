@@ -146,6 +146,26 @@ async def test_an_engine_that_refuses_a_turn_ends_the_run_with_its_words(
     assert told["error"]["message"] == "Too long."
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b'{"choices": []}',
+        b'{"choices": ["x"]}',
+        b'{"choices": [{"message": {"role": "assistant", "tool_calls": ["x"]}}]}',
+    ],
+)
+async def test_an_answer_that_is_none_ends_its_run_and_not_the_batch(
+    start: Start, engine: FakeEngine, kept: dict[str, str], sdk: Connect, answer: bytes
+) -> None:
+    async def play(call: Call) -> web.StreamResponse:
+        return await call.reply(200, orjson.loads(answer))
+
+    plays(engine, play)
+    gateway = await start(engine, batches=kept, tools=TOOLS)
+    told = await result(sdk(gateway), run(tools=["look"]))
+    assert told["error"]["code"] == "no_answer"
+
+
 async def test_only_the_tools_that_the_line_names_can_be_called(
     start: Start, engine: FakeEngine, kept: dict[str, str], sdk: Connect
 ) -> None:

@@ -77,6 +77,24 @@ async def test_a_wrong_upload_is_refused_and_leaves_nothing(
     assert list((tmp_path / "files").iterdir()) == []
 
 
+async def test_what_stands_beside_the_file_in_a_form_is_bounded(gateway: Gateway, tmp_path: Path) -> None:
+    form = aiohttp.FormData({f"field {n}": "x" * 4_000 for n in range(100)}, default_to_multipart=True)
+    async with gateway.client.post(gateway.url("/v1/files"), data=form) as response:
+        assert response.status == 400
+        assert "beside the file" in (await response.json())["error"]["message"]
+    assert list((tmp_path / "files").iterdir()) == []
+
+
+async def test_a_file_whose_content_is_gone_is_not_begun_to_be_sent(
+    gateway: Gateway, tmp_path: Path, sdk: Connect
+) -> None:
+    client = sdk(gateway)
+    file = await client.files.create(file=("a", b"x"), purpose="evals")
+    (tmp_path / "files" / file.id).unlink()
+    with pytest.raises(openai.NotFoundError, match=file.id):
+        await client.files.content(file.id)
+
+
 async def test_an_upload_that_its_client_gives_up_leaves_nothing(gateway: Gateway, tmp_path: Path) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.app.port)
     head = b'--b\r\nContent-Disposition: form-data; name="file"; filename="x"\r\n\r\nhello'

@@ -81,3 +81,38 @@ async def test_files_without_lines_are_not_made(tmp_path: Path) -> None:
     assert (closed.status, closed.output_file_id, closed.error_file_id) == (Status.CANCELLED, None, None)
     assert await asyncio.to_thread(lambda: list((tmp_path / "files").iterdir())) == []
     await store.close()
+
+
+class LateStore(SqliteStore):
+    """One line is finished by somebody else while its batch is being closed: after the open lines were read, and
+    before or behind the place in the results that is read then."""
+
+    async def finished(self, batch_id: str, is_ok: bool, after: int, limit: int) -> list[tuple[int, bytes]]:
+        if is_ok and after < 0:
+            await self.finish(batch_id, LINES[5], Finished(True, b'{"custom_id":"c5"}'))
+        page = await super().finished(batch_id, is_ok, after, limit)
+        if is_ok and after < 0:
+            await self.finish(batch_id, LINES[0], Finished(True, b'{"custom_id":"c0"}'))
+            await self.finish(batch_id, LINES[2], Finished(False, b'{"custom_id":"c2"}'))
+        return page
+
+
+async def test_both_files_are_in_input_order_and_each_line_is_in_one_whatever_happens_meanwhile(
+    tmp_path: Path,
+) -> None:
+    store, blobs = LateStore(tmp_path), Blobs(tmp_path / "files")
+    await store.start()
+    await blobs.start()
+    await store.add_batch(batch())
+    await store.begin("batch_1", LINES, "m", 1)
+    await store.finish("batch_1", LINES[3], Finished(False, b'{"custom_id":"c3"}'))
+    cancelling = await store.move("batch_1", Status.CANCELLING, 2)
+    closed = await Closing(store, blobs).close(cancelling, 3)
+
+    def ids(file_id: str | None) -> list[str]:
+        assert file_id is not None
+        return [orjson.loads(line)["custom_id"] for line in blobs.path(file_id).read_bytes().splitlines()]
+
+    assert ids(closed.output_file_id) == ["c5"]
+    assert ids(closed.error_file_id) == ["c0", "c1", "c2", "c3", "c4"]
+    await store.close()

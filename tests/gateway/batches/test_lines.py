@@ -106,6 +106,10 @@ def test_the_bytes_of_a_body_are_what_was_written_but_for_what_streams_need() ->
     assert body_of(b'{"custom_id":"a", "body": ' + body + b', "q":1}') == b'{"model" : "m", "x": 1.50}'
 
 
+def test_of_a_key_that_is_there_twice_the_last_counts_as_in_the_check() -> None:
+    assert body_of(b'{"body": {"model": "other"}, "custom_id": "a", "body": {"model": "m"}}') == b'{"model": "m"}'
+
+
 @given(st.binary(max_size=4_000), st.lists(st.integers(1, 900), max_size=5))
 def test_how_a_text_comes_in_pieces_does_not_change_its_key(text: bytes, sizes: list[int]) -> None:
     pieces, at = [], 0
