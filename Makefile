@@ -3,6 +3,8 @@
 # The newest that runs and can make a virtual environment (a name on PATH may be an empty shim).
 PYTHON ?= $(shell for v in 3.13 3.12 3.11; do \
 	python$$v -c 'import ensurepip, venv' 2>/dev/null && echo python$$v && break; done)
+# Where a shell forbids it, each of the hundreds of processes that tests start would compile all it imports.
+export PYTHONDONTWRITEBYTECODE =
 BIN := .venv/bin
 SOURCES := gateway policies tool_runtime batch_agent benchmarks tests
 
@@ -12,7 +14,7 @@ demo: .venv/installed-demo  ## the embedded engine under 32 agents, straight and
 	$(BIN)/turngate demo
 
 test: .venv/installed-dev  ## all tests that need nothing but Python
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses auto --dist worksteal
 
 lint: .venv/installed-dev
 	$(BIN)/ruff format --check $(SOURCES)

@@ -33,6 +33,8 @@ from benchmarks.soak_clients import Clients, Seen
 TTL_S = 15
 """Of sessions: after that long without a turn their leases are given back too."""
 SAMPLE_S = 2.0
+WARM_UP = 1 / 3
+"""Of half an hour: by then the bounded memories (sessions, receipts, last requests) are full."""
 MOST_GROWTH = 0.05
 _ADDRESS = re.compile(rb"(?:OPENAI_BASE_URL=|--engine )(?:http|vllm)://([\w.:]+)")
 _OUTCOME = re.compile(r'outcome="([^"]+)"')
@@ -81,10 +83,10 @@ class Run:
     """Log lines of level error."""
 
     def growth(self) -> float:
-        """Of the resident memory, from the end of the warm-up to the last minutes."""
-        times = self.rss_bytes[-1][0] - self.rss_bytes[0][0]
-        start, end = self.rss_bytes[0][0] + times / 6, self.rss_bytes[-1][0] - times / 6
-        early = [size for at, size in self.rss_bytes if start <= at < start + times / 6]
+        """Of the resident memory: the last sixth of the run against the sixth after the warm-up."""
+        took_s = self.rss_bytes[-1][0] - self.rss_bytes[0][0]
+        start, end = self.rss_bytes[0][0] + took_s * WARM_UP, self.rss_bytes[-1][0] - took_s / 6
+        early = [size for at, size in self.rss_bytes if start <= at < start + took_s / 6]
         late = [size for at, size in self.rss_bytes if at >= end]
         return statistics.median(late) / statistics.median(early) - 1
 
@@ -159,7 +161,7 @@ def _settings(engines: Sequence[str]) -> dict[str, object]:
         "engines": [f"vllm://{address}" for address in engines],
         "models": {"aliases": {"with-tools": "m"}},
         "probing": {"hints": False},
-        "policy": {"slots_per_replica": 12, "max_wait_s": 20, "max_wait_plain_s": 20},
+        "policy": {"slots_per_replica": 12, "max_wait_s": 20, "max_wait_plain_s": 20, "warm_up_bytes": 2**22},
         "stream": {"silent_queue_s": 2, "keep_alive_s": 1},
         "timeouts": {"connect_s": 1, "first_byte_s": 5, "idle_s": 2, "shutdown_grace_s": 5},
         "identity": {"session_ttl_s": TTL_S, "max_sessions": 500},
@@ -262,7 +264,8 @@ def table(run: Run) -> str:
         f"By path: {paths}. By status: {dict(sorted(run.clients.statuses.items()))}.",
         "",
         f"At rest before: {run.before}. After: {run.after}.",
-        f"Resident memory {run.rss_bytes[-1][1] / 2**20:.0f} MiB: {run.growth():+.1%} since the warm-up.",
+        f"Resident memory {run.rss_bytes[-1][1] / 2**20:.0f} MiB: {run.growth():+.1%} from the sixth that"
+        " follows the warm-up to the last one (medians). The warm-up, in which bounded memories fill, is a third.",
     ]
     return "\n".join(lines)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 from gateway.callers import Caller, hash_of
 from gateway.errors import Failure
@@ -36,9 +35,6 @@ class Viewer:
     tools: tuple[str, ...] = ("*",)
     models: tuple[str, ...] = ("*",)
     terms: Terms | None = None
-
-    def may_use(self, model: str) -> bool:
-        return any(glob in ("*", model) or fnmatchcase(model, glob) for glob in self.models)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import orjson
 
@@ -13,6 +14,7 @@ from gateway.breaks import PrefixBreaks
 from gateway.dialects import BY_PATH
 from gateway.doctor import advice_of
 from gateway.errors import Failure
+from gateway.keys import may_use
 from gateway.limits.allowance import Limiter
 from gateway.limits.report import report
 from gateway.live.live import PATH as LIVE
@@ -23,10 +25,12 @@ from gateway.observe import Observer
 from gateway.routes import wrong_method
 from gateway.sessions import Sessions
 from gateway.settings import Models
-from gateway.toolloop.toolbox import Toolbox
 from gateway.transport import Request, Responder
 from gateway.ui.page import PATH as UI
 from gateway.ui.page import Page
+
+if TYPE_CHECKING:
+    from gateway.toolloop.toolbox import Toolbox
 
 JSON_TYPE = "application/json"
 _MODELS = "/v1/models"
@@ -124,11 +128,11 @@ class Admin:
     def _models(self, path: str, viewer: Viewer) -> tuple[int, str, bytes]:
         lengths = self._lengths()
         if path == _MODELS:
-            usable = {name: length for name, length in lengths.items() if viewer.may_use(name)}
+            usable = {name: length for name, length in lengths.items() if may_use(viewer.models, name)}
             return 200, JSON_TYPE, models.listing(self.names, usable)
         name = path.removeprefix(_MODELS + "/").replace("%2F", "/")
         root, row = models.engine_model(name, self.names, lengths), models.row(name, self.names, lengths)
-        if row is not None and viewer.may_use(root or ""):
+        if row is not None and may_use(viewer.models, root or ""):
             return 200, JSON_TYPE, row
         return _told(Failure(404, "not_found_error", f"The model {name!r} does not exist here."))
 

@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from gateway.drain import TurnedAway, stopping
 from gateway.engine_errors import EngineFailed
@@ -16,11 +17,13 @@ from gateway.gate import Gate, Place, Rejected
 from gateway.incoming import Answer
 from gateway.observe import Observer
 from gateway.settings import Settings
-from gateway.toolloop.loop import ToolLoop
 from gateway.transport import Responder
 from gateway.waiting import Waiting
 from gateway.warmup import WarmUps
 from policies.types import Dispatch, Ending, Refusal, Turn, TurnKind
+
+if TYPE_CHECKING:
+    from gateway.toolloop.loop import ToolLoop
 
 PLAIN_DEADLINE_S = 590.0
 """An answer that is not streamed comes before this: SDKs give up at 600 s (facts, clients 5)."""

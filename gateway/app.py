@@ -1,13 +1,18 @@
-"""Wires the gateway together, starts its parts in order and stops them in reverse."""
+"""Wires the gateway together, starts its parts in order and stops them in reverse.
+
+What only a configured feature needs (batches, tools of our own, other members) is imported by the method that
+wires it: together they are a fifth of the start.
+"""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path as FilePath
+from typing import TYPE_CHECKING
 
 from gateway import config, tracing
 from gateway.access import Access
@@ -15,14 +20,12 @@ from gateway.admin import Admin
 from gateway.answer import Answering
 from gateway.asking import Asking
 from gateway.banner import about
-from gateway.batches.api import in_front_of
-from gateway.batches.asking import LineKeys
-from gateway.batches.service import Surroundings, serving
+from gateway.batches.front import in_front_of, off
 from gateway.breaker import Rules, State
 from gateway.breaks import PrefixBreaks
 from gateway.callers import callers
-from gateway.cluster import service as cluster
-from gateway.cluster.place import Place
+from gateway.cluster.counters import counters_of
+from gateway.cluster.place import Place, is_member
 from gateway.cluster.trail import Trail
 from gateway.drain import Drain
 from gateway.engines.base import EngineAddress
@@ -46,17 +49,17 @@ from gateway.scheduling import limits_of, policy_of, recorded
 from gateway.services.throttled import obeying
 from gateway.sessions import Sessions
 from gateway.settings import Settings
-from gateway.toolloop.wiring import OwnTools
 from gateway.transport import Handler, Server, Timeouts, Upstream
 from gateway.transports.choice import transport_of
 from gateway.ui.page import Page
 from gateway.warmup import WarmUps
 from policies.lineage import Lineage
 from policies.scheduler import Scheduler
-from policies.types import Fact, ReplicaReported, SessionEnded
+from policies.types import Fact, ReplicaReported
 
-LINE_DEADLINE_S = 6 * 3600.0
-"""Of one attempt to answer a line of a batch."""
+if TYPE_CHECKING:
+    from gateway.cluster.service import Joined
+    from gateway.toolloop.wiring import OwnTools
 
 
 class App:
@@ -67,18 +70,18 @@ class App:
     ) -> None:
         """`place`: among the workers of a supervisor. Raises ConfigError."""
         self._place = place
-        self._trail = Trail() if cluster.is_member(settings, place) else None
+        self._trail = Trail() if is_member(settings, place) else None
         self._settings = settings = settings if place is None else place.of(settings)
         self._clock = clock
         self._addresses = config.addresses(settings)
         self._transport = transport_of(settings.transport)
         self._keys = Keys(callers(settings))
-        self._counters = cluster.counters_of(self._keys, is_shared=self._trail is not None)
+        self._counters = counters_of(self._keys, is_shared=self._trail is not None)
         self._secret = config.identity_secret(settings) or (place.secret.encode() if place else os.urandom(32))
         self._policy = policy_of(settings.policy)
         self._running = AsyncExitStack()
         self._drain = Drain()
-        self._joined: cluster.Joined | None = None
+        self._joined: Joined | None = None
         self.port = 0
         """Of the listener, once started."""
         self.admin_port = 0
@@ -99,15 +102,13 @@ class App:
         await self.monitor.start()
         if self.tools is not None:
             await self.tools.start()
-        batches = await self._running.enter_async_context(self._serving_batches())
+        batches = off if self._settings.batches.directory is None else await self._batches()
         public = in_front_of(lambda *both: self.path.handle(*both), batches)  # a reload replaces the path
         await self._listen(public, lambda *both: self.path.admin.handle_private(*both))
 
     async def _listen(self, public: Handler, for_admin: Handler) -> None:
         if self._trail is not None:
-            around = self._around_member(self._trail)
-            member = cluster.joined(self._settings, self._place, public, for_admin, around)
-            self._joined = await self._running.enter_async_context(member)
+            self._joined = await self._join(self._trail, public, for_admin)
             public, for_admin = self._joined.public, self._joined.admin
         server, shares_port = self._transport.server(public), self._place is not None
         self._running.push_async_callback(self._close, server)
@@ -166,12 +167,7 @@ class App:
         self.observer = observer = Observer(clock, gate.view, lambda: monitor.engines, receipts, facts, traces)
         lineage = Lineage(settings.identity.max_sessions, settings.identity.session_ttl_s)
         self.identity = Identity(lineage, self._secret)
-        self.tools = None
-        if settings.tools.use or settings.tools.mcp:
-            registry = observer.metrics.registry
-            shared = cluster.results_of(settings, self._secret, self._running)
-            self.tools = OwnTools(settings.tools, upstream, registry, clock, self.identity.residency, shared)
-            self._running.push_async_callback(self.tools.close)
+        self.tools = self._own_tools(upstream) if settings.tools.use or settings.tools.mcp else None
         timeouts = Timeouts(times.connect_s, times.first_byte_s, times.idle_s)
         forward = Forward(upstream, monitor, observer, timeouts, clock)
         self.warm_ups = WarmUps(settings.policy.warm_up_bytes, forward)
@@ -218,8 +214,20 @@ class App:
             self._trail,
         )
 
-    def _around_member(self, trail: Trail) -> cluster.Surroundings:
-        return cluster.Surroundings(
+    def _own_tools(self, upstream: Upstream) -> OwnTools:
+        from gateway.cluster.service import results_of
+        from gateway.toolloop.wiring import OwnTools
+
+        settings, registry = self._settings, self.observer.metrics.registry
+        shared = results_of(settings, self._secret, self._running)
+        tools = OwnTools(settings.tools, upstream, registry, self._clock, self.identity.residency, shared)
+        self._running.push_async_callback(tools.close)
+        return tools
+
+    async def _join(self, trail: Trail, public: Handler, for_admin: Handler) -> Joined:
+        from gateway.cluster.service import Surroundings, joined
+
+        around = Surroundings(
             self._rented,
             self._transport.server,
             self._close,
@@ -232,45 +240,15 @@ class App:
             self.observer.metrics,
             self._clock,
         )
+        return await self._running.enter_async_context(
+            joined(self._settings, self._place, public, for_admin, around)
+        )
 
-    def _serving_batches(self) -> AbstractAsyncContextManager[Handler]:
-        settings, observer = self._settings, self.observer
-        around = Surroundings(
-            self._path_of_lines().handle,
-            self._keys,
-            lambda: self.gate.view(counts_sessions=False),
-            self.path.wrong_model,
-            self.tools.runtime if self.tools is not None else None,
-            lambda session_id: self.gate.tell(SessionEnded(session_id)),
-            observer.metrics.registry,
-            settings.limits.body_bytes,
-            self._clock,
-        )
-        return serving(settings.batches, around)
+    async def _batches(self) -> Handler:
+        from gateway.batches.wiring import batches_on
 
-    def _path_of_lines(self) -> Path:
-        """The same path without the bounds that clients' timers impose, and with a memory of its own for sessions:
-        tens of thousands of lines must not make it forget those of agents."""
-        path, policy = self.path, self._settings.policy
-        patient = self._settings.model_copy(
-            update={"policy": policy.model_copy(update={"max_wait_plain_s": LINE_DEADLINE_S})}
-        )
-        max_sessions, ttl_s = 4 * patient.batches.in_flight, patient.identity.session_ttl_s
-        identity = Identity(Lineage(max_sessions, ttl_s), self._secret)
-        identity.tools_first = self.identity.tools_first
-        forward = path.answering.forward
-        forward = replace(forward, timeouts=replace(forward.timeouts, first_byte_s=LINE_DEADLINE_S))
-        answering = replace(path.answering, forward=forward, settings=patient, plain_deadline_s=LINE_DEADLINE_S)
-        return replace(
-            path,
-            settings=patient,
-            keys=LineKeys(self._keys),
-            identity=identity,
-            sessions=Sessions(max_sessions, ttl_s),
-            answering=answering,
-            toolbox=None,
-            plain=replace(path.plain, forward=forward),
-        )
+        runtime = self.tools.runtime if self.tools is not None else None
+        return await self._running.enter_async_context(batches_on(self.path, self._secret, runtime))
 
     def _tell(self, fact: Fact) -> None:
         """Facts of the monitor, with what the configuration knows better, and what identity learns from them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from hashlib import blake2b
 
 from gateway import key_hash
 from gateway.config import ConfigError, secret
@@ -28,11 +29,14 @@ class Caller:
     """Names and globs of the engine models that it may use."""
     terms: Terms | None = None
     """None: nothing is limited."""
+    cache_salt: str = ""
+    """Of its tenant. Empty: tenants share engines' caches."""
 
 
 def callers(settings: Settings) -> dict[str, Caller]:
     """Hash of a client key -> who it belongs to; empty when no key is asked for. Raises ConfigError."""
     found: dict[str, Caller] = {}
+    salts = _salts(settings)
     for entry in settings.keys:
         hashed = hash_of(entry.key)
         if hashed in found or any(caller.id == entry.id for caller in found.values()):
@@ -50,8 +54,22 @@ def callers(settings: Settings) -> dict[str, Caller]:
             entry.weight,
             entry.models,
             Terms.of(entry.id, entry.limits),
+            salts.get(entry.tenant, ""),
         )
     return found
+
+
+def _salts(settings: Settings) -> dict[str, str]:
+    """Of each tenant that wants a cache of its own. From its first key that says so, which gateways have alike and
+    others do not know."""
+    salts: dict[str, str] = {}
+    for entry in settings.keys:
+        if entry.isolate_cache:
+            told = f"{entry.tenant}\n{hash_of(entry.key)}"
+            salts.setdefault(
+                entry.tenant, blake2b(told.encode(), digest_size=32, person=b"cache salt").hexdigest()
+            )
+    return salts
 
 
 def hash_of(reference: str) -> str:

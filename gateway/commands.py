@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
-import resource
 import signal
 import sys
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -114,15 +112,17 @@ async def serve(
     """Runs until SIGINT or SIGTERM; then running requests may finish. A second signal does not wait. At SIGHUP
     the configuration is read again."""
     from gateway.app import App
+    from gateway.process import give_memory_back, lift_file_limit, spare_collections
     from gateway.reload import Reloading
 
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # which would end what cannot follow it yet
     config.refuse_exposure(settings)
-    _lift_file_limit()
+    lift_file_limit()
+    give_memory_back()
     app, stop = App(settings, place=place), stop or _stop_signal()
     try:
         await app.start()
-        _spare_collections()
+        spare_collections()
         with Reloading(app, read):
             print(app.banner(), flush=True)
             await stop.wait()
@@ -131,21 +131,6 @@ async def serve(
     finally:
         await app.stop()
     return 0
-
-
-def _lift_file_limit() -> None:
-    """As many open files as the system lets us: every stream takes two, and a usual shell allows 1,024."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(OSError, ValueError):  # a system may not let go as far as it says
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _spare_collections() -> None:
-    """What has been made so far stays; what a request makes is nearly always freed without the collector, which at
-    its defaults looks at all sessions again and again: a sixth of the CPU time."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 50, 100)
 
 
 async def engine(settings: Settings, host: str, port: int) -> int:

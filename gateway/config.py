@@ -21,7 +21,7 @@ from pydantic.fields import FieldInfo
 
 from gateway.engines.base import EngineAddress, KvEventSource
 from gateway.hosts import host_urls, parse_address
-from gateway.section import Section
+from gateway.section import Section, help_of
 from gateway.settings import EngineEntry, Settings
 
 DEFAULT_FILE = Path("turngate.yaml")
@@ -90,14 +90,15 @@ def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
 def dump(settings: Settings) -> str:
     """The effective YAML, with the help of every key and its variable; secrets stay references."""
     lines = ["# Every key with its value. Flags win over variables, variables over this file.", ""]
-    for name, info in Settings.model_fields.items():
-        value = getattr(settings, name)
+    helps = help_of(Settings)
+    for name, value in settings:
         if isinstance(value, Section):
             lines += [f"# {type(value).__doc__}", f"{name}:"]
-            for key, leaf in type(value).model_fields.items():
-                lines.append(indent(_entry(key, leaf, getattr(value, key), variable(f"{name}.{key}")), "  "))
+            leaf_helps = help_of(type(value))
+            for key, leaf in value:
+                lines.append(indent(_entry(key, leaf_helps[key], leaf, variable(f"{name}.{key}")), "  "))
         else:
-            lines.append(_entry(name, info, value, variable(name)))
+            lines.append(_entry(name, helps[name], value, variable(name)))
         lines.append("")
     return "\n".join(lines)
 
@@ -236,8 +237,8 @@ def _did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def _entry(key: str, info: FieldInfo, value: Any, env: str) -> str:
-    help_lines = [line.strip() for line in (info.description or "").splitlines()]
+def _entry(key: str, text: str, value: Any, env: str) -> str:
+    help_lines = [line.strip() for line in text.splitlines()]
     comment = [f"# {part}" for line in help_lines for part in wrap(line, 110)]
     plain = _plain(value)
     return "\n".join([*comment, f"# {env}", yaml.safe_dump({key: plain}, sort_keys=False).rstrip()])

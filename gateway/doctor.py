@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from gateway.engines.base import CONVERSATIONS, Advice
+from gateway.hosts import EMBEDDED
 from gateway.monitor import RunningEngine
 
 _SAID = {True: "yes", False: "no", None: "not known"}
@@ -72,8 +73,8 @@ def _engine(engine: RunningEngine) -> dict[str, Any]:
 
 
 def advice_of(engine: RunningEngine) -> tuple[Advice, ...]:
-    """What its operator can change; nothing while it is down."""
-    if not engine.is_up:
+    """What its operator can change; nothing while it is down, nor of the embedded one, which has no flags."""
+    if not engine.is_up or engine.engine.kind == EMBEDDED:
         return ()
     return (*engine.engine.advice(engine.report, engine.abilities), *_of_every_kind(engine))
 

@@ -125,6 +125,8 @@ class Exchange:
     """Class of its turns, higher first: 0 is every client's, lines of batches are below."""
     weight: float = 1.0
     """Of its tenant, in the fair share."""
+    cache_salt: str = ""
+    """Keeps its tenant's prompts apart in engines' caches. Empty: tenants share them."""
     key_id: str = ""
     """Name of the client's key, for audits."""
     allowance: Allowance | None = None

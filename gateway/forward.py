@@ -11,6 +11,7 @@ from gateway.exchange import Exchange, Reply
 from gateway.faults import OVERLOADS, Fault, NoAnswer
 from gateway.fitting import Bound
 from gateway.incoming import Answer
+from gateway.isolation import salted
 from gateway.lists.parts import longest_chars
 from gateway.monitor import Monitor, RunningEngine
 from gateway.observe import Observer
@@ -150,7 +151,7 @@ class ModelCall:
         observer.hinted(engine.name, added.hint_names, "sent")
         if gone := added.drop | added.drop_headers:
             observer.hinted(engine.name, gone, "dropped")
-        return turn_call(exchange, engine, added, self._repair, bound)
+        return turn_call(exchange, engine, salted(exchange, added), self._repair, bound)
 
     def _refused_fields(self, call: Call, failed: EngineFailed) -> frozenset[str]:
         """What the engine complains about of that which we added."""

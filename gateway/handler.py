@@ -26,6 +26,7 @@ from gateway.gate import Gate
 from gateway.homes import Homes
 from gateway.identity import Identity
 from gateway.inprocess import InProcessRequest
+from gateway.isolation import leaking
 from gateway.keys import Keys, may_use, model_not_allowed, says_one_model
 from gateway.limits.allowance import Limiter
 from gateway.limits.body import too_many
@@ -122,7 +123,7 @@ class Path:
     async def _serve(self, exchange: Exchange, responder: Responder) -> None:
         caller = await self.keys.known(exchange.request.headers)
         exchange.tenant, exchange.may_prioritise = caller.tenant, caller.may_prioritise
-        exchange.key_id = caller.id
+        exchange.key_id, exchange.cache_salt = caller.id, caller.cache_salt
         exchange.urgency, exchange.weight = caller.urgency, caller.weight
         exchange.allowance = self.limiter.allowance(caller.terms)
         if exchange.allowance is not None and not isinstance(exchange.request, InProcessRequest):
@@ -133,7 +134,7 @@ class Path:
             return
         await self._parse(exchange)
         exchange.engine_model = self._engine_model(exchange.asked_model)
-        if not may_use(caller, exchange.engine_model):
+        if not may_use(caller.models, exchange.engine_model):
             raise model_not_allowed(caller, exchange.asked_model)
         if "*" not in caller.models and not says_one_model(exchange.raw):
             exchange.raw = splice(exchange.raw, exchange.body, {"model": exchange.asked_model}, ())
@@ -172,6 +173,8 @@ class Path:
             raise
         finally:
             self.identity.answered(exchange, is_complete, self.clock())
+            if exchange.loop is not None:
+                exchange.loop.answered(is_complete)
             self.sessions.finished(exchange, self.clock())
             self.breaks.finished(exchange)
             if self.trail is not None:
@@ -253,14 +256,16 @@ class Path:
             max_wait_s=policy.max_wait_s if exchange.wants_stream else policy.max_wait_plain_s,
             cached_at=self.trail.found(exchange) if self.trail is not None else None,
             pinned_to=self.homes.home(exchange.tenant, stateful_id) if stateful_id else None,
-            excluded=self._unable(exchange.request.path),
+            excluded=self._unable(exchange),
         )
 
-    def _unable(self, path: str) -> frozenset[ReplicaId]:
-        """Replicas that are known not to serve the path. Raises Refused when none is left."""
+    def _unable(self, exchange: Exchange) -> frozenset[ReplicaId]:
+        """Replicas that are known not to serve its path as its key wants. Raises Refused when none is left."""
+        path = exchange.request.path
         unable = [engine for engine in self.monitor.engines if not serves_path(engine, path)]
         if unable and len(unable) == len(self.monitor.engines):
             raise engine_errors.lacks_path(unable[0].name, path)
+        unable += leaking(exchange, self.monitor.engines)
         return frozenset(id_ for engine in unable for id_ in engine.replica_ids)
 
     async def _refuse(self, exchange: Exchange, responder: Responder, refused: Refused) -> None:

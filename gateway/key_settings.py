@@ -65,6 +65,10 @@ class KeyEntry(Section):
     """Whether its own priority and worker pins are honoured."""
     tools: tuple[str, ...] = ()
     """Names or globs of the gateway's tools that it may use. Empty: none."""
+    isolate_cache: bool = False
+    """Whether its tenant's prompts are kept apart in engines' prefix caches: nobody else can find out by
+    `cached_tokens` or by time what was sent before, and nobody shares a prefix with it. Its requests go to engines
+    that can: vllm, sglang and dynamo, on all paths but /v1/messages (sglang, dynamo: nor /v1/responses)."""
     limits: KeyLimits = KeyLimits()
     """requests and tokens per window_s, concurrency, budget_tokens and budget_cost per budget_window_s."""
 

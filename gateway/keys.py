@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 
 from gateway import key_hash
 from gateway.callers import Caller
 from gateway.errors import Failure, Refused
 from gateway.exchange import Outcome
-from gateway.limits.meters import Terms
+from gateway.limits.meters import Meter, Terms
 from gateway.section import is_loopback
 
 ANYBODY = Caller(tenant="default", may_prioritise=False, tools=("*",))
@@ -42,6 +42,15 @@ class Keys:
     def all_terms(self) -> list[Terms]:
         """The limits of every key that has some."""
         return [caller.terms for caller in self._by_id.values() if caller.terms is not None]
+
+    @property
+    def all_meters(self) -> list[Meter]:
+        """Those of all terms."""
+        return [meter for terms in self.all_terms for meter in terms.meters]
+
+    def salt_of(self, tenant: str) -> str:
+        """See `Caller.cache_salt`; of any tenant."""
+        return next((caller.cache_salt for caller in self._by_id.values() if caller.tenant == tenant), "")
 
     def named(self, key_id: str) -> Caller | None:
         """The caller of a key by its name; None when there is no such key now."""
@@ -100,9 +109,9 @@ def bearer(headers: Mapping[str, str]) -> str:
     return token.strip() if scheme.lower() == "bearer" else headers.get("X-Api-Key", "")
 
 
-def may_use(caller: Caller, model: str) -> bool:
-    """Whether the caller's key is for this engine model."""
-    return any(glob in ("*", model) or fnmatchcase(model, glob) for glob in caller.models)
+def may_use(models: Iterable[str], model: str) -> bool:
+    """Whether a key for these, names or globs, is for this engine model."""
+    return any(glob in ("*", model) or fnmatchcase(model, glob) for glob in models)
 
 
 def says_one_model(raw: bytes) -> bool:

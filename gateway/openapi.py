@@ -11,8 +11,7 @@ from typing import Any
 
 import orjson
 
-from gateway.batches.asked import PURPOSES
-from gateway.batches.endpoints import URLS
+from gateway.batches.front import ENDPOINTS, PURPOSES
 from gateway.exchange import Json
 
 PATH = "/openapi.json"
@@ -164,7 +163,7 @@ def _batches() -> Json:
     id_, one, told = _in_path("batch_id"), "/v1/batches/{batch_id}", _json(_ref("Batch"))
     fields = {
         "input_file_id": _TEXT,
-        "endpoint": {"enum": list(URLS)},
+        "endpoint": {"enum": list(ENDPOINTS)},
         "completion_window": {"type": "string", "pattern": "^[1-9][0-9]{0,6}[smhd]$", "examples": ["24h"]},
         "metadata": _nullable({"type": "object", "additionalProperties": _TEXT}),
         "output_expires_after": _nullable({"type": "object"}),

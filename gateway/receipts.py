@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import orjson
 
 from gateway.exchange import Exchange, Json, Timings
+from gateway.trimmed import trimmed
 from policies.types import Usage
 
 
@@ -127,7 +128,7 @@ class Receipts:
 
     def put(self, told: Json, tenant: str, now: float) -> None:
         if self._keep_s > 0:
-            self._kept[told["id"]] = (now + self._keep_s, tenant, orjson.dumps(told))
+            self._kept[told["id"]] = (now + self._keep_s, tenant, trimmed(orjson.dumps(told)))
         while self._kept and (len(self._kept) > self._max_kept or self._oldest_until() <= now):
             self._kept.popitem(last=False)
 

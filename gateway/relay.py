@@ -6,6 +6,8 @@ the usage report, which is an event of its own, and what an engine's `without_re
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import orjson
 
 from gateway import fields
@@ -16,7 +18,9 @@ from gateway.errors import Failure
 from gateway.exchange import Json, Reply
 from gateway.outgoing import Call
 from gateway.sse import EventSplitter, data_of
-from gateway.toolloop.base import Round
+
+if TYPE_CHECKING:
+    from gateway.toolloop.base import Round
 
 _DONE = b"[DONE]"
 _PREAMBLES = frozenset(("response.created", "response.in_progress", "response.queued", "message_start", "ping"))

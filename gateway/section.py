@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+from inspect import cleandoc, getsource
 from ipaddress import ip_address
+from itertools import pairwise
+from textwrap import dedent
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -20,7 +24,20 @@ Count = Annotated[int, Field(ge=1)]
 class Section(BaseModel):
     """Frozen; an unknown key is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def help_of(section: type[Section]) -> dict[str, str]:
+    """What stands under each of its keys. Read from the source when it is shown: `use_attribute_docstrings` would
+    read it at every start, of which that was a tenth."""
+    (defined,) = ast.parse(dedent(getsource(section))).body
+    assert isinstance(defined, ast.ClassDef)
+    helps = {}
+    for statements in pairwise(defined.body):
+        match statements:
+            case ast.AnnAssign(target=ast.Name(id=key)), ast.Expr(value=ast.Constant(value=str(text))):
+                helps[key] = cleandoc(text)
+    return helps
 
 
 def is_loopback(host: str) -> bool:

@@ -19,6 +19,8 @@ from policies.types import SessionId
 
 MAX_ANSWER_BYTES = 2**20
 WITHIN_S = 60.0
+OWN_BYTES = 4096
+"""About what a kept call takes beside its body: its headers and what holds them."""
 _BOUND_KEYS = {"chat": "max_tokens", "completions": "max_tokens", "responses": "max_output_tokens"}
 """Where a body has no bound of its own. `/v1/messages` always has one."""
 _DROPPED = ("stream_options", "min_tokens")
@@ -32,7 +34,7 @@ class _Kept:
 
     @property
     def num_bytes(self) -> int:
-        return len(self.call.body or b"")
+        return OWN_BYTES + len(self.call.body or b"")
 
 
 class WarmUps:

@@ -160,7 +160,7 @@ class Watch:
             LOG.debug("engine %s: no %s", engine.name, ", ".join(sorted(gone)))
             self._around.faulted(engine.name, Fault.PAGE)
             return ""  # it lives: what the page said last holds
-        self._had = frozenset(kind.metrics_paths) & pages.keys()
+        self._had = frozenset(kind.metrics_paths).intersection(pages)
         self._note_restart(pages)
         if has_come_back:
             self._fixed_pages = await self._pages(kind.probe_paths)

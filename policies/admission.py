@@ -129,7 +129,9 @@ class Admission:
     def next_overdue_at(self, now: float) -> float:
         """The next time at which a wait passes the bound; infinite when none will before others went."""
         at = math.inf
-        for line in self._lines.values() if self._line_of else ():
+        if not self._line_of:
+            return at
+        for line in self._lines.values():
             oldest = line.oldest(self._limits.hold_bound_s)
             if oldest is not None and now < oldest[1] < at:
                 at = oldest[1]
@@ -154,7 +156,7 @@ class Admission:
         whether somebody does."""
         trims = False
         for pool in self._fleet.pools.values() if self._policy.gates_residency else ():
-            while pool.idle and pool.ledger.num_residents > 1 and outgrows(pool):
+            while pool.idle and outgrows(pool) and pool.ledger.num_residents > 1:
                 self._fleet.release(max(pool.idle.values(), key=self._last_to_keep))
                 trims = True
         return trims
@@ -188,7 +190,7 @@ class Admission:
     def _try(self, turn: Turn, now: float, is_first: bool, is_overdue: bool) -> Admitted | None:
         """1. it fits; 2. it is the first, and somebody who probably has ended gives way; 3. it is overdue, and
         idle residents yield; 4. it fits beside nobody, and has the pool to itself."""
-        pools = list(self._fleet.eligible(turn))
+        pools = self._fleet.eligible(turn)
         fitting = [pool for pool in pools if self._fits(turn, pool)]
         if fitting:
             return Admitted(turn, fitting, Reason.ADMITTED if self._is_old(turn, now) else Reason.FREE)
@@ -209,10 +211,11 @@ class Admission:
         """Whether it fits now, and costs the fleet less than holding it."""
         if pool.capacity.tokens is None:
             return True
-        if not pool.has_room(pool.new_tokens(turn), self._limits.ceiling):
+        new_tokens = pool.new_tokens(turn)
+        if not pool.has_room(new_tokens, self._limits.ceiling):
             return False
         session, family = self._fleet.sessions[turn.session_id], self._fleet.families[turn.family_id]
-        return is_worth(pool, session, family, turn, self._limits.price)
+        return is_worth(pool, session, family, new_tokens, self._limits.price)
 
     def _could_fit(self, turn: Turn) -> bool:
         """Whether some pool is large enough for it; who is not waits for one of its own and holds up nobody."""

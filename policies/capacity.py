@@ -30,9 +30,11 @@ class Capacity:
     def __init__(self) -> None:
         self.stated_tokens: int | None = None
         """By the engine; None: it did not say."""
-        self.share = 1.0
-        """Of the pool that is this gateway's own; what follows is learned of all of it."""
+        self._share = 1.0
         self._learned_tokens: float | None = None
+        """Of all of the pool, whatever the share."""
+        self.tokens: float | None = None
+        """Of this gateway's share. None: endless, as far as anybody knows."""
         self._num_clean, self._fewest_clean = 0, 2
         self._begin()
 
@@ -41,15 +43,27 @@ class Capacity:
         self._computed_tokens = self._wanted_tokens = self._missed_tokens = self._planned_tokens = 0.0
 
     @property
-    def tokens(self) -> float | None:
-        """Of this gateway's share. None: endless, as far as anybody knows."""
-        whole_tokens = self.stated_tokens if self._learned_tokens is None else self._learned_tokens
-        return None if whole_tokens is None else self.share * whole_tokens
+    def share(self) -> float:
+        """Of the pool that is this gateway's own."""
+        return self._share
+
+    @share.setter
+    def share(self, share: float) -> None:
+        self._share = share
+        self._learned(self._learned_tokens)
 
     def state(self, tokens: int) -> None:
         """The engine reported its size; one that differs from before is another engine."""
         if tokens != self.stated_tokens:
-            self.stated_tokens, self._learned_tokens = tokens, None
+            self.stated_tokens = tokens
+            self._learned(None)
+
+    def _learned(self, whole_tokens: float | None) -> None:
+        """What the pool holds, as far as its engine has shown; None: what it states."""
+        self._learned_tokens = whole_tokens
+        if whole_tokens is None:
+            whole_tokens = self.stated_tokens
+        self.tokens = None if whole_tokens is None else self._share * whole_tokens
 
     def saw(
         self, computed_tokens: float, wanted_tokens: float, missed_tokens: float, resident_tokens: float
@@ -72,10 +86,10 @@ class Capacity:
 
     def _lower(self, size_tokens: float) -> None:
         if self.stated_tokens is not None and size_tokens > self.stated_tokens:
-            self._learned_tokens = None
+            self._learned(None)
             self._fewest_clean *= BACK_OFF
         else:
-            self._learned_tokens = LOWERED * size_tokens
+            self._learned(LOWERED * size_tokens)
         self._num_clean = 0
 
     def _raise(self, size_tokens: float, resident_tokens: float, is_clean: bool) -> None:
@@ -84,6 +98,6 @@ class Capacity:
             return
         self._num_clean = self._num_clean + 1 if is_clean else 0
         if self.stated_tokens is None or size_tokens < self.stated_tokens:
-            self._learned_tokens = size_tokens * (1 + RAISED)
+            self._learned(size_tokens * (1 + RAISED))
         elif self._num_clean >= self._fewest_clean:
-            self._learned_tokens = min(MOST * self.stated_tokens, size_tokens * (1 + RAISED))
+            self._learned(min(MOST * self.stated_tokens, size_tokens * (1 + RAISED)))

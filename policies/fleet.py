@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from policies.capacity import Capacity
@@ -12,7 +12,7 @@ from policies.learning import TokenRatio
 from policies.pace import Pace
 from policies.place import Option
 from policies.reserve import Forecast, Reserve
-from policies.residency import Ledger
+from policies.residency import Ledger, Met
 from policies.trial import Trial
 from policies.types import (
     BLOCK_CHARS,
@@ -92,7 +92,16 @@ class Pool:
     @property
     def resident_tokens(self) -> float:
         """What its residents hold now, each shared block once."""
-        return self.tokens(self.ledger.resident_blocks, self.reserve.tail_chars)
+        return (self.ledger.resident_blocks * BLOCK_CHARS + self.reserve.tail_chars) * self.ratio.value
+
+    def may_serve(self, turn: Turn) -> bool:
+        """Whether it is healthy, serves the turn's model and has not failed it."""
+        replica = self.replica
+        if not replica.is_healthy or replica.id in turn.excluded:
+            return False
+        if turn.pinned_to is not None and replica.id != turn.pinned_to:
+            return False
+        return not replica.models or turn.model in replica.models
 
     @property
     def num_busy(self) -> int:
@@ -112,16 +121,17 @@ class Pool:
     def prompt_tokens(self, turn: Turn) -> float:
         return turn.chars * self.ratio.value
 
+    def last_tokens(self, turn: Turn, blocks: int) -> float:
+        """Tokens of so many last blocks of this turn's prompt, and of what follows the last whole one."""
+        return self.tokens(blocks, max(0, turn.chars - len(turn.blocks) * BLOCK_CHARS))
+
     def new_tokens(self, turn: Turn) -> float:
         """Tokens by which this turn's prompt would widen the union of the residents."""
-        if not (blocks := turn.blocks):
-            return turn.chars * self.ratio.value
-        tail_chars = turn.chars - len(blocks) * BLOCK_CHARS
-        return self.tokens(self.ledger.new_blocks(blocks), max(0, tail_chars))
+        return self.last_tokens(turn, self.ledger.new_blocks(turn.blocks))
 
-    def missing_tokens(self, turn: Turn) -> float:
-        """Prompt tokens that the engine will have to compute, as far as the ledger can tell."""
-        return max(0.0, self.prompt_tokens(turn) - self.tokens(self.ledger.expected_blocks(turn.blocks)))
+    def missing_tokens(self, turn: Turn, expected_blocks: int) -> float:
+        """Prompt tokens that the engine will have to compute, where it finds so many blocks in its cache."""
+        return max(0.0, self.prompt_tokens(turn) - self.tokens(expected_blocks))
 
 
 class Fleet:
@@ -154,9 +164,9 @@ class Fleet:
         replica.models = replica.models if fact.models is None else fact.models
         if fact.capacity_tokens is not None:
             pool.capacity.state(fact.capacity_tokens)
-        replica.slots = fact.slots or replica.slots
         if fact.share is not None:
-            replica.share = pool.capacity.share = fact.share
+            pool.capacity.share = fact.share
+        replica.resize(fact.slots or replica.slots, replica.share if fact.share is None else fact.share)
 
     def home(self, session: Session) -> Pool | None:
         """The pool that keeps a resident session; None when it is not resident."""
@@ -164,16 +174,9 @@ class Fleet:
             return None
         return self.pools[session.replica_id]
 
-    def eligible(self, turn: Turn) -> Iterator[Pool]:
+    def eligible(self, turn: Turn) -> list[Pool]:
         """Healthy replicas that serve the turn's model and have not failed it."""
-        for pool in self.pools.values():
-            replica = pool.replica
-            if not replica.is_healthy or replica.id in turn.excluded:
-                continue
-            if turn.pinned_to is not None and replica.id != turn.pinned_to:
-                continue
-            if not replica.models or turn.model in replica.models:
-                yield pool
+        return [pool for pool in self.pools.values() if pool.may_serve(turn)]
 
     def family(self, turn: Turn) -> Family:
         family = self.families.get(turn.family_id)
@@ -195,24 +198,23 @@ class Fleet:
         self.sessions.move_to_end(turn.session_id)
         return session
 
-    def hold(self, session: Session, turn: Turn, pool: Pool) -> None:
+    def hold(self, session: Session, turn: Turn, pool: Pool) -> Met:
         """Make the session resident on the pool, with this turn's prompt as what it caches."""
-        home = self.home(session)
-        if home is not None and home is not pool:
+        if session.is_resident and session.replica_id != pool.replica.id:
             self.release(session)
         pool.idle.pop(session.id, None)
         session.replica_id, session.blocks = pool.replica.id, turn.blocks
-        self._hold(session, pool, max(0, turn.chars - len(turn.blocks) * BLOCK_CHARS))
+        return self._hold(session, pool, max(0, turn.chars - len(turn.blocks) * BLOCK_CHARS))
 
     def keep(self, session: Session, pool: Pool) -> None:
         """Make an idle session resident again where it was, with the prompt that it had."""
         pool.idle[session.id] = session
         self._hold(session, pool, 0)
 
-    def _hold(self, session: Session, pool: Pool, tail_chars: int) -> None:
-        pool.ledger.hold(session.id, session.blocks)
+    def _hold(self, session: Session, pool: Pool, tail_chars: int) -> Met:
         session.is_resident = True
         pool.reserve.put(session, self.families[session.family_id], tail_chars)
+        return pool.ledger.hold(session.id, session.blocks)
 
     def release(self, session: Session) -> None:
         """End its residency; its blocks stay cached until the engine needs the room."""
@@ -270,7 +272,7 @@ def option(pool: Pool, turn: Turn, session: Session) -> Option:
     """The pool, as a turn of the session would find it."""
     return Option(
         replica_id=pool.replica.id,
-        missing_tokens=pool.missing_tokens(turn),
+        missing_tokens=pool.missing_tokens(turn, pool.ledger.expected_blocks(turn.blocks)),
         queued_tokens=pool.replica.queued_prefill_tokens,
         num_running=pool.num_busy,
         free_slots=pool.replica.free_slots,

@@ -9,7 +9,7 @@ uncertain length do not all reach it; a sum of full sizes would count both as if
 
 from __future__ import annotations
 
-from policies.remaining import survival
+from policies.remaining import PRIOR_TURNS, PRIOR_WEIGHT
 from policies.types import Family
 
 HORIZON = 8
@@ -33,17 +33,33 @@ def private_tokens(family: Family) -> float:
     return MOST_TOKENS if family.private_tokens is None else family.private_tokens
 
 
+def output_tokens(family: Family) -> float:
+    """Length of an answer."""
+    if family.output_tokens is not None:
+        return family.output_tokens
+    return OUTPUT_TOKENS if family.most_output_tokens is None else min(OUTPUT_TOKENS, family.most_output_tokens)
+
+
 def forecast(family: Family, num_begun: int, declared: int | None) -> list[float]:
     """Expected change of what a session holds, in tokens, after 0, 1, ... HORIZON turns; `num_begun` counts the
-    turn that it is in, or was in last."""
-    append = append_tokens(family)
-    output = family.output_tokens
-    if output is None:
-        output = (
-            OUTPUT_TOKENS if family.most_output_tokens is None else min(OUTPUT_TOKENS, family.most_output_tokens)
-        )
+    turn that it is in, or was in last.
+
+    Admission rests on it, so what nobody has shown counts as alive for `PRIOR_TURNS` turns, then as ended: who is
+    let in by mistake evicts others, who is held by mistake waits until somebody has shown more.
+    """
+    append, output = append_tokens(family), output_tokens(family)
     present = private_tokens(family) + max(0, num_begun - 1) * append
-    return [
-        alive * (append * ahead + output) - (1 - alive) * present
-        for ahead, alive in enumerate(survival(family, num_begun, declared, HORIZON))
-    ]
+    if declared is not None:
+        return [append * ahead + output if ahead <= declared else -present for ahead in range(HORIZON + 1)]
+    ended, continued, num_shown = family.ended, family.continued, len(family.ended)
+    alive, num_unknown, values = 1.0, 0, [output]
+    for ahead in range(1, HORIZON + 1):
+        after = num_begun + ahead - 1
+        if after < num_shown and (ended[after] or continued[after]):
+            went_on = continued[after] + PRIOR_WEIGHT
+            alive *= went_on / (ended[after] + went_on)
+        else:
+            num_unknown += 1
+            alive = alive if num_unknown <= PRIOR_TURNS else 0.0
+        values.append(alive * (append * ahead + output) - (1 - alive) * present)
+    return values

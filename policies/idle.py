@@ -8,7 +8,7 @@ from policies import learning
 from policies.fleet import Fleet
 from policies.policy import Policy
 from policies.timers import Timers
-from policies.types import Family, Session, TurnKind
+from policies.types import Family, Session, SessionId, TurnKind
 
 LEASES = 3.0
 """For so many times its lease an idle session stays resident, unless it gives way before."""
@@ -19,12 +19,9 @@ class Idle:
 
     def __init__(self, fleet: Fleet, policy: Policy, relearn: Callable[[Family], None]) -> None:
         self._fleet, self._policy, self._relearn = fleet, policy, relearn
-        self._leases = Timers()
-
-    @property
-    def next_at(self) -> float:
-        """When the next lease ends; infinite when there is none."""
-        return self._leases.next_at
+        self.leases = Timers()
+        self.outrun = Timers()
+        """Ends of leases that do not hold any more: their sessions came back, or are forgotten."""
 
     def rest(self, session: Session, now: float) -> None:
         """A session without a turn in the gateway is idle: its lease begins."""
@@ -40,21 +37,23 @@ class Idle:
     def renew(self, session: Session, now: float) -> None:
         """A new lease for an idle session."""
         session.lease_until = now + self._policy.lease_s(session, self._fleet.families[session.family_id])
-        self._leases.put(session.lease_until, session.id)
+        self.leases.put(session.lease_until, session.id)
 
     def ended(self, session: Session, now: float) -> None:
         """Its client said so."""
         self._fleet.release(session)
         session.lease_until = now
-        self._leases.put(now, session.id)
+        self.leases.put(now, session.id)
 
     def expire(self, now: float) -> bool:
         """Sessions that outstayed their lease count as ended until they come back; they keep their residency while
         nobody needs the room more, for LEASES leases at most. Returns whether that happened to anybody."""
         happened = False
-        while (entry := self._leases.pop(now)) is not None:
-            until, session = entry[0], self._fleet.sessions.get(entry[1])
-            if session is None or session.lease_until != until or session.num_running or session.num_waiting:
+        while self.outrun.pop(now) is not None:
+            pass
+        while (entry := self.leases.pop(now)) is not None:
+            until, session = entry[0], self._whose(*entry)
+            if session is None:
                 continue
             happened = True
             kept_until = session.idle_since + LEASES * (until - session.idle_since)
@@ -62,11 +61,35 @@ class Idle:
                 self._fleet.release(session)
             else:
                 session.lease_until = kept_until
-                self._leases.put(kept_until, session.id)
+                self.leases.put(kept_until, session.id)
             if not session.is_expired:
                 session.is_expired = True
                 self._presume_ended(session)
+        self._set_aside()
         return happened
+
+    def came_back(self, session: Session) -> None:
+        """It sends a turn: its lease ends no more."""
+        if self.leases.next_whose == session.id:
+            self._set_aside()
+
+    def next_at(self, anybody_waits: bool) -> float:
+        """When to look again. While anybody waits also where a lease would have ended that does not hold any more:
+        those who are idle are less likely to come back by then, and may give way."""
+        return min(self.leases.next_at, self.outrun.next_at) if anybody_waits else self.leases.next_at
+
+    def _set_aside(self) -> None:
+        """The next lease is one that holds."""
+        leases = self.leases
+        while leases.next_whose and self._whose(leases.next_at, leases.next_whose) is None:
+            self.outrun.put(*leases.drop())
+
+    def _whose(self, until: float, session_id: SessionId) -> Session | None:
+        """The session whose lease ends then; None when it has come back since, or is forgotten."""
+        session = self._fleet.sessions.get(session_id)
+        if session is None or session.lease_until != until or session.num_running or session.num_waiting:
+            return None
+        return session
 
     def _presume_ended(self, session: Session) -> None:
         if session.num_begun > 1 or session.kind is TurnKind.AGENT:

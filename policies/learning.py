@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from policies.gaps import Gaps
-from policies.remaining import count
 from policies.types import Family, Session
 
 WEIGHT = 0.1
@@ -41,27 +40,40 @@ def saw_bound(family: Family, max_output_tokens: int | None) -> None:
 
 def saw_gap(family: Family, session: Session, gap_s: float) -> None:
     """A session came back after `gap_s` of idle time."""
-    for tools in {"", session.tools}:
-        if tools in family.gaps_s or len(family.gaps_s) < MAX_TOOLS:
-            family.gaps_s.setdefault(tools, Gaps()).add(gap_s)
+    for tools in ("", session.tools) if session.tools else ("",):
+        gaps_s = family.gaps_s.get(tools)
+        if gaps_s is None:
+            if len(family.gaps_s) >= MAX_TOOLS:
+                continue
+            gaps_s = family.gaps_s[tools] = Gaps()
+        gaps_s.add(gap_s)
 
 
 def saw_continuation(family: Family, session: Session) -> None:
     """A session begins a further turn; takes back the end that its silence suggested."""
+    _reach(family, session.num_begun)
     if session.is_presumed_ended:
         session.is_presumed_ended = False
-        count(family.ended, session.num_begun, -1)
+        family.ended[session.num_begun] -= 1
         family.num_closed -= not session.tools
     family.num_reopened += not session.tools
-    count(family.continued, session.num_begun, 1)
+    family.continued[session.num_begun] += 1
 
 
 def saw_end(family: Family, session: Session) -> None:
     """A session ended, or has been silent for so long that it is taken as ended."""
     if not session.is_presumed_ended:
         session.is_presumed_ended = True
-        count(family.ended, session.num_begun, 1)
+        _reach(family, session.num_begun)
+        family.ended[session.num_begun] += 1
         family.num_closed += not session.tools
+
+
+def _reach(family: Family, num_turns: int) -> None:
+    """Both histograms go as far as this."""
+    while len(family.ended) <= num_turns:
+        family.ended.append(0)
+        family.continued.append(0)
 
 
 def saw_first_prompt(family: Family, private_tokens: float) -> None:
@@ -83,7 +95,8 @@ def saw_answer(
 
 def saw_tools(family: Family, session: Session, names: Sequence[str], tool_s: float | None) -> None:
     """Which tools the answer called, and how long they take if that is known."""
-    session.tools, session.tool_s = "+".join(sorted(set(names)))[:MAX_NAMES_CHARS], tool_s
+    joined = "+".join(sorted(set(names))) if len(names) > 1 else "".join(names)
+    session.tools, session.tool_s = joined[:MAX_NAMES_CHARS], tool_s
     family.calls_tools = family.calls_tools or bool(session.tools)
 
 

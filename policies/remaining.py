@@ -14,58 +14,42 @@ from policies.types import Family, Session
 PRIOR_TURNS = 3.0
 """Expected remaining turns of a session of which nothing is known."""
 PRIOR_WEIGHT = 1.0
+PRIOR_ENDED = PRIOR_WEIGHT / (PRIOR_TURNS + 1)
+"""Of the imaginary sessions, how many end after each turn."""
 FEWEST_GAPS = 8
 """Idle times from which a quantile is taken."""
 
 
 def hazard(family: Family, num_turns: int) -> float:
     """Probability that a session of the family ends after `num_turns` turns, given that it got there."""
-    ended = family.ended[num_turns] if num_turns < len(family.ended) else 0
-    continued = family.continued[num_turns] if num_turns < len(family.continued) else 0
-    return (ended + PRIOR_WEIGHT / (PRIOR_TURNS + 1)) / (ended + continued + PRIOR_WEIGHT)
+    if num_turns >= len(family.ended):
+        return PRIOR_ENDED / PRIOR_WEIGHT
+    ended, continued = family.ended[num_turns], family.continued[num_turns]
+    return (ended + PRIOR_ENDED) / (ended + continued + PRIOR_WEIGHT)
 
 
 def curve(family: Family) -> list[float]:
     """Expected remaining turns after k turns, for each k that the family has shown; computed backwards from
     E(k) = (1 - h(k)) (1 + E(k + 1)), with the prior beyond the last k."""
-    if not family.expected_remaining:
-        expected = PRIOR_TURNS
-        values = [expected]
-        for num_turns in reversed(range(max(len(family.ended), len(family.continued)))):
-            expected = (1 - hazard(family, num_turns)) * (1 + expected)
-            values.append(expected)
-        values.reverse()
-        family.expected_remaining = values
-    return family.expected_remaining
+    expected = PRIOR_TURNS
+    values = [expected]
+    for ended, continued in zip(reversed(family.ended), reversed(family.continued), strict=True):
+        hazard_here = (ended + PRIOR_ENDED) / (ended + continued + PRIOR_WEIGHT)
+        expected = (1 - hazard_here) * (1 + expected)
+        values.append(expected)
+    values.reverse()
+    return values
 
 
-def expected_turns(family: Family, num_begun: int, declared: int | None) -> float:
-    """Turns still to come after the `num_begun`-th one."""
+def expected_turns(family: Family, num_begun: int, declared: int | None, keeps: bool = True) -> float:
+    """Turns still to come after the `num_begun`-th one. `keeps`: whether the family keeps the curve until there is
+    news; an observer leaves no trace, or a look at the fleet would change what is decided."""
     if declared is not None:
         return float(declared)
-    values = curve(family)
-    return values[min(num_begun, len(values) - 1)]
-
-
-def survival(family: Family, num_begun: int, declared: int | None, horizon: int) -> list[float]:
-    """Chance that a session still takes turns after 0, 1, ... `horizon` further ones; the first is 1.
-
-    Admission rests on it, so what nobody has shown counts as alive for `PRIOR_TURNS` turns, then as ended: who is
-    let in by mistake evicts others, who is held by mistake waits until somebody has shown more.
-    """
-    if declared is not None:
-        return [1.0 if ahead <= declared else 0.0 for ahead in range(horizon + 1)]
-    alive, values, num_unknown = 1.0, [1.0], 0
-    for num_turns in range(num_begun, num_begun + horizon):
-        ended = family.ended[num_turns] if num_turns < len(family.ended) else 0
-        continued = family.continued[num_turns] if num_turns < len(family.continued) else 0
-        if ended + continued:
-            alive *= (continued + PRIOR_WEIGHT) / (ended + continued + PRIOR_WEIGHT)
-        else:
-            num_unknown += 1
-            alive = alive if num_unknown <= PRIOR_TURNS else 0.0
-        values.append(alive)
-    return values
+    values = family.expected_remaining or curve(family)
+    if keeps:
+        family.expected_remaining = values
+    return values[num_begun] if num_begun < len(values) else values[-1]
 
 
 def will_return(session: Session, family: Family) -> float:
@@ -106,10 +90,3 @@ def gaps_of(session: Session, family: Family) -> Gaps:
     if gaps_s is None or len(gaps_s) < FEWEST_GAPS:
         gaps_s = family.gaps_s.get("")
     return Gaps() if gaps_s is None else gaps_s
-
-
-def count(values: list[int], index: int, change: int) -> None:
-    """Add to a histogram that grows as needed."""
-    while len(values) <= index:
-        values.append(0)
-    values[index] += change

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import repeat
+from operator import add, sub
 from typing import TypeAlias
 
 from policies.types import Family, FamilyId, Session, SessionId
@@ -19,7 +21,7 @@ class Reserve:
     def __init__(self, forecast: Forecast) -> None:
         self._forecast = forecast
         self._stages: dict[FamilyId, dict[Stage, int]] = {}
-        self._families: dict[FamilyId, list[float]] = {}
+        self._families: dict[FamilyId, Sequence[float]] = {}
         self._touched: dict[FamilyId, Family] = {}
         self._placed: dict[SessionId, tuple[Stage, int]] = {}
         self._sum: list[float] = []
@@ -43,8 +45,10 @@ class Reserve:
     def put(self, session: Session, family: Family, tail_chars: int) -> None:
         """Count a resident at its present stage, in place of its earlier one."""
         self.drop(session.id, family)
-        stage = (session.num_begun, session.remaining_turns)
-        stages = self._stages.setdefault(family.id, {})
+        stage = session.num_begun, session.remaining_turns
+        stages = self._stages.get(family.id)
+        if stages is None:
+            stages = self._stages[family.id] = {}
         stages[stage] = stages.get(stage, 0) + 1
         self._placed[session.id] = stage, tail_chars
         self.tail_chars += tail_chars
@@ -58,9 +62,10 @@ class Reserve:
         stage, tail_chars = placed
         self.tail_chars -= tail_chars
         stages = self._stages[family.id]
-        stages[stage] -= 1
-        if not stages[stage]:
+        if stages[stage] == 1:
             del stages[stage]
+        else:
+            stages[stage] -= 1
         self._touched[family.id] = family
 
     def touch(self, family: Family) -> None:
@@ -69,24 +74,23 @@ class Reserve:
             self._touched[family.id] = family
 
     def _refresh(self, family: Family) -> None:
-        before, after = self._families.pop(family.id, None), None
         stages = self._stages[family.id]
+        before, after = self._families.pop(family.id, None), None
         if stages:
             after = self._families[family.id] = self._total(family, stages)
         else:
             del self._stages[family.id]
         if not self._families:
             self._sum = []  # also ends the rounding errors of adding and subtracting
-            return
-        none = [0.0] * len(next(iter(self._families.values())))
-        self._sum = [
-            total + plus - minus
-            for total, plus, minus in zip(self._sum or none, after or none, before or none, strict=True)
-        ]
+        elif after or before:
+            none = repeat(0.0)
+            self._sum = list(map(sub, map(add, self._sum or none, after or none), before or none))
 
-    def _total(self, family: Family, stages: dict[Stage, int]) -> list[float]:
-        total: list[float] = []
+    def _total(self, family: Family, stages: dict[Stage, int]) -> Sequence[float]:
+        total: Sequence[float] = ()
         for stage, number in stages.items():
             one = self.of(family, stage)
-            total = [so_far + number * more for so_far, more in zip(total or [0.0] * len(one), one, strict=True)]
+            if number > 1:
+                one = [number * more for more in one]
+            total = list(map(add, total, one)) if total else one
         return total

@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import NamedTuple
 
 from policies.types import Blocks, SessionId
-from policies.union import Union
+from policies.union import BOTH, CACHED, RESIDENT, Union
+
+
+class Met(NamedTuple):
+    """What one more resident's chain met."""
+
+    new_blocks: int
+    """That none of the residents held."""
+    expected_blocks: int
+    """Leading ones that the engine's cache should have had before."""
 
 
 class Ledger:
@@ -15,9 +25,8 @@ class Ledger:
     """
 
     def __init__(self) -> None:
-        self._resident = Union()
-        self._present = Union()
-        """Residents and released together: what the engine should still have."""
+        self._union = Union()
+        """Cached are residents and released together: what the engine should still have."""
         self._chains: dict[SessionId, Blocks] = {}
         self._cut: dict[SessionId, int] = {}
         """Leading blocks that are left of chains that the engine evicted in part, by its own account."""
@@ -26,7 +35,7 @@ class Ledger:
     @property
     def resident_blocks(self) -> int:
         """Size of the union of all residents."""
-        return len(self._resident)
+        return self._union.resident_blocks
 
     @property
     def num_residents(self) -> int:
@@ -35,23 +44,27 @@ class Ledger:
     def is_resident(self, session_id: SessionId) -> bool:
         return session_id in self._chains and session_id not in self._released
 
-    def hold(self, session_id: SessionId, blocks: Blocks) -> None:
+    def hold(self, session_id: SessionId, blocks: Blocks) -> Met:
         """Make a session resident with these blocks, or replace the blocks of a resident."""
-        old = self._chains.get(session_id, ()) if self.is_resident(session_id) else ()
-        self._present.move(self._cached(session_id), blocks)
-        self._resident.move(old, blocks)
-        self._cut.pop(session_id, None)
-        self._released.pop(session_id, None)
+        chain = self._chains.get(session_id, ())
+        if session_id in self._released or session_id in self._cut:
+            absent_blocks, _ = self._union.move(CACHED, self._cached(session_id), blocks)
+            _, new_blocks = self._union.move(RESIDENT, () if session_id in self._released else chain, blocks)
+            self._cut.pop(session_id, None)
+            self._released.pop(session_id, None)
+        else:
+            absent_blocks, new_blocks = self._union.move(BOTH, chain, blocks)
         self._chains[session_id] = blocks
+        return Met(new_blocks, len(blocks) - absent_blocks)
 
     def release(self, session_id: SessionId) -> None:
         """End a residency; its blocks count as cached until `evict` or `forget` drops them."""
-        self._resident.move(self._chains[session_id], ())
+        self._union.move(RESIDENT, self._chains[session_id], ())
         self._released[session_id] = None
 
     def evict(self, capacity_blocks: float) -> None:
         """Drop the longest released until everything present fits the pool, as an LRU cache would."""
-        while self._released and len(self._present) > capacity_blocks:
+        while self._released and self._union.cached_blocks > capacity_blocks:
             self._drop(next(iter(self._released)))
 
     def forget(self, session_id: SessionId) -> None:
@@ -64,30 +77,30 @@ class Ledger:
     def cut(self, session_id: SessionId, blocks: int) -> None:
         """The engine has so many leading blocks of a session; a resident stays one, and recomputes the rest."""
         chain = self._chains.get(session_id, ())
-        self._present.move(self._cached(session_id), chain[:blocks])
+        self._union.move(CACHED, self._cached(session_id), chain[:blocks])
         self._cut.pop(session_id, None)
         if blocks < len(chain):
             self._cut[session_id] = blocks
 
     def expected_blocks(self, blocks: Blocks) -> int:
         """Leading blocks that should be found in the engine's cache."""
-        return self._present.shared(blocks) if blocks else 0
+        return self._union.cached(blocks)
 
     def new_blocks(self, blocks: Blocks) -> int:
         """Blocks by which the union would grow if a session with this chain became resident."""
-        return len(blocks) - self._resident.shared(blocks)
+        return len(blocks) - self._union.resident(blocks)
 
     def private_blocks(self, session_id: SessionId) -> int:
         """Blocks that would leave the union if this resident was released."""
-        return self._resident.private(self._chains[session_id])
+        return self._union.private(self._chains[session_id])
 
     def _cached(self, session_id: SessionId) -> Blocks:
         """What of a session's chain counts as present."""
-        chain = self._chains.get(session_id, ())
-        return chain[: self._cut[session_id]] if session_id in self._cut else chain
+        chain, cut = self._chains.get(session_id, ()), self._cut.get(session_id)
+        return chain if cut is None else chain[:cut]
 
     def _drop(self, session_id: SessionId) -> None:
         """Forget a released session."""
-        self._present.move(self._cached(session_id), ())
+        self._union.move(CACHED, self._cached(session_id), ())
         self._cut.pop(session_id, None)
         del self._released[session_id], self._chains[session_id]

@@ -85,10 +85,10 @@ class Scheduler:
             case WarmedUp():
                 self._warm_ups.ended(fact)
         may_admit |= self._expire(now, decisions) | self._admission.trim()
-        if may_admit:
+        if may_admit and self._admission:
             self._admit(now)
         self._dispatch(now, decisions)
-        if self._fleet.lost or self._warm_ups.next_at <= now:
+        if self._fleet.lost or self._warm_ups.timers.next_at <= now:
             self._follow_up(now, decisions)
         return decisions, self._next_wake(now)
 
@@ -104,11 +104,11 @@ class Scheduler:
     # ---- facts
 
     def _arrived(self, turn: Turn, now: float, decisions: list[Decision]) -> bool:
-        """Whether somebody at the gate may go who could not before: this turn, or others as this one is shorter
-        than the one before."""
+        """Whether somebody at the gate may go who could not before: this turn, or others where it is shorter."""
         session = self._begin(turn, now)
         shrinks = len(turn.blocks) < len(session.blocks)
         session.num_waiting += 1
+        self._idle.came_back(session)
         if turn.deadline_at is not None and turn.deadline_at <= now:
             self._refuse(turn, Refusal.DEADLINE, 0.0, now, decisions)
         else:
@@ -140,19 +140,18 @@ class Scheduler:
         return session
 
     def _route(self, turn: Turn, session: Session, now: float, decisions: list[Decision]) -> None:
-        """1. nobody can serve it; 2. it needs no residency; 3. its session has it; 4. it waits at the gate."""
-        pools = list(self._fleet.eligible(turn))
+        """1. its session has residency; 2. nobody can serve it; 3. it needs none; 4. it waits at the gate."""
+        needs_residency = self._policy.gates_residency and turn.kind is not TurnKind.SIDE
         home = self._fleet.home(session)
-        if not pools:
-            self._refuse(turn, Refusal.NO_REPLICA, 0.0, now, decisions)
-        elif turn.kind is TurnKind.SIDE:
-            self._make_ready(turn, self._choose(turn, pools), Reason.SIDE)
-        elif not self._policy.gates_residency:
-            self._make_ready(turn, self._choose(turn, pools), Reason.FREE)
-        elif home is not None and home in pools:
+        if needs_residency and home is not None and home.may_serve(turn):
             self._make_ready(turn, home, Reason.RESIDENT)
-        else:
+        elif not (pools := self._fleet.eligible(turn)):
+            self._refuse(turn, Refusal.NO_REPLICA, 0.0, now, decisions)
+        elif needs_residency:
             self._wait(turn, session, pools, now, decisions)
+        else:
+            reason = Reason.SIDE if turn.kind is TurnKind.SIDE else Reason.FREE
+            self._make_ready(turn, self._choose(turn, pools), reason)
 
     def _wait(self, turn: Turn, session: Session, pools: list[Pool], now: float, told: list[Decision]) -> None:
         """Queue a turn at the gate, or refuse it now if its wait would be too long for its client."""
@@ -166,7 +165,7 @@ class Scheduler:
             refusal = Refusal.DEADLINE
         else:
             refusal = None
-        nothing_ends = min(self._idle.next_at, self._deadlines.next_at) > now
+        nothing_ends = min(self._idle.leases.next_at, self._deadlines.next_at) > now
         if refusal is None and nothing_ends and self._admission.passes(turn, pools, now):
             self._make_ready(turn, self._choose(turn, pools), Reason.FREE)
             return
@@ -182,16 +181,14 @@ class Scheduler:
         self._idle.rest(session, now)
 
     def _left(self, fact: Left, now: float) -> None:
-        if fact.turn_id in self._slots:
-            turn = self._slots.left(fact, now)
-            if fact.ending is Ending.COMPLETE and turn.kind is not TurnKind.SIDE:
-                self._relearn(self._fleet.families[turn.family_id])
-        else:
-            withdrawn = self._withdraw(fact.turn_id, now + fact.keep_place_s)
-            if withdrawn is None:
+        turn = self._slots.left(fact, now)
+        if turn is None:
+            turn = self._withdraw(fact.turn_id, now + fact.keep_place_s)
+            if turn is None:
                 return  # it was refused
-            turn = withdrawn
             self._fleet.sessions[turn.session_id].num_waiting -= 1
+        elif fact.ending is Ending.COMPLETE and turn.kind is not TurnKind.SIDE:
+            self._relearn(self._fleet.families[turn.family_id])
         self._idle.rest(self._fleet.sessions[turn.session_id], now)
 
     def _withdraw(self, turn_id: TurnId, keep_until: float) -> Turn | None:
@@ -217,6 +214,8 @@ class Scheduler:
 
     def _expire(self, now: float, decisions: list[Decision]) -> bool:
         """Turns whose deadline has come are refused, leases end. Returns whether anything did."""
+        if self._idle.next_at(anybody_waits=True) > now and self._deadlines.next_at > now:
+            return False
         happened = self._idle.expire(now)
         while (entry := self._deadlines.pop(now)) is not None:
             if (turn := self._withdraw(entry[1], now)) is not None:
@@ -232,7 +231,7 @@ class Scheduler:
         for turn in homeless:
             del self._ready[turn.id]
         for turn in list(self._admission.turns()):
-            if next(self._fleet.eligible(turn), None) is None:
+            if not self._fleet.eligible(turn):
                 homeless.append(self._admission.take(turn.id, now))
         for turn in homeless:
             self._route(turn, self._fleet.sessions[turn.session_id], now, decisions)
@@ -256,15 +255,17 @@ class Scheduler:
     def _make_ready(self, turn: Turn, pool: Pool, reason: Reason) -> None:
         """From here on the turn waits for a slot of this pool only, and its session is resident there."""
         session, family = self._fleet.sessions[turn.session_id], self._fleet.families[turn.family_id]
-        missing_tokens = pool.missing_tokens(turn)
         is_side = turn.kind is TurnKind.SIDE
-        rank = 0.0 if is_side else self._policy.rank(family, session.num_begun, session.remaining_turns)
-        if not is_side:
-            if session.num_begun == 1 and pool.ledger.num_residents:
-                learning.saw_first_prompt(family, pool.new_tokens(turn))
-            self._fleet.hold(session, turn, pool)
-        pool.ready.put(turn, (-turn.urgency, float(is_side), rank, turn.arrived_at))
-        self._ready[turn.id] = (pool, reason, missing_tokens)
+        if is_side:
+            rank, expected_blocks = 0.0, pool.ledger.expected_blocks(turn.blocks)
+        else:
+            rank = self._policy.rank(family, session.num_begun, session.remaining_turns)
+            has_company = pool.ledger.num_residents > 0
+            new_blocks, expected_blocks = self._fleet.hold(session, turn, pool)
+            if session.num_begun == 1 and has_company:
+                learning.saw_first_prompt(family, pool.last_tokens(turn, new_blocks))
+        pool.ready.put(turn, (-turn.urgency, is_side, rank, turn.arrived_at))
+        self._ready[turn.id] = (pool, reason, pool.missing_tokens(turn, expected_blocks))
 
     def _dispatch(self, now: float, decisions: list[Decision]) -> None:
         """Give free slots to ready turns."""
@@ -294,6 +295,6 @@ class Scheduler:
 
     def _next_wake(self, now: float) -> float | None:
         """The next time at which something changes by itself: a lease ends, or a wait passes the bound."""
-        ends_at = self._idle.next_at, self._deadlines.next_at, self._warm_ups.next_at
+        ends_at = self._idle.next_at(bool(self._admission)), self._deadlines.next_at, self._warm_ups.timers.next_at
         wake_at = min(*ends_at, self._admission.next_overdue_at(now))
         return None if wake_at == math.inf else wake_at

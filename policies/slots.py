@@ -38,14 +38,10 @@ class Slots:
         self._fleet, self._shares = fleet, shares
         self._running: dict[TurnId, Running] = {}
 
-    def __contains__(self, turn_id: TurnId) -> bool:
-        return turn_id in self._running
-
     def start(self, turn: Turn, pool: Pool, missing_tokens: float, now: float) -> None:
         """It takes a slot of the pool."""
-        is_alone = not pool.replica.running or not pool.replica.queued_prefill_tokens
-        pool.pace.prefill_began(turn.id, missing_tokens, is_alone, now)
-        pool.replica.running[turn.id] = round(missing_tokens)
+        pool.pace.prefill_began(turn.id, missing_tokens, not pool.replica.queued_prefill_tokens, now)
+        pool.replica.begin(turn.id, round(missing_tokens))
         self._running[turn.id] = Running(turn, pool, missing_tokens, now)
         session = self._fleet.sessions[turn.session_id]
         session.prefills_next = pool.trial.asks() if self._may_prefill_next(turn, session, pool) else None
@@ -63,15 +59,17 @@ class Slots:
         if running is None:
             return
         pace = running.pool.pace
-        running.pool.replica.running[turn_id] = 0
+        running.pool.replica.prefilled(turn_id)
         pace.prefill_ended(turn_id, running.missing_tokens, now)
         running.began_at, running.prefilled_tokens = now, pace.prefilled_tokens
 
-    def left(self, fact: Left, now: float) -> Turn:
-        """It gives its slot back. A complete agent turn changes its family's statistics."""
-        running = self._running.pop(fact.turn_id)
+    def left(self, fact: Left, now: float) -> Turn | None:
+        """It gives its slot back; None when it has none. A complete agent turn changes its family's statistics."""
+        running = self._running.pop(fact.turn_id, None)
+        if running is None:
+            return None
         turn, pool, usage = running.turn, running.pool, fact.usage
-        del pool.replica.running[turn.id]
+        pool.replica.end(turn.id)
         session = self._fleet.sessions[turn.session_id]
         session.num_running -= 1
         computed_tokens = running.missing_tokens

@@ -8,7 +8,7 @@ from policies.growth import append_tokens, forecast
 from policies.leases import lease_s
 from policies.place import Option, Place, by_prefix
 from policies.remaining import expected_turns
-from policies.types import Family, FamilyId, Session
+from policies.types import Family, FamilyId
 
 
 class Turns:
@@ -18,18 +18,14 @@ class Turns:
     name = "turns"
     bounds_slots = True
     gates_residency = True
+    forecast = staticmethod(forecast)
+    lease_s = staticmethod(lease_s)
 
     def __init__(self, place: Place = by_prefix) -> None:
         self._place = place
 
     def rank(self, family: Family, num_begun: int, declared: int | None) -> float:
         return (1 + expected_turns(family, num_begun, declared)) * append_tokens(family)
-
-    def forecast(self, family: Family, num_begun: int, declared: int | None) -> Sequence[float]:
-        return forecast(family, num_begun, declared)
-
-    def lease_s(self, session: Session, family: Family) -> float:
-        return lease_s(session, family)
 
     def place(self, options: Sequence[Option], family_id: FamilyId, ordinal: int) -> Option:
         return self._place(options, family_id, ordinal)

@@ -1,21 +1,37 @@
 """The union of many block chains, each shared block counted once: a radix tree whose edges are runs of blocks.
 
-A block id covers its whole prefix, so a run is found by the id of its first block alone, wherever it hangs. A
-chain that grows lengthens the run at its end; costs are per run on its path, not per block.
+A chain is held in up to two ways, and each way has a union of its own: as cached, and as resident. One tree keeps
+both, as almost every chain is held both ways. A block id covers its whole prefix, so a run is found by the id of
+its first block alone, wherever it hangs. A chain that grows lengthens the run at its end; costs are per run on its
+path, not per block.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from policies.types import Blocks
+
+
+class Way(NamedTuple):
+    """How a chain is held: what it adds to the holders of its runs."""
+
+    cached: int
+    resident: int
+
+
+BOTH, CACHED, RESIDENT = Way(1, 1), Way(1, 0), Way(0, 1)
 
 
 class _Run:
     """Blocks `start` to `end` of the chain that first brought them, held by the same sessions."""
 
-    __slots__ = ("chain", "end", "holders", "start")
+    __slots__ = ("cached", "chain", "end", "resident", "start")
 
-    def __init__(self, chain: Blocks, start: int, end: int, holders: int) -> None:
-        self.chain, self.start, self.end, self.holders = chain, start, end, holders
+    def __init__(self, chain: Blocks, start: int, end: int, cached: int, resident: int) -> None:
+        self.chain, self.start, self.end = chain, start, end
+        self.cached, self.resident = cached, resident
+        """Numbers of holders."""
 
 
 class Union:
@@ -24,34 +40,45 @@ class Union:
     def __init__(self) -> None:
         self._runs: dict[int, _Run] = {}
         """By the id of their first block."""
-        self._num_blocks = 0
+        self.cached_blocks = self.resident_blocks = 0
+        """Held so by at least one chain."""
 
-    def __len__(self) -> int:
-        """Blocks held by at least one chain."""
-        return self._num_blocks
-
-    def shared(self, blocks: Blocks) -> int:
-        """Number of leading blocks of `blocks` that some chain holds."""
+    def cached(self, blocks: Blocks) -> int:
+        """Number of leading blocks of `blocks` that some chain holds as cached."""
         depth, length = 0, len(blocks)
-        while depth < length and (run := self._runs.get(blocks[depth])) is not None:
+        while depth < length and (run := self._runs.get(blocks[depth])) is not None and run.cached:
+            depth = _common_end(run, blocks, length)
+            if depth < run.end:
+                break
+        return depth
+
+    def resident(self, blocks: Blocks) -> int:
+        """Number of leading blocks of `blocks` that some chain holds as resident."""
+        depth, length = 0, len(blocks)
+        while depth < length and (run := self._runs.get(blocks[depth])) is not None and run.resident:
             depth = _common_end(run, blocks, length)
             if depth < run.end:
                 break
         return depth
 
     def private(self, blocks: Blocks) -> int:
-        """Number of blocks of a held chain that nobody else holds: always its tail."""
+        """Number of blocks of a resident chain that no other resident holds: always its tail."""
         depth, length = 0, len(blocks)
-        while depth < length and (run := self._runs[blocks[depth]]).holders > 1:
+        while depth < length and (run := self._runs[blocks[depth]]).resident > 1:
             depth = run.end
         return length - depth
 
-    def move(self, old: Blocks, new: Blocks) -> None:
-        """A holder holds `new` instead of `old`; either may be empty."""
+    def move(self, way: Way, old: Blocks, new: Blocks) -> tuple[int, int]:
+        """A holder holds `new` instead of `old`, both in this way; either may be empty. Returns by how many blocks
+        what is cached and what is resident grew before the old ones were left."""
         common = shared_length(old, new)
-        last = self._boundary(new, common)
-        self._enter(new, common, last)
-        self._leave(old, common)
+        last = self._boundary(new, common)  # before a run that both share is left
+        cached_before, resident_before = self.cached_blocks, self.resident_blocks
+        self._enter(way, new, common, last)
+        grown = self.cached_blocks - cached_before, self.resident_blocks - resident_before
+        if common < len(old):
+            self._leave(way, old, common)
+        return grown
 
     def _boundary(self, blocks: Blocks, at: int) -> _Run | None:
         """Make a run end at this length of a held chain; the run that does, None for length 0."""
@@ -64,35 +91,45 @@ class Union:
         return run
 
     def _split(self, run: _Run, at: int) -> None:
-        self._runs[run.chain[at]] = _Run(run.chain, at, run.end, run.holders)
+        self._runs[run.chain[at]] = _Run(run.chain, at, run.end, run.cached, run.resident)
         run.end = at
 
-    def _enter(self, blocks: Blocks, depth: int, last: _Run | None) -> None:
+    def _enter(self, way: Way, blocks: Blocks, depth: int, last: _Run | None) -> None:
         """One more holder of the chain from `depth` on, where the run `last` ends."""
+        cached, resident = way
         length = len(blocks)
         while depth < length and (run := self._runs.get(blocks[depth])) is not None:
             common = _common_end(run, blocks, length)
             if common < run.end:
                 self._split(run, common)
-            run.holders += 1
+            if cached and not run.cached:
+                self.cached_blocks += common - depth
+            if resident and not run.resident:
+                self.resident_blocks += common - depth
+            run.cached, run.resident = run.cached + cached, run.resident + resident
             depth, last = common, run
         if depth == length:
             return
-        self._num_blocks += length - depth
-        if last is not None and last.holders == 1:
+        self.cached_blocks += cached * (length - depth)
+        self.resident_blocks += resident * (length - depth)
+        if last is not None and last.cached == cached and last.resident == resident:
             last.chain, last.end = blocks, length  # its one holder is this one
         else:
-            self._runs[blocks[depth]] = _Run(blocks, depth, length, 1)
+            self._runs[blocks[depth]] = _Run(blocks, depth, length, cached, resident)
 
-    def _leave(self, blocks: Blocks, depth: int) -> None:
+    def _leave(self, way: Way, blocks: Blocks, depth: int) -> None:
         """One holder less from `depth` on, where a run begins."""
+        cached, resident = way
         length = len(blocks)
         while depth < length:
             run = self._runs[blocks[depth]]
             depth = run.end
-            run.holders -= 1
-            if not run.holders:
-                self._num_blocks -= run.end - run.start
+            run.cached, run.resident = run.cached - cached, run.resident - resident
+            if cached and not run.cached:
+                self.cached_blocks -= run.end - run.start
+            if resident and not run.resident:
+                self.resident_blocks -= run.end - run.start
+            if not run.cached and not run.resident:
                 del self._runs[blocks[run.start]]
 
 

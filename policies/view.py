@@ -84,7 +84,7 @@ def _session(fleet: Fleet, session: Session) -> SessionView:
         calls_tools=bool(session.tools),
         lease_until=session.lease_until,
         prompt_tokens=session.prompt_tokens,
-        expected_turns=remaining.expected_turns(family, session.num_begun, session.remaining_turns),
+        expected_turns=remaining.expected_turns(family, session.num_begun, session.remaining_turns, keeps=False),
     )
 
 

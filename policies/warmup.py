@@ -28,17 +28,12 @@ class WarmUps:
 
     def __init__(self, fleet: Fleet, ceiling: float, is_on: bool) -> None:
         self._fleet, self._ceiling, self._is_on = fleet, ceiling, is_on
-        self._due = Timers()
+        self.timers = Timers()
         self._under_way: dict[SessionId, Pool] = {}
         self._warm: set[SessionId] = set()
         """Those that were warmed up and have neither come back nor lost it again."""
         self._paid = 1.0
         self._num_chances = 0
-
-    @property
-    def next_at(self) -> float:
-        """Infinite when there is none."""
-        return self._due.next_at
 
     def lost(self, session: Session, now: float) -> None:
         """The residency of a session ended, or its cache is gone. What was warmed up for nothing is not again."""
@@ -48,7 +43,7 @@ class WarmUps:
         elif self._is_on and not (session.num_running or session.num_waiting):
             due_at = self._due_at(session, self._fleet.families[session.family_id])
             if due_at is not None:
-                self._due.put(max(now, due_at), session.id)
+                self.timers.put(max(now, due_at), session.id)
 
     def came_back(self, session: Session) -> None:
         """It sends a turn."""
@@ -62,7 +57,7 @@ class WarmUps:
         session = self._fleet.sessions.get(fact.session_id)
         if pool is None:
             return
-        pool.replica.running.pop(_slot(fact.session_id), None)
+        pool.replica.end(_slot(fact.session_id))
         if session is None or session.num_running or session.num_waiting:
             return
         if fact.is_done:
@@ -73,18 +68,18 @@ class WarmUps:
     def due(self, now: float, is_quiet: bool) -> list[tuple[Session, WarmUp]]:
         """Those whose time has come, resident again from now on; `is_quiet`: nobody waits for the engines."""
         begun = []
-        while (entry := self._due.pop(now)) is not None:
+        while (entry := self.timers.pop(now)) is not None:
             session = self._fleet.sessions.get(entry[1])
             pool = None if session is None else self._pool(session, now)
             if session is None or pool is None:
                 continue
             if not is_quiet or pool.replica.queued_prefill_tokens or not self._has_room(session, pool):
-                self._due.put(now + max(AGAIN_S, EARLY * (now - session.idle_since)), session.id)
+                self.timers.put(now + max(AGAIN_S, EARLY * (now - session.idle_since)), session.id)
             elif self._is_allowed():
                 missing_tokens = _missing_tokens(session, pool)
                 self._fleet.keep(session, pool)
                 self._under_way[session.id] = pool
-                pool.replica.running[_slot(session.id)] = round(missing_tokens)
+                pool.replica.begin(_slot(session.id), round(missing_tokens))
                 begun.append((session, WarmUp(session.id, pool.replica.id, round(missing_tokens))))
         return begun
 

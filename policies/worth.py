@@ -11,7 +11,7 @@ import math
 
 from policies.fleet import Pool, chain_is_cached
 from policies.remaining import chance_of_return, expected_turns, idle_left_s
-from policies.types import Family, Session, Turn
+from policies.types import Family, Session
 
 
 def share_tokens(pool: Pool, price: float) -> float:
@@ -21,28 +21,28 @@ def share_tokens(pool: Pool, price: float) -> float:
     return pool.pace.cycle_tokens / (price * (pool.num_busy + 1))
 
 
-def evicted_tokens(pool: Pool, session: Session, family: Family, turn: Turn) -> float:
-    """Tokens per turn by which the session makes the residents outgrow the pool, while it lives."""
+def evicted_tokens(pool: Pool, session: Session, family: Family, new_tokens: float) -> float:
+    """Tokens per turn by which the session, which adds so many now, makes the residents outgrow the pool, while it
+    lives."""
     assert pool.capacity.tokens is not None
-    new_tokens = pool.new_tokens(turn)
     own = pool.reserve.of(family, (session.num_begun, session.remaining_turns))
     others = pool.reserve.forecast or [0.0] * len(own)
     room_tokens = pool.capacity.tokens - pool.resident_tokens
     if max(others) + max(own) + new_tokens <= room_tokens:
         return 0.0
-    overflow_tokens = sum(
-        max(0.0, theirs + ours + new_tokens - room_tokens) - max(0.0, theirs - room_tokens)
-        for theirs, ours in zip(others, own, strict=True)
-    )
+    overflow_tokens = 0.0
+    for theirs, ours in zip(others, own, strict=True):
+        together, without = theirs + ours + new_tokens - room_tokens, theirs - room_tokens
+        overflow_tokens += (together if together > 0 else 0.0) - (without if without > 0 else 0.0)
     turns = 1 + expected_turns(family, session.num_begun, session.remaining_turns)
     return overflow_tokens / min(turns, len(own))
 
 
-def is_worth(pool: Pool, session: Session, family: Family, turn: Turn, price: float) -> bool:
-    """Whether a session that fits now costs the fleet less than holding it."""
+def is_worth(pool: Pool, session: Session, family: Family, new_tokens: float, price: float) -> bool:
+    """Whether a session that fits now, and adds so many tokens, costs the fleet less than holding it."""
     if session.num_begun > 1 and chain_is_cached(pool, session.blocks):
         return True
-    return evicted_tokens(pool, session, family, turn) <= share_tokens(pool, price)
+    return evicted_tokens(pool, session, family, new_tokens) <= share_tokens(pool, price)
 
 
 def outgrows(pool: Pool) -> bool:

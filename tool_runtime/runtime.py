@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
@@ -11,11 +12,12 @@ from types import MappingProxyType
 
 from tool_runtime.approval import verdict_on
 from tool_runtime.arguments import Arguments
+from tool_runtime.attempts import LocalAttempts
 from tool_runtime.cache import Cache
 from tool_runtime.coalesce import Flight, Flights
 from tool_runtime.executor import Executor
-from tool_runtime.outcome import Outcome, not_started, outcome_of
-from tool_runtime.shared import Shared
+from tool_runtime.outcome import Outcome, not_started, outcome_of, stopped
+from tool_runtime.shared import Attempt, Claimed, Shared
 from tool_runtime.sharing import key_of, told
 from tool_runtime.tasks import Tasks
 from tool_runtime.types import (
@@ -49,6 +51,8 @@ class Request:
     """What its execution is told of the context."""
     key: bytes | None
     """Of calls that it may share with. None: of none."""
+    claim: Callable[[], AbstractAsyncContextManager[Claimed]] | None
+    """Around its execution. None: that concerns no other process and no other attempt."""
 
 
 class ToolRuntime:
@@ -76,6 +80,7 @@ class ToolRuntime:
         self._flights = Flights(self._tasks, clock)
         self._cache = Cache(max_cache_bytes)
         self._shared = shared
+        self._attempts = LocalAttempts(clock)
         self._executors: dict[str, Executor] = {}
         self._tools: dict[str, Tool] = {}
         self.tools: Tools = MappingProxyType(self._tools)
@@ -88,13 +93,19 @@ class ToolRuntime:
         others = [executor for executor in self._executors.values() if executor.tool.source != source]
         self._serve(self._with(others, tools))
 
-    async def run(self, call: Call, context: Context, *, timeout_s: float | None = None) -> Result:
+    def attempt(self, answer: bytes) -> Attempt:
+        """For the calls of an answer, which has the same `answer` when it is asked for again."""
+        return (self._shared or self._attempts).attempt(answer)
+
+    async def run(
+        self, call: Call, context: Context, *, timeout_s: float | None = None, attempt: Attempt | None = None
+    ) -> Result:
         """The outcome of a call, within `timeout_s` of now (None: within the tool's own limits). Never raises
         but CancelledError: errors are results that the model can read."""
         came_at = self._clock()
         until = math.inf if timeout_s is None else came_at + timeout_s
         try:
-            request = await self._accepted(call, context, until)
+            request = await self._accepted(call, context, until, attempt)
         except Refused as refusal:
             result = self._refused(call, context, str(refusal))
         else:
@@ -129,7 +140,7 @@ class ToolRuntime:
             by_name[tool.name] = old if old and is_same else Executor(tool, self._clock, self._tasks)
         return by_name
 
-    async def _accepted(self, call: Call, context: Context, until: float) -> Request:
+    async def _accepted(self, call: Call, context: Context, until: float, attempt: Attempt | None) -> Request:
         """Raises Refused for a call that may not run."""
         executor = self._executors.get(call.name)
         if executor is None:
@@ -145,7 +156,18 @@ class ToolRuntime:
                 raise Refused(f"{tool.name} was not run: {verdict.reason}")
             if self._executors.get(call.name) is not executor:
                 raise Refused(f"{tool.name} is gone")
-        return Request(executor, call, context, arguments, context if shared is None else shared, key)
+        claim = self._claim(tool, arguments, context, key, attempt)
+        return Request(executor, call, context, arguments, context if shared is None else shared, key, claim)
+
+    def _claim(
+        self, tool: Tool, arguments: Arguments, context: Context, key: bytes | None, attempt: Attempt | None
+    ) -> Callable[[], AbstractAsyncContextManager[Claimed]] | None:
+        if key is not None:
+            return None if self._shared is None else partial(self._shared.claimed, key)
+        if attempt is None or tool.effect is not Effect.DESTRUCTIVE:
+            return None
+        same = key_of(tool, arguments, Context(context.tenant))
+        return partial(attempt.claimed, same, stopped(tool, has_begun=True))
 
     def _refused(self, call: Call, context: Context, reason: str) -> Result:
         executor = self._executors.get(call.name)
@@ -180,10 +202,10 @@ class ToolRuntime:
         """Sets the outcome of the flight, whatever happens."""
         outcome = None
         try:
-            if self._shared is None or request.key is None:
+            if request.claim is None:
                 outcome = await self._own(request, flight)
             else:
-                outcome = await self._one_of_all(self._shared, request.key, request, flight)
+                outcome = await self._one_of_all(request.claim(), request, flight)
         finally:
             if outcome is not None:
                 flight.end(outcome)
@@ -199,14 +221,16 @@ class ToolRuntime:
         self._learn(request, outcome)
         return outcome
 
-    async def _one_of_all(self, shared: Shared, key: bytes, request: Request, flight: Flight) -> Outcome:
-        """Executed by one process, this one or another."""
-        async with shared.claimed(key) as claimed:
+    async def _one_of_all(
+        self, claim: AbstractAsyncContextManager[Claimed], request: Request, flight: Flight
+    ) -> Outcome:
+        """Executed once, by this process and attempt or by another."""
+        async with claim as claimed:
             if claimed.outcome is not None:
                 flight.is_elsewhere = True
                 return claimed.outcome
             outcome = await self._own(request, flight)
-            claimed.keep(outcome, self._ttl_s(request, outcome))
+            claimed.kept, claimed.ttl_s = outcome, self._ttl_s(request, outcome)
             return outcome
 
     def _ttl_s(self, request: Request, outcome: Outcome) -> float:

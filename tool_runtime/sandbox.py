@@ -135,7 +135,8 @@ class Sandbox:
 
 
 def _isolation() -> Iterator[str]:
-    yield from ("--unshare-all", "--unshare-user", "--die-with-parent", "--new-session", "--cap-drop", "ALL")
+    # No --new-session: `run` has begun one, which has no terminal, and its group is how all of it is killed.
+    yield from ("--unshare-all", "--unshare-user", "--die-with-parent", "--cap-drop", "ALL")
     yield from ("--uid", _NOBODY, "--gid", _NOBODY, "--hostname", "sandbox", "--clearenv")
     yield from ("--setenv", "HOME", "/tmp", "--setenv", "LANG", "C.UTF-8")  # noqa: S108
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import orjson
 
@@ -39,9 +39,8 @@ def decode(text: bytes) -> State:
         raise ValueError(f"no state of a member: {error}") from None
 
 
-def placed_of(text: bytes) -> Placed:
+def placed_of(rows: Any) -> Placed:
     """Raises ValueError."""
-    rows = orjson.loads(text)
     if not isinstance(rows, list) or not all(isinstance(row, list) and len(row) == 2 for row in rows):
         raise ValueError("no list of placements")
     return [(str(root), str(replica_id)) for root, replica_id in rows]

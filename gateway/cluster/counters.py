@@ -7,10 +7,11 @@ member waits for another one, and a burst at all of them at once is counted once
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from gateway.limits.counters import Used
+from gateway.keys import Keys
+from gateway.limits.counters import Counters, LocalCounters, Used
 from gateway.limits.meters import Meter
 
 FEW = 0.02
@@ -65,10 +66,17 @@ def grant(free: float, limit: float, num_members: int, is_wanted: bool) -> float
     return free / num_members
 
 
+def counters_of(keys: Keys, is_shared: bool) -> Counters:
+    """Of a gateway process; `is_shared`: it is one of several members."""
+    return SharedCounters(lambda: keys.all_meters) if is_shared else LocalCounters()
+
+
 class SharedCounters:
     """`gateway.limits.counters.Counters` of one of several members."""
 
-    def __init__(self, meters: Iterable[Meter]) -> None:
+    def __init__(self, meters: Callable[[], Iterable[Meter]]) -> None:
+        """`meters`: all that there are now; a reload changes them."""
+        self._meters = meters
         self.limits: dict[str, float] = {}
         self.heard = Heard()
         self.num_members = 1
@@ -80,12 +88,13 @@ class SharedCounters:
         self._held: Counter[str] = Counter()
         self._asked: set[str] = set()
         """Counters that were looked at since the last round."""
-        self.know(meters)
+        self.look()
 
-    def know(self, meters: Iterable[Meter]) -> None:
-        """All that there are now: a reload may change them."""
-        for meter in meters:
-            self.limits[meter.name], self._windows_s[meter.name] = meter.limit, meter.window_s
+    def look(self) -> None:
+        """Takes over what a reload has changed. Windows of what is gone are kept: they fade."""
+        meters = list(self._meters())
+        self.limits = {meter.name: meter.limit for meter in meters}
+        self._windows_s |= {meter.name: meter.window_s for meter in meters}
 
     # ---- Counters
 
@@ -93,6 +102,8 @@ class SharedCounters:
         index = int(now // window_s)
         before, current = (self._counted((name, index - 1)), self._counted((name, index)))
         used = SharedUsed(before, current, now - index * window_s, window_s)
+        if name not in self._windows_s:
+            self.look()
         self._asked.add(name)
         self._active.add(name)
         if (limit := self.limits.get(name)) is not None:

@@ -10,12 +10,12 @@ from re import Pattern
 import orjson
 from prometheus_client import CollectorRegistry, Counter
 
-from gateway.batches.api import BATCHES, FILES
+from gateway.batches.front import BATCHES, FILES
 from gateway.cluster import views
-from gateway.cluster.exchange import Exchange
 from gateway.cluster.hop import PAGES, Hops, ReadRequest
 from gateway.cluster.member import Member, by_preference
 from gateway.cluster.origin import origin_of
+from gateway.cluster.peers import Peers
 from gateway.cluster.sums import summed
 from gateway.dialects import BY_PATH
 from gateway.errors import Failure
@@ -47,7 +47,7 @@ class Front:
 
     serve: Handler
     """Of this process."""
-    exchange: Exchange
+    peers: Peers
     hops: Hops
     keys: Keys
     homes: Homes
@@ -76,7 +76,7 @@ class Front:
                 await self.serve(request, responder)
         elif path.startswith(RESPONSES + "/"):
             holder = await self._holder(path.split("/")[3])
-            await self._go(request, None, responder, [holder] if holder is not None else [self.exchange.me])
+            await self._go(request, None, responder, [holder] if holder is not None else [self.peers.me])
         elif path.startswith((FILES, BATCHES)) and not self.shares_batches:
             await self._go(request, self.max_file_bytes, responder, [self._first_worker()])
         elif path in (METRICS, HEALTH) or path.startswith(views.PREFIX):
@@ -103,7 +103,7 @@ class Front:
             await self.serve(read, responder)
             return
         origin = origin_of(caller.tenant, request.headers, body, self.volatile)
-        homes = by_preference(self.exchange.members, origin)
+        homes = by_preference(self.peers.members, origin)
         if (stored_id := body.get("previous_response_id")) and isinstance(stored_id, str):
             holder = await self._holder(stored_id)
             homes = [holder] if holder is not None else homes
@@ -113,7 +113,7 @@ class Front:
         self, request: Request, limit_bytes: int | None, responder: Responder, homes: list[Member]
     ) -> None:
         """A request that belongs to one certain member."""
-        if homes == [self.exchange.me]:
+        if homes == [self.peers.me]:
             await self.serve(request, responder)
             return
         raw = await request.read(limit_bytes or self.max_body_bytes) if request.method == "POST" else b""
@@ -122,17 +122,17 @@ class Front:
     async def _serve_at(self, homes: Sequence[Member], request: Request, raw: bytes, responder: Responder) -> None:
         """At the first that is there."""
         for member in homes:
-            if member == self.exchange.me:
+            if member == self.peers.me:
                 await self.serve(request, responder)
                 return
             try:
                 await self.hops.relay(member, request, raw, responder)
             except UpstreamRefused:
                 self.forwarded("refused")
-                self.exchange.lost(member)
+                self.peers.lost(member)
             except UpstreamCut:
                 self.forwarded("cut")
-                self.exchange.lost(member)
+                self.peers.lost(member)
                 if self.runs_tools or responder.has_started:
                     break
             else:
@@ -148,18 +148,18 @@ class Front:
     async def _holder(self, answer_id: str) -> Member | None:
         """Who has a stored answer; None: nobody, or nobody but this member."""
         if self.homes.is_known(answer_id):
-            return self.exchange.me
+            return self.peers.me
         others = self._others()
         found = await asyncio.gather(*(self.hops.ask(one, f"{PAGES}holds/{answer_id}") for one in others))
         return next((one for one, (_, told) in zip(others, found, strict=True) if told == b"yes"), None)
 
     def _others(self, in_gateway: bool = False) -> list[Member]:
-        me = self.exchange.me
-        return [m for m in self.exchange.members if m != me and (m.gateway == me.gateway or not in_gateway)]
+        me = self.peers.me
+        return [m for m in self.peers.members if m != me and (m.gateway == me.gateway or not in_gateway)]
 
     def _first_worker(self) -> Member:
         """Has the files and batches of its gateway."""
-        mine = [self.exchange.me, *self._others(in_gateway=True)]
+        mine = [self.peers.me, *self._others(in_gateway=True)]
         return min(mine, key=lambda member: member.worker)
 
     # ---- of all
@@ -189,8 +189,8 @@ class Front:
 
     def _about(self) -> dict[str, object]:
         return {
-            "me": self.exchange.me.id,
-            "members": [member.id for member in self.exchange.members],
-            "shares": self.exchange.shares,
+            "me": self.peers.me.id,
+            "members": [member.id for member in self.peers.members],
+            "shares": self.peers.shares,
             "problems": self.problems(),
         }

@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 
+from gateway.config import ConfigError
 from gateway.settings import Settings
 
 MAX_LINE_BYTES = 2**20
@@ -46,6 +47,15 @@ class Place:
                 facts = f"{settings.logging.facts}.{self.worker}"
                 told["logging"] = settings.logging.model_copy(update={"facts": facts})
         return settings.model_copy(update=told)
+
+
+def is_member(settings: Settings, place: Place | None) -> bool:
+    """Whether there can be others. Raises ConfigError."""
+    if settings.cluster.redis is not None and settings.identity.secret is None:
+        raise ConfigError(
+            "cluster.redis: gateways that share engines need one `identity.secret`, so that ids are equal at all"
+        )
+    return place is not None or settings.cluster.redis is not None
 
 
 def decode(line: bytes) -> Place:

@@ -73,7 +73,7 @@ class RedisBoard:
                 await self.redis.srem(self._key("members"), *gone)
         for entry_id, entry in placed:
             self._read_to = entry_id.decode()
-            trail.learn(placed_of(entry[b"rows"]))
+            trail.learn(placed_of(orjson.loads(entry[b"rows"])))
         return [decode(text) for text in found if isinstance(text, bytes)]
 
     async def leave(self, me: Member) -> None:

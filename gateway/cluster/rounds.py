@@ -7,6 +7,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 import orjson
@@ -60,17 +61,17 @@ class Tally(Protocol):
         ...
 
 
-async def run(tally: Tally, counters: SharedCounters, keys: Keys) -> None:
-    """For ever. Where a round fails, what was heard stays until it has faded, and ceilings end with their window:
-    from then on each member spends an equal part."""
+async def run(tally: Tally, counters: SharedCounters, keys: Keys, members: Callable[[], list[Member]]) -> None:
+    """For ever; nobody is asked while no key is limited. Where a round fails, what was heard stays until it has
+    faded, and ceilings end with their window: from then on each member spends an equal part."""
     while True:
+        counters.look()
+        counters.num_members = len(members())
+        if keys.all_terms:
+            with suppress(BoardGone, TimeoutError, ValueError):  # the exchange, which uses the same way, says so
+                async with asyncio.timeout(WITHIN_S):
+                    await tally.round(counters, time.time())
         await asyncio.sleep(INTERVAL_S)
-        counters.know(meter for terms in keys.all_terms for meter in terms.meters)
-        try:
-            async with asyncio.timeout(WITHIN_S):
-                await tally.round(counters, time.time())
-        except (BoardGone, TimeoutError, ValueError):
-            continue  # the exchange, which uses the same way, says so
 
 
 class RedisTally:
@@ -88,7 +89,6 @@ class RedisTally:
 
     async def round(self, counters: SharedCounters, now: float) -> None:
         members = sorted(self._members())
-        counters.num_members = len(members)
         windows, active = counters.windows(now), counters.active
         others = [one for one in members if one != self._me]
         async with asking(), self._redis.pipeline(transaction=False) as pipe:
@@ -154,7 +154,6 @@ class SiblingTally:
                 }
                 counters.learn(name for name, *_ in rows)
                 held.update(theirs)
-        counters.num_members = num_members = len(living) + 1
         windows, sums = counters.windows(now), Counter[Window]()
         self._forget(living, windows)
         for window in windows:
@@ -167,9 +166,9 @@ class SiblingTally:
                 window = name, index
                 theirs = {one: claims[window] for one, claims in self._claims.items() if window in claims}
                 own = counters.claim(window).used
-                free = free_of(limit, counters.faded(name, now), own, theirs, num_members)
+                free = free_of(limit, counters.faded(name, now), own, theirs, counters.num_members)
                 wanted = counters.is_wanted(name)
-                counters.raise_to(window, own + grant(free, limit, num_members, wanted))
+                counters.raise_to(window, own + grant(free, limit, counters.num_members, wanted))
 
     def _forget(self, living: set[str], windows: Iterable[Window]) -> None:
         """Ceilings of those who are gone, and they themselves with their last window."""

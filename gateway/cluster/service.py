@@ -16,21 +16,20 @@ from prometheus_client import CollectorRegistry, Gauge
 from gateway import config
 from gateway.cluster.board import Board
 from gateway.cluster.counters import SharedCounters
-from gateway.cluster.exchange import Exchange
 from gateway.cluster.front import Forwarded, Front
 from gateway.cluster.hop import Hops, private
 from gateway.cluster.member import Member
+from gateway.cluster.peers import Peers
 from gateway.cluster.place import Place
 from gateway.cluster.redis import RedisBoard, connected
 from gateway.cluster.rounds import RedisTally, SiblingTally, Tally, run
 from gateway.cluster.siblings import Siblings
 from gateway.cluster.tool_results import RedisResults
 from gateway.cluster.trail import Trail
-from gateway.config import ConfigError
 from gateway.gate import Gate
 from gateway.homes import Homes
 from gateway.keys import Keys
-from gateway.limits.counters import Counters, LocalCounters
+from gateway.limits.counters import Counters
 from gateway.metrics import Metrics
 from gateway.settings import Settings
 from gateway.transport import Handler, Server, Upstream
@@ -55,15 +54,6 @@ class Surroundings:
     gate: Gate
     metrics: Metrics
     clock: Callable[[], float]
-
-
-def is_member(settings: Settings, place: Place | None) -> bool:
-    """Whether there can be others. Raises ConfigError."""
-    if settings.cluster.redis is not None and settings.identity.secret is None:
-        raise ConfigError(
-            "cluster.redis: gateways that share engines need one `identity.secret`, so that ids are equal at all"
-        )
-    return place is not None or settings.cluster.redis is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,19 +87,18 @@ async def joined(
         def give(replica_id: str, share: float) -> None:
             around.gate.tell(ReplicaReported(replica_id, share=share))
 
-        exchange = Exchange(
-            me, board, around.trail, lambda: around.gate.view(counts_sessions=False), give, around.clock
-        )
-        _gauges(around.metrics.registry, exchange)
-        await exchange.once()
-        task = asyncio.create_task(exchange.run(), name="exchange between members")
+        peers = Peers(me, board, around.trail, lambda: around.gate.view(counts_sessions=False), give, around.clock)
+        _gauges(around.metrics.registry, peers)
+        await peers.once()
+        task = asyncio.create_task(peers.run(), name="exchange between members")
         running.push_async_callback(_ended, task)
         if isinstance(around.counters, SharedCounters):
-            tally = _tally(board, exchange, hops, around.counters, pages)
-            rounds = asyncio.create_task(run(tally, around.counters, around.keys), name="limits of all members")
+            tally = _tally(board, peers, hops, around.counters, pages)
+            counting = run(tally, around.counters, around.keys, lambda: peers.members)
+            rounds = asyncio.create_task(counting, name="limits of all members")
             running.push_async_callback(_ended, rounds)
-        front = _front(settings, serve, exchange, hops, around)
-        yield Joined(front.handle, replace(front, serve=admin, is_admin=True).handle, exchange.leave)
+        front = _front(settings, serve, peers, hops, around)
+        yield Joined(front.handle, replace(front, serve=admin, is_admin=True).handle, peers.leave)
 
 
 async def _listening(settings: Settings, place: Place | None, server: Server) -> Member:
@@ -146,22 +135,16 @@ def _board(
     return board
 
 
-def counters_of(keys: Keys, is_shared: bool) -> Counters:
-    """Shared only where there is something to limit: it takes some requests a second."""
-    meters = [meter for terms in keys.all_terms for meter in terms.meters]
-    return SharedCounters(meters) if is_shared and keys.all_terms else LocalCounters()
-
-
 def _tally(
     board: Board,
-    exchange: Exchange,
+    peers: Peers,
     hops: Hops,
     counters: SharedCounters,
     pages: dict[str, Callable[[str], bytes]],
 ) -> Tally:
     if not isinstance(board, Siblings):
         assert isinstance(board, RedisBoard)
-        me, members = exchange.me.id, lambda: (member.id for member in exchange.members)
+        me, members = peers.me.id, lambda: (member.id for member in peers.members)
         return RedisTally(board.redis, board.prefix, me, members)
     tally = SiblingTally(board.expected, hops, counters)
     pages.update(tally.pages)
@@ -188,15 +171,15 @@ def prefix_of(secret: bytes) -> str:
     return "turngate:" + hmac.new(secret, b"turngate redis", hashlib.sha256).hexdigest()[:16]
 
 
-def _front(settings: Settings, serve: Handler, exchange: Exchange, hops: Hops, around: Surroundings) -> Front:
+def _front(settings: Settings, serve: Handler, peers: Peers, hops: Hops, around: Surroundings) -> Front:
     return Front(
         serve=serve,
-        exchange=exchange,
+        peers=peers,
         hops=hops,
         keys=around.keys,
         homes=around.homes,
         own_page=around.metrics.exposition,
-        problems=lambda: {"exchange": exchange.problem} if exchange.problem else {},
+        problems=lambda: {"exchange": peers.problem} if peers.problem else {},
         forwarded=Forwarded(around.metrics.registry),
         volatile=[re.compile(pattern) for pattern in settings.identity.volatile_patterns],
         max_body_bytes=settings.limits.body_bytes,
@@ -206,11 +189,11 @@ def _front(settings: Settings, serve: Handler, exchange: Exchange, hops: Hops, a
     )
 
 
-def _gauges(registry: CollectorRegistry, exchange: Exchange) -> None:
+def _gauges(registry: CollectorRegistry, peers: Peers) -> None:
     members = Gauge("turngate_cluster_members", "Processes that serve as one, as last heard", registry=registry)
-    members.set_function(lambda: len(exchange.members))
+    members.set_function(lambda: len(peers.members))
     heard = Gauge("turngate_cluster_heard", "Whether the last exchange between members worked", registry=registry)
-    heard.set_function(lambda: not exchange.problem)
+    heard.set_function(lambda: not peers.problem)
 
 
 async def _ended(task: asyncio.Task[None]) -> None:

@@ -46,9 +46,8 @@ class Siblings:
             return None
         status, rows = await self._hops.ask(sibling, f"{PAGES}placed/{self._heard.get(sibling, 0)}")
         if status == 200:
-            told = orjson.loads(rows)
-            self._heard[sibling] = told[0]
-            trail.learn(placed_of(orjson.dumps(told[1])))
+            self._heard[sibling], placed = orjson.loads(rows)
+            trail.learn(placed_of(placed))
         return decode(text)
 
     def _placed(self, heard: str) -> bytes:

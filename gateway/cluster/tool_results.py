@@ -10,15 +10,14 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict, dataclass
 from typing import Any
 
-import orjson
-
+from gateway.cluster.attempts import RedisAttempt, RedisAttempts
 from gateway.cluster.board import BoardGone
+from gateway.cluster.outcomes import read, written
 from gateway.cluster.redis import asking
 from tool_runtime.outcome import Outcome
-from tool_runtime.types import Status
+from tool_runtime.shared import Claimed
 
 CLAIM_MS = 3000
 RENEW_S = 1.0
@@ -28,48 +27,41 @@ _RENEW = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('PEXPIRE', KE
 _LET_GO = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end"
 
 
-@dataclass(slots=True)
-class Execution:
-    """A `tool_runtime.shared.Claimed`."""
-
-    outcome: Outcome | None = None
-    kept: Outcome | None = None
-    ttl_s: float = 0.0
-
-    def keep(self, outcome: Outcome, ttl_s: float) -> None:
-        self.kept, self.ttl_s = outcome, ttl_s
-
-
 class RedisResults:
     """A `tool_runtime.shared.Shared`."""
 
     def __init__(self, redis: Any, prefix: str) -> None:
         self._redis = redis
         self._prefix = prefix
+        self._attempts = RedisAttempts(redis, prefix)
         self._renew, self._let_go = redis.register_script(_RENEW), redis.register_script(_LET_GO)
 
     @asynccontextmanager
-    async def claimed(self, key: bytes) -> AsyncIterator[Execution]:
+    async def claimed(self, key: bytes) -> AsyncIterator[Claimed]:
         name, token = key.hex(), secrets.token_hex(16)
-        execution = Execution()
+        claimed = Claimed()
         try:
             async with asking():
-                execution.outcome = await self._found(name, token)
+                claimed.outcome = await self._found(name, token)
         except BoardGone:
-            yield execution
+            yield claimed
             return
-        if execution.outcome is not None:
-            yield execution
+        if claimed.outcome is not None:
+            yield claimed
             return
         renewing = asyncio.create_task(self._keep_renewing(name, token), name="claim of a tool call")
         try:
-            yield execution
+            yield claimed
         finally:
             renewing.cancel()
             with suppress(BoardGone):
-                await self._end(name, token, execution)
+                await self._end(name, token, claimed)
+
+    def attempt(self, answer: bytes) -> RedisAttempt:
+        return self._attempts.attempt(answer)
 
     async def close(self) -> None:
+        await self._attempts.close()
         await self._redis.aclose()
 
     async def _found(self, name: str, token: str) -> Outcome | None:
@@ -77,7 +69,7 @@ class RedisResults:
         claim = self._key("claim", name)
         while True:
             if (text := await self._redis.get(self._key("result", name))) is not None:
-                return _read(text)
+                return read(text)
             if await self._redis.set(claim, token, nx=True, px=CLAIM_MS):
                 return None
             other = await self._redis.get(claim)
@@ -86,19 +78,19 @@ class RedisResults:
             while True:
                 told, now = await self._redis.mget(self._key("told", other.decode()), claim)
                 if told is not None:
-                    return _read(told)
+                    return read(told)
                 if now != other:
                     break  # it died, or gave up
                 await asyncio.sleep(POLL_S)
 
-    async def _end(self, name: str, token: str, execution: Execution) -> None:
+    async def _end(self, name: str, token: str, claimed: Claimed) -> None:
         """The outcome is there before the claim is gone: nobody executes the call in between."""
         async with asking(), self._redis.pipeline(transaction=True) as pipe:
-            if execution.kept is not None:
-                text = orjson.dumps(asdict(execution.kept))
+            if claimed.kept is not None:
+                text = written(claimed.kept)
                 pipe.set(self._key("told", token), text, px=TOLD_MS)
-                if execution.ttl_s > 0:
-                    pipe.set(self._key("result", name), text, px=max(1, int(1000 * execution.ttl_s)))
+                if claimed.ttl_s > 0:
+                    pipe.set(self._key("result", name), text, px=max(1, int(1000 * claimed.ttl_s)))
             await self._let_go([self._key("claim", name)], [token], pipe)
             await pipe.execute()
 
@@ -111,8 +103,3 @@ class RedisResults:
 
     def _key(self, kind: str, name: str) -> str:
         return f"{self._prefix}:tools:{kind}:{name}"
-
-
-def _read(text: bytes) -> Outcome:
-    told = orjson.loads(text)
-    return Outcome(**told | {"status": Status(told["status"])})

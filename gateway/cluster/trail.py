@@ -24,20 +24,23 @@ class Trail:
     def __init__(self, max_kept: int = MAX_KEPT) -> None:
         self._max_kept = max_kept
         self._replicas: OrderedDict[str, ReplicaId] = OrderedDict()
+        self._open: dict[str, str] = {}
+        """Roots of turns that run, by exchange."""
         self._news: deque[tuple[str, ReplicaId]] = deque(maxlen=MAX_NEWS)
         self.num_news = 0
         """Placements by this process since it began."""
 
     def found(self, exchange: Exchange) -> ReplicaId | None:
-        """Where the session of a request was; of one that only begins, nowhere."""
+        """Where the session of a turn that begins was; of one that only begins, nowhere. Tell `ran` in the end."""
         origin = origin_of(exchange.tenant, exchange.request.headers, exchange.body)
+        self._open[exchange.id] = origin.root
         return self._replicas.get(origin.root) if origin.has_history else None
 
     def ran(self, exchange: Exchange) -> None:
         """A turn is over."""
-        if exchange.dispatch is not None:
-            origin = origin_of(exchange.tenant, exchange.request.headers, exchange.body)
-            self.placed(origin.root, exchange.dispatch.replica_id)
+        root = self._open.pop(exchange.id, None)
+        if root is not None and exchange.dispatch is not None:
+            self.placed(root, exchange.dispatch.replica_id)
 
     def placed(self, root: str, replica_id: ReplicaId) -> None:
         """A turn of the session ran there."""

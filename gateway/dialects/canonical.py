@@ -12,6 +12,7 @@ import orjson
 
 from gateway.dialects.base import Tools
 from gateway.exchange import Json
+from gateway.trimmed import trimmed
 
 VOLATILE = frozenset({"id", "status", "annotations", "logprobs", "cache_control", "provider_specific_fields"})
 """Keys that clients add, drop or renew from turn to turn; engines do not render them."""
@@ -95,7 +96,7 @@ def tool(definition: Json) -> bytes:
     function = cleaned.get("function")
     if isinstance(function, dict):
         cleaned["function"] = clean(function)
-    return dump(cleaned)
+    return trimmed(dump(cleaned))
 
 
 def tool_names(definitions: Iterable[Json]) -> tuple[str, ...]:

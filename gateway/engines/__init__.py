@@ -9,6 +9,7 @@ from gateway.engines.anthropic import Anthropic
 from gateway.engines.base import Engine
 from gateway.engines.bedrock import Bedrock
 from gateway.engines.dynamo import Dynamo
+from gateway.engines.embedded import Embedded
 from gateway.engines.openai import OpenAI
 from gateway.engines.sglang import SGLang
 from gateway.engines.vllm import Vllm
@@ -20,7 +21,7 @@ KINDS: dict[str, type[Engine]] = {
     "openai": OpenAI,
     "anthropic": Anthropic,
     "bedrock": Bedrock,
-    "embedded": Vllm,  # answers with vLLM's pages
+    "embedded": Embedded,
 }
 
 

@@ -42,7 +42,7 @@ class Anthropic(OpenAI):
 
     def refused_fields(self, status: int, message: str, sent: Outgoing) -> frozenset[str]:
         is_about_it = status in _REFUSALS and "cach" in message.lower()
-        return frozenset((CACHE_MARKERS,)) & sent.body.keys() if is_about_it else frozenset()
+        return frozenset((CACHE_MARKERS,)).intersection(sent.body) if is_about_it else frozenset()
 
     def advice(self, report: Report, abilities: Abilities) -> tuple[Advice, ...]:
         return (

@@ -166,6 +166,8 @@ class Engine(Protocol):
     """Pages that do not change while it runs, read once."""
     is_rented: bool
     """Whether each token costs money: it is not probed, and its cache is not its customers' to fill."""
+    salt_paths: frozenset[str]
+    """Where it keeps requests apart in its prefix cache by their `cache_salt`."""
 
     def abilities(self) -> Abilities:
         """The kind's defaults, before any probe."""

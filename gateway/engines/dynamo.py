@@ -13,6 +13,8 @@ import orjson
 
 from gateway import fields
 from gateway.engines.base import (
+    CHAT,
+    COMPLETIONS,
     CONVERSATIONS,
     MESSAGES,
     NO_HEADERS,
@@ -79,6 +81,7 @@ class Dynamo(OpenAI):
     kind = "dynamo"
     metrics_paths: tuple[str, ...] = ("/health", "/metrics", "/v1/models")
     probe_paths: tuple[str, ...] = ("/openapi.json",)
+    salt_paths = frozenset((CHAT, COMPLETIONS))
     claim_headers: frozenset[str] = _RANK_HEADERS | _PLACE_HEADERS
 
     def abilities(self) -> Abilities:

@@ -27,6 +27,7 @@ class OpenAI:
     metrics_paths: tuple[str, ...] = ("/v1/models",)
     probe_paths: tuple[str, ...] = ("/openapi.json",)
     is_rented = False
+    salt_paths: frozenset[str] = frozenset()
     claim_keys: frozenset[str] = frozenset()
     claim_headers: frozenset[str] = frozenset()
     """Body keys and lower-case headers by which a client would jump queues or pick workers."""
@@ -65,7 +66,7 @@ class OpenAI:
     def claims(self, body: Json, client_headers: Mapping[str, str]) -> Claims:
         """Those that this request makes; the caller honours them or drops them."""
         headers = frozenset(name for name in self.claim_headers if name in client_headers)
-        return Claims(self.claim_keys & body.keys(), headers)
+        return Claims(self.claim_keys.intersection(body), headers)
 
     def refused_fields(self, status: int, message: str, sent: Outgoing) -> frozenset[str]:
         if status not in _REFUSAL_STATUSES:

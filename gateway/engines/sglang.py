@@ -36,6 +36,7 @@ class SGLang(OpenAI):
     kind = "sglang"
     metrics_paths: tuple[str, ...] = ("/v1/loads", "/metrics", "/v1/models")
     probe_paths: tuple[str, ...] = ("/openapi.json", "/server_info", "/get_server_info")
+    salt_paths = frozenset((CHAT, COMPLETIONS))
     claim_keys: frozenset[str] = frozenset(("priority",))
     claim_headers: frozenset[str] = frozenset((RANK_HEADER.lower(),))
 

@@ -11,6 +11,7 @@ from gateway.engines.base import (
     CONVERSATIONS,
     MESSAGES,
     NO_HEADERS,
+    RESPONSES,
     Abilities,
     Advice,
     Claims,
@@ -49,6 +50,7 @@ class Vllm(OpenAI):
     kind = "vllm"
     metrics_paths: tuple[str, ...] = ("/metrics", "/v1/models")
     probe_paths: tuple[str, ...] = ("/version", "/openapi.json")
+    salt_paths = frozenset((CHAT, COMPLETIONS, RESPONSES))
     claim_keys: frozenset[str] = frozenset(("priority",))
     claim_headers: frozenset[str] = frozenset((PRIORITY_HEADER.lower(), RANK_HEADER.lower()))
 

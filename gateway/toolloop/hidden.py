@@ -17,6 +17,7 @@ import orjson
 from gateway.exchange import Json
 from gateway.toolloop.base import Format
 from gateway.toolloop.edit import Edit
+from gateway.trimmed import trimmed
 
 _STORED = "stored "
 """Before ids of answers, which share the memory with ids of sessions."""
@@ -81,7 +82,7 @@ class Hidden:
         """An answer that ends this chain was in full what `said` holds."""
         kept = self._tenants.setdefault(tenant, _Tenant())
         session = kept.sessions.setdefault(session_id, _Session())
-        text = orjson.dumps(said)
+        text = trimmed(orjson.dumps(said))
         grown = len(text) - len(session.said[chain]) if chain in session.said else len(text) + _ENTRY_BYTES
         session.said[chain] = text
         session.num_bytes += grown

@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from types import TracebackType
 from typing import Any, Protocol, TypeAlias
 
+import orjson
+
+from gateway.claims import read_claim
 from gateway.dialects.base import Script
 from gateway.exchange import Exchange, Json
 from gateway.splice import splice
@@ -16,6 +20,7 @@ from gateway.toolloop.calls import Spoken
 from gateway.toolloop.edit import Edit, edited
 from gateway.toolloop.hidden import Hidden, follow
 from policies.types import Blocks, Turn, TurnKind
+from tool_runtime.shared import Attempt
 from tool_runtime.types import Call, Context, Effect, Result, Tool
 
 PATIENT_S = 3600.0
@@ -29,7 +34,9 @@ Residency: TypeAlias = Callable[[Exchange, Script], tuple[Blocks, int]]
 class Runs(Protocol):
     """What the loop needs of a ToolRuntime."""
 
-    async def run(self, call: Call, context: Context, *, timeout_s: float | None = None) -> Result: ...
+    def attempt(self, answer: bytes) -> Attempt: ...
+
+    async def run(self, call: Call, context: Context, *, attempt: Attempt | None = None) -> Result: ...
 
     def expected_s(self, name: str) -> float | None: ...
 
@@ -68,6 +75,9 @@ class ToolLoop:
         self._ours: Mapping[str, Tool] = {tool.name: tool for tool in ours}
         self._clients = frozenset(declared) - self._ours.keys()
         self._session = exchange.recognition.session_id
+        self._asked = exchange.body
+        """What the client sent, and sends again if it loses the answer."""
+        self._attempt: Attempt | None = None
         self._chain = b""
         self._said: list[Json] = []
         """What the client does not see of this answer, as history."""
@@ -172,6 +182,11 @@ class ToolLoop:
         is_as_it_came = is_one and not self._format.echoes_tools
         return last if is_as_it_came or not self._is_readable else self.answer.body(last)
 
+    def answered(self, is_whole: bool) -> None:
+        """The client has the whole answer, or has lost it and may ask again."""
+        if self._attempt is not None:
+            self._attempt.ended(is_whole)
+
     def _is_ours(self, name: str) -> bool:
         return name not in self._clients
 
@@ -202,8 +217,20 @@ class ToolLoop:
         context = Context(exchange.tenant, self._session, turn_id, exchange.key_id, history)
         if tool is None or is_too_many:
             return self._means.refused(call, context, self._means.clock())
-        running = self._means.runtime.run(call, context)
+        running = self._means.runtime.run(call, context, attempt=self._attempted(tool))
         return await (running if exchange.trace is None else exchange.trace.tool(call, running))
+
+    def _attempted(self, tool: Tool) -> Attempt | None:
+        """Of a call that changes the world: known by what the client asked, so that it is found again when the
+        client asks again."""
+        if self._attempt is None and tool.effect is Effect.DESTRUCTIVE:
+            exchange, session = self._exchange, read_claim(self._exchange.request.headers).session
+            asked = [self._asked.get(key) for key in (self._format.key, "previous_response_id")]
+            told = orjson.dumps(
+                [exchange.tenant, exchange.asked_model, session, asked], option=orjson.OPT_SORT_KEYS
+            )
+            self._attempt = self._means.runtime.attempt(sha256(told).digest())
+        return self._attempt
 
     async def _stop(self) -> None:
         running, self._running = self._running, {}

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import socket
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
@@ -102,7 +102,8 @@ async def listening(
 
 
 def port_of(listener: asyncio.Server) -> int:
-    bound: int = listener.sockets[0].getsockname()[1]
+    sockets: Sequence[socket.socket] = listener.sockets  # a list under uvloop
+    bound: int = sockets[0].getsockname()[1]
     return bound
 
 

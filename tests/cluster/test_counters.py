@@ -37,7 +37,7 @@ def talk(member: SharedCounters, others: list[SharedCounters]) -> None:
 
 @given(Steps)
 def test_members_never_spend_more_than_the_limit(steps: list[tuple[str, int]]) -> None:
-    members = [SharedCounters([METER]) for _ in range(3)]
+    members = [SharedCounters(lambda: [METER]) for _ in range(3)]
     for member in members:
         member.num_members = 3
     spent = 0
@@ -50,7 +50,7 @@ def test_members_never_spend_more_than_the_limit(steps: list[tuple[str, int]]) -
 
 
 def test_what_is_left_can_all_be_spent_by_one_who_wants_it() -> None:
-    members = [SharedCounters([METER]) for _ in range(3)]
+    members = [SharedCounters(lambda: [METER]) for _ in range(3)]
     for member in members:
         member.num_members = 3
     spent = 0
@@ -67,5 +67,5 @@ def test_who_is_gone_claims_only_what_it_used() -> None:
 
 
 def test_alone_a_member_has_the_whole_limit() -> None:
-    alone = SharedCounters([METER])
+    alone = SharedCounters(lambda: [METER])
     assert sum(spend(alone) for _ in range(LIMIT + 10)) == LIMIT

@@ -12,7 +12,8 @@ from gateway import config, key_hash
 from gateway.callers import Caller, callers
 from gateway.config import ConfigError
 from gateway.engines.base import KvEventSource
-from gateway.settings import Policy, Section, Settings
+from gateway.section import Section, help_of
+from gateway.settings import Policy, Settings
 
 NOTHING: dict[str, str] = {}
 
@@ -100,7 +101,11 @@ def test_a_section_that_is_no_mapping_is_a_fault_also_below_a_variable() -> None
 
 def test_every_key_has_help_and_its_own_variable() -> None:
     leaves = dict(config.leaf_keys())
-    assert [path for path, info in leaves.items() if not info.description] == []
+    helps = help_of(Settings)
+    for name, section in Settings():
+        if isinstance(section, Section):
+            helps |= {f"{name}.{key}": text for key, text in help_of(type(section)).items()}
+    assert [path for path in leaves if not helps.get(path)] == []
     assert len({config.variable(path) for path in leaves}) == len(leaves)
     assert config.FILE_VARIABLE not in {config.variable(path) for path in leaves}
 

@@ -54,6 +54,11 @@ def test_an_engine_that_is_down_says_why_and_gets_no_advice() -> None:
     assert doctor.as_json([engine])[0]["advice"] == []
 
 
+def test_the_embedded_engine_goes_by_its_own_name_and_gets_no_advice_about_flags() -> None:
+    (row,) = doctor.as_json([running("embedded", "vllm-0.32-plain")])
+    assert (row["kind"], row["advice"]) == ("embedded", [])
+
+
 def test_pools_that_count_as_one_are_pointed_out() -> None:
     engine = running("vllm", "vllm-0.32")
     engine.abilities.num_pools = 8

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ def comparable(fact: Fact) -> Fact:
 
 
 def vars_of(turn: Turn) -> dict[str, Any]:
-    return {name: getattr(turn, name) for name in Turn.__slots__}
+    return {field.name: getattr(turn, field.name) for field in fields(turn)}
 
 
 def test_a_log_of_facts_reads_back_as_the_same_facts_and_decisions(tmp_path: Path) -> None:

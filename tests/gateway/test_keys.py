@@ -29,7 +29,7 @@ def of(*entries: dict[str, Any], **sections: Any) -> Settings:
     return Settings.model_validate({"keys": entries, **sections})
 
 
-@pytest.mark.parametrize("key", [LONG, SHORT])
+@pytest.mark.parametrize("key", [LONG, SHORT], ids=["long", "short"])
 async def test_a_hashed_key_is_known_and_any_other_is_nobody(key: str) -> None:
     keys = Keys(callers(of({"key": key_hash.hashed(key), "tenant": "a"})))
     for _ in range(2):  # a short one is derived once
@@ -127,11 +127,16 @@ def test_a_key_written_in_plain_text_is_refused_and_never_repeated(tmp_path: Pat
 
 def test_models_are_matched_by_name_or_glob() -> None:
     caller = Caller("a", False, models=("m", "Qwen/*"))
-    assert [may_use(caller, name) for name in ("m", "Qwen/Q3", "m2", "qwen/Q3")] == [True, True, False, False]
-    assert may_use(ANYBODY, "anything")
+    assert [may_use(caller.models, name) for name in ("m", "Qwen/Q3", "m2", "qwen/Q3")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert may_use(ANYBODY.models, "anything")
 
 
-@pytest.mark.parametrize(("typed", "prefix"), [(LONG, "sha256:"), (SHORT, "scrypt:")])
+@pytest.mark.parametrize(("typed", "prefix"), [(LONG, "sha256:"), (SHORT, "scrypt:")], ids=["long", "short"])
 async def test_the_command_prints_an_entry_that_opens_for_the_key(
     typed: str, prefix: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

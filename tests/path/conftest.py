@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -18,9 +20,16 @@ from tests.transports.loops import AIOHTTP, FAST, FAST_ON_ASYNCIO, LoopFactory, 
 
 
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Mapping[str, LoopFactory]:
-    """Every test of the path runs over both transports."""
-    moves_time = ".advance(" in item.path.read_text(encoding="utf-8")
-    return AIOHTTP | (FAST_ON_ASYNCIO if moves_time else FAST)
+    """Every test of the path runs over both transports; where gateways are processes, over the one they choose."""
+    source = _source(item.path)
+    if "GatewayProcess" in source or "tests.path.fleet" in source:
+        return FAST
+    return AIOHTTP | (FAST_ON_ASYNCIO if ".advance(" in source else FAST)
+
+
+@cache
+def _source(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
 
 
 class Clock:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.engines import sglang
+from gateway.warmup import OWN_BYTES
 from policies.types import Release, WarmUp
 from tests.path.conftest import Gateway, Start
 from tests.path.fake_engine import FakeEngine, cuts_after
@@ -50,7 +51,7 @@ async def test_a_warm_up_is_the_sessions_last_call_for_one_token(
 async def test_what_is_kept_for_warm_ups_is_bounded_and_the_oldest_goes_first(
     start: Start, engine: FakeEngine
 ) -> None:
-    gateway = await start(engine, policy={"warm_up_bytes": 150})
+    gateway = await start(engine, policy={"warm_up_bytes": 150 + OWN_BYTES})
     sessions = [await answered(gateway, path) for path in ASKED]
     assert [await gateway.app.warm_ups.ask(session_id) for session_id in sessions] == [False, True]
 

@@ -131,7 +131,9 @@ def _end_to_end(headers: CIMultiDictProxy[str]) -> Headers:
 async def shim(upstream_url: str, *rewrites: Rewrite) -> AsyncIterator[Shim]:
     """Serve on a free port until the block is left; `upstream_url` has no path."""
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
-    connector = aiohttp.TCPConnector(limit=0)
+    # Engines close idle connections (vLLM after 5 s): a kept one may be gone just when it is used, and unlike the
+    # gateway this client does not try a POST again.
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False) as session:
         running = Shim("", upstream_url, rewrites)
         app = web.Application(client_max_size=MAX_BODY_BYTES)

@@ -103,6 +103,7 @@ async def test_dynamo_is_told_how_long_the_familys_answers_are(on_dynamo: Wire) 
 async def test_hints_cost_no_request(on_vllm: Wire, on_dynamo: Wire) -> None:
     """Not one call to an engine, the start's probes included, was refused or tried again."""
     for running in (on_vllm, on_dynamo):
+        await session(running, "west", "west-1", is_declared=True)
         posts = [call for call in running.tap.exchanges if call.received.method == "POST"]
         assert posts
         assert {call.status for call in posts} == {200}

@@ -77,12 +77,13 @@ class Wire:
 
 @asynccontextmanager
 async def long_answer(base_url: str, model: str) -> AsyncIterator[aiohttp.ClientResponse]:
-    """Holds a slot of the gateway from its first bytes on; close it to give the slot back."""
+    """Holds a slot of the gateway from its first bytes on; close it to give the slot back. The engine goes on at
+    its own speed, read or not, so this fills the context of the models: 32,768 tokens or more."""
     body = {"model": model, "messages": [{"role": "user", "content": "Count."}], "stream": True}
     url = base_url + "/v1/chat/completions"
     async with (
         aiohttp.ClientSession() as session,
-        session.post(url, json=body | {"max_tokens": 12_000, "ignore_eos": True}) as response,
+        session.post(url, json=body | {"max_tokens": 32_000, "ignore_eos": True}) as response,
     ):
         assert response.status == 200
         await response.content.readany()

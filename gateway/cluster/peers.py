@@ -25,7 +25,7 @@ SESSION_TOKENS = 8192.0
 """Of a waiting turn, while nobody is resident to compare it with."""
 
 
-class Exchange:
+class Peers:
     """Owns what is known of the other members. Between two exchanges `lost` is the only writer."""
 
     def __init__(

@@ -1,0 +1,180 @@
+"""Tool calls that may run once only, in Redis or Valkey: an answer that is asked for again starts none twice.
+
+Keys: `calls:KEY` (those that attempts have started, a hash of number -> process and outcome) and `alive:PROCESS`
+(counts while it lives). KEY covers the request, the tool and its arguments.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, TypeAlias
+
+from gateway.cluster.board import BoardGone
+from gateway.cluster.outcomes import read, written
+from gateway.cluster.redis import asking
+from tool_runtime.attempts import KEPT_S
+from tool_runtime.outcome import Outcome
+from tool_runtime.shared import Claimed
+
+ALIVE_MS = 3000
+BEAT_S = 1.0
+POLL_S = 0.05
+KEPT_MS = int(1000 * KEPT_S)
+NOBODY = "-" * 32
+"""In the place of a process: its attempt is lost although it lives."""
+
+Started: TypeAlias = tuple[str, str]
+"""A call: its KEY, and its number under it."""
+
+_START = """
+local calls, prefix, me = KEYS[1], ARGV[1], ARGV[2]
+redis.call('SET', prefix .. me, ARGV[3], 'PX', ARGV[4])
+local all, lost, told, others = redis.call('HGETALL', calls), nil, ARGV[6], {}
+for i = 1, #all, 2 do
+  local owner = string.sub(all[i + 1], 1, 32)
+  local beat = redis.call('GET', prefix .. owner)
+  if beat then
+    if owner ~= me then others[#others + 1] = owner .. beat end
+  elseif not lost or all[i] < lost then
+    lost, told = all[i], string.sub(all[i + 1], 33)
+  end
+end
+if lost then
+  redis.call('HDEL', calls, lost)
+elseif #others > 0 and ARGV[8] == '' then
+  return {'', others}
+end
+redis.call('HSET', calls, ARGV[5], me .. told)
+redis.call('PEXPIRE', calls, ARGV[7])
+return {lost and told or '', {}}
+"""
+"""Takes over the first call of a lost attempt; else, unless others may be lost, writes down a new one."""
+_KNOW = """
+local was = redis.call('HGET', KEYS[1], ARGV[1])
+if was then redis.call('HSET', KEYS[1], ARGV[1], string.sub(was, 1, 32) .. ARGV[2]) end
+"""
+_LOSE = """
+local was = redis.call('HGET', KEYS[1], ARGV[1])
+if was then redis.call('HSET', KEYS[1], ARGV[1], ARGV[2] .. string.sub(was, 33)) end
+"""
+
+
+class RedisAttempts:
+    """What this process has started, and what others had. Owns its heartbeat until `close`."""
+
+    def __init__(self, redis: Any, prefix: str) -> None:
+        self._redis = redis
+        self._prefix = prefix
+        self._me = secrets.token_hex(16)
+        self._beats = itertools.count()
+        self._beating: asyncio.Task[None] | None = None
+        self._open: set[Started] = set()
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._start, self._know, self._lose = map(redis.register_script, (_START, _KNOW, _LOSE))
+
+    def attempt(self, answer: bytes) -> RedisAttempt:
+        return RedisAttempt(self, answer)
+
+    async def start(self, call: Started, unknown: Outcome) -> Outcome | None:
+        """What is known of the call that a lost attempt started; None: none did, and this one may start. Waits for
+        as long as it takes to tell an attempt that goes on from one whose process died. Raises BoardGone."""
+        if self._beating is None:
+            self._beating = asyncio.create_task(self._keep_beating(), name="attempts of this process")
+        if self._leaving:
+            await asyncio.wait(self._leaving)  # the one before may be this client's
+        self._open.add(call)
+        name, number = call
+        alive, seen, all_live = self._key("alive", ""), dict[bytes, bytes](), ""
+        while True:
+            beat = next(self._beats)
+            told = [alive, self._me, beat, ALIVE_MS, number, written(unknown), KEPT_MS, all_live]
+            async with asking():
+                outcome, others = await self._start([self._key("calls", name)], told)
+            if outcome:
+                return read(outcome)
+            if not others:
+                return None
+            seen = {other[:32]: other for other in others} | seen
+            if all(seen[other[:32]] != other for other in others):
+                all_live = "yes"
+            else:
+                await asyncio.sleep(POLL_S)
+
+    async def know(self, call: Started, outcome: Outcome) -> None:
+        with suppress(BoardGone):
+            async with asking():
+                await self._know([self._key("calls", call[0])], [call[1], written(outcome)])
+
+    def leave(self, calls: list[Started], is_whole: bool) -> None:
+        self._open.difference_update(calls)
+        if calls:
+            task = asyncio.create_task(self._leave(calls, is_whole), name="end of an attempt")
+            self._leaving.add(task)
+            task.add_done_callback(self._leaving.discard)
+
+    async def close(self) -> None:
+        """What is open is lost from now on."""
+        if self._leaving:
+            await asyncio.wait(self._leaving)
+        if self._beating is not None:
+            self._beating.cancel()
+            with suppress(BoardGone):
+                async with asking():
+                    await self._redis.delete(self._key("alive", self._me))
+
+    async def _leave(self, calls: list[Started], is_whole: bool) -> None:
+        with suppress(BoardGone):
+            async with asking(), self._redis.pipeline(transaction=False) as pipe:
+                for name, number in calls:
+                    if is_whole:
+                        pipe.hdel(self._key("calls", name), number)
+                    else:
+                        await self._lose([self._key("calls", name)], [number, NOBODY], pipe)
+                await pipe.execute()
+
+    async def _keep_beating(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT_S)
+            with suppress(BoardGone):
+                async with asking(), self._redis.pipeline(transaction=False) as pipe:
+                    pipe.set(self._key("alive", self._me), next(self._beats), px=ALIVE_MS)
+                    for name, _ in self._open:
+                        pipe.pexpire(self._key("calls", name), KEPT_MS)
+                    await pipe.execute()
+
+    def _key(self, kind: str, name: str) -> str:
+        return f"{self._prefix}:tools:{kind}:{name}"
+
+
+@dataclass(slots=True)
+class RedisAttempt:
+    """A `tool_runtime.shared.Attempt`."""
+
+    attempts: RedisAttempts
+    answer: bytes
+    started: list[Started] = field(default_factory=list)
+
+    @asynccontextmanager
+    async def claimed(self, key: bytes, unknown: Outcome) -> AsyncIterator[Claimed]:
+        call = (
+            blake2b(self.answer + key, digest_size=16).hexdigest(),
+            f"{time.time_ns():020d}{secrets.token_hex(4)}",
+        )
+        self.started.append(call)
+        claimed = Claimed()
+        with suppress(BoardGone):
+            claimed.outcome = await self.attempts.start(call, unknown)
+        yield claimed
+        if claimed.kept is not None:
+            await self.attempts.know(call, claimed.kept)
+
+    def ended(self, is_whole: bool) -> None:
+        started, self.started = self.started, []
+        self.attempts.leave(started, is_whole)
