@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from gateway import engine_errors, fields, fitting
 from gateway.engine_errors import EngineFailed
+from gateway.engines.base import Asked
 from gateway.exchange import Exchange, Reply
 from gateway.faults import OVERLOADS, Fault, NoAnswer
 from gateway.fitting import Bound
@@ -145,9 +146,8 @@ class ModelCall:
         if refused:
             abilities = replace(abilities, refused_fields=abilities.refused_fields | refused)
         request = exchange.request
-        added = engine.engine.outgoing(
-            request.path, exchange.body, self._hints, pool, abilities, exchange.may_prioritise, request.headers
-        )
+        asked = Asked(request.path, exchange.body, self._hints, pool, exchange.may_prioritise, request.headers)
+        added = engine.engine.outgoing(asked, abilities)
         observer.hinted(engine.name, added.hint_names, "sent")
         if gone := added.drop | added.drop_headers:
             observer.hinted(engine.name, gone, "dropped")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import orjson
 
 from gateway import fields
-from gateway.engines.base import CHAT, Abilities, Engine, Json, Outgoing, Report
+from gateway.engines.base import CHAT, Abilities, Asked, Engine, Json, Outgoing, Report
 from gateway.engines.openai import json_object
 from gateway.transport import HeaderList
 from policies.types import Hints
@@ -96,7 +97,8 @@ async def _ask_with_hints(
     engine: Engine, abilities: Abilities, body: Json, pool: str, ask: Ask
 ) -> tuple[int, bytes]:
     hints = Hints(urgency=1, remaining_turns=0, expected_output_tokens=1)
-    sent = engine.outgoing(CHAT, body, hints, pool, abilities, may_prioritise=True)
+    asked = Asked(CHAT, body, hints, pool, may_prioritise=True)
+    sent = engine.outgoing(asked, abilities)
     status, answer = await _send(body, sent, ask)
     refused = engine.refused_fields(status, _message(answer), sent)
     if not refused:
@@ -104,8 +106,9 @@ async def _ask_with_hints(
     abilities.remember(refused, sent)
     if "priority" in refused:
         abilities.honours_priority = False
-    pool = "" if sent.pin in refused else pool
-    return await _send(body, engine.outgoing(CHAT, body, hints, pool, abilities, may_prioritise=True), ask)
+    if sent.pin in refused:
+        asked = replace(asked, pool="")
+    return await _send(body, engine.outgoing(asked, abilities), ask)
 
 
 async def _send(body: Json, sent: Outgoing, ask: Ask) -> tuple[int, bytes]:

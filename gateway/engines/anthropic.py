@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from gateway.engines.base import CHAT, MESSAGES, NO_HEADERS, Abilities, Advice, Json, Outgoing, Report
+from gateway.engines.base import CHAT, MESSAGES, Abilities, Advice, Asked, Outgoing, Report
 from gateway.engines.openai import OpenAI
 from gateway.services.asked import CACHE_MARKERS
-from policies.types import Hints
 
 _REFUSALS = frozenset((400, 403))
 
@@ -26,17 +23,8 @@ class Anthropic(OpenAI):
             honours_priority=False, reports_cached_tokens=True, paths=self.paths, system_before_tools=False
         )
 
-    def outgoing(
-        self,
-        path: str,
-        body: Json,
-        hints: Hints,
-        pool: str,
-        abilities: Abilities,
-        may_prioritise: bool,
-        client_headers: Mapping[str, str] = NO_HEADERS,
-    ) -> Outgoing:
-        if path != CHAT or CACHE_MARKERS in abilities.refused_fields:
+    def outgoing(self, asked: Asked, abilities: Abilities) -> Outgoing:
+        if asked.path != CHAT or CACHE_MARKERS in abilities.refused_fields:
             return Outgoing()
         return Outgoing(body={CACHE_MARKERS: True}, hint_names=(CACHE_MARKERS,))
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, Protocol
 
 from policies.types import Hints, Usage
 
 Json = dict[str, Any]
-NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -112,6 +110,21 @@ class Claims:
     """Lower-case names."""
 
 
+@dataclass(slots=True)
+class Asked:
+    """One model call as its client asked for it, and what the Scheduler says of it."""
+
+    path: str
+    body: Json
+    hints: Hints
+    pool: str = ""
+    """Name of the Pool to address, empty when there is one."""
+    may_prioritise: bool = False
+    """Whether its client may rank and place itself."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """The client's own, case-insensitive."""
+
+
 @dataclass(frozen=True, slots=True)
 class Outgoing:
     """What to add to a request on its way to the engine. Body values are spliced, never re-serialised."""
@@ -185,18 +198,8 @@ class Engine(Protocol):
         """The prompt text in the answer to `rendering`; empty when it is not there."""
         ...
 
-    def outgoing(
-        self,
-        path: str,
-        body: Json,
-        hints: Hints,
-        pool: str,
-        abilities: Abilities,
-        may_prioritise: bool,
-        client_headers: Mapping[str, str] = NO_HEADERS,
-    ) -> Outgoing:
-        """Hints and placement for one call. `pool` is the Pool name to address, empty when there is one.
-        `client_headers` is case-insensitive; what the client says for itself is never overwritten."""
+    def outgoing(self, asked: Asked, abilities: Abilities) -> Outgoing:
+        """Hints and placement for one call. What the client says for itself is never overwritten."""
         ...
 
     def closing(self, session_id: str, abilities: Abilities) -> tuple[str, dict[str, str]] | None:

@@ -17,9 +17,9 @@ from gateway.engines.base import (
     COMPLETIONS,
     CONVERSATIONS,
     MESSAGES,
-    NO_HEADERS,
     Abilities,
     Advice,
+    Asked,
     Claims,
     Json,
     Outgoing,
@@ -107,27 +107,19 @@ class Dynamo(OpenAI):
         except orjson.JSONDecodeError:
             return ""
 
-    def outgoing(
-        self,
-        path: str,
-        body: Json,
-        hints: Hints,
-        pool: str,
-        abilities: Abilities,
-        may_prioritise: bool,
-        client_headers: Mapping[str, str] = NO_HEADERS,
-    ) -> Outgoing:
+    def outgoing(self, asked: Asked, abilities: Abilities) -> Outgoing:
+        path, hints, pool = asked.path, asked.hints, asked.pool
         if path not in CONVERSATIONS:
             return Outgoing()
-        claims = self.claims(body, client_headers)
-        honoured, dropped = (claims, Claims()) if may_prioritise else (Claims(), claims)
-        theirs = fields.obj(body, "nvext")
-        headers = _session_headers(hints, client_headers)
+        claims = self.claims(asked.body, asked.headers)
+        honoured, dropped = (claims, Claims()) if asked.may_prioritise else (Claims(), claims)
+        theirs = fields.obj(asked.body, "nvext")
+        headers = _session_headers(hints, asked.headers)
         names = ["session"] if headers else []
-        if not _ranks_itself(honoured, theirs, may_prioritise):
+        if not _ranks_itself(honoured, theirs, asked.may_prioritise):
             headers += _priority_headers(hints)
             names.append("priority")
-        pin = WORKER_HEADER if pool and not _places_itself(honoured, theirs, may_prioritise) else ""
+        pin = WORKER_HEADER if pool and not _places_itself(honoured, theirs, asked.may_prioritise) else ""
         if pin:
             headers.append((pin, pool))
         asks_worker = abilities.num_pools > 1 and not pin and path != MESSAGES and "extra_fields" not in theirs

@@ -10,11 +10,11 @@ from typing import Any
 import orjson
 
 from gateway import fields
-from gateway.engines.base import NO_HEADERS, Abilities, Advice, Claims, Json, Outgoing, Pool, Repair, Report
+from gateway.engines.base import Abilities, Advice, Asked, Claims, Json, Outgoing, Pool, Repair, Report
 from gateway.engines.refusals import names_field
 from gateway.engines.responses_input import NONE
 from gateway.engines.usage import usage_of
-from policies.types import Hints, Usage
+from policies.types import Usage
 
 _REFUSAL_STATUSES = frozenset((400, 422))
 _LENGTH_KEYS = ("max_model_len", "context_window")
@@ -45,16 +45,7 @@ class OpenAI:
     def rendered(self, answer: str) -> str:
         return ""
 
-    def outgoing(
-        self,
-        path: str,
-        body: Json,
-        hints: Hints,
-        pool: str,
-        abilities: Abilities,
-        may_prioritise: bool,
-        client_headers: Mapping[str, str] = NO_HEADERS,
-    ) -> Outgoing:
+    def outgoing(self, asked: Asked, abilities: Abilities) -> Outgoing:
         return Outgoing()
 
     def closing(self, session_id: str, abilities: Abilities) -> tuple[str, dict[str, str]] | None:

@@ -10,9 +10,9 @@ from gateway.engines.base import (
     COMPLETIONS,
     CONVERSATIONS,
     MESSAGES,
-    NO_HEADERS,
     Abilities,
     Advice,
+    Asked,
     Claims,
     Json,
     Outgoing,
@@ -21,7 +21,6 @@ from gateway.engines.base import (
 )
 from gateway.engines.exposition import Sample, samples, total
 from gateway.engines.openai import OpenAI, is_at_least, json_page, read_models
-from policies.types import Hints
 
 RANK_HEADER = "X-Data-Parallel-Rank"
 # Measured on 0.5.19 in SGLang's pull request 38729: these paths pin, /v1/responses does not.
@@ -57,26 +56,18 @@ class SGLang(OpenAI):
         if fields.flag(info, "enable_session_radix_cache"):
             abilities.refused_fields.discard("session_id")
 
-    def outgoing(
-        self,
-        path: str,
-        body: Json,
-        hints: Hints,
-        pool: str,
-        abilities: Abilities,
-        may_prioritise: bool,
-        client_headers: Mapping[str, str] = NO_HEADERS,
-    ) -> Outgoing:
+    def outgoing(self, asked: Asked, abilities: Abilities) -> Outgoing:
+        path, hints, pool = asked.path, asked.hints, asked.pool
         if path not in CONVERSATIONS:
             return Outgoing()
-        claims = self.claims(body, client_headers)
-        honoured, dropped = (claims, Claims()) if may_prioritise else (Claims(), claims)
+        claims = self.claims(asked.body, asked.headers)
+        honoured, dropped = (claims, Claims()) if asked.may_prioritise else (Claims(), claims)
         ours: Json = {}
         # /v1/messages is translated inside SGLang, which reads neither field there.
         if path != MESSAGES:
             if abilities.honours_priority and hints.urgency and not honoured.keys:
                 ours["priority"] = -hints.urgency if abilities.lower_goes_first else hints.urgency
-            if hints.session_id and "session_id" not in body:
+            if hints.session_id and "session_id" not in asked.body:
                 ours["session_id"] = hints.session_id
         ours = {key: value for key, value in ours.items() if key not in abilities.refused_fields}
         pin = RANK_HEADER if pool and path in _RANK_PATHS and not honoured.headers else ""

@@ -10,10 +10,10 @@ from gateway.engines.base import (
     COMPLETIONS,
     CONVERSATIONS,
     MESSAGES,
-    NO_HEADERS,
     RESPONSES,
     Abilities,
     Advice,
+    Asked,
     Claims,
     Json,
     Outgoing,
@@ -24,7 +24,6 @@ from gateway.engines.base import (
 from gateway.engines.exposition import Sample, samples, total
 from gateway.engines.openai import OpenAI, is_at_least, json_object, json_page, read_models
 from gateway.engines.responses_input import typed_messages, without_grammars
-from policies.types import Hints
 
 PRIORITY_HEADER = "X-Vllm-Priority"
 RANK_HEADER = "X-data-parallel-rank"
@@ -69,24 +68,16 @@ class Vllm(OpenAI):
     def rendered(self, answer: str) -> str:
         return "".join(str(part) for part in fields.items(json_object(answer), "token_strs"))
 
-    def outgoing(
-        self,
-        path: str,
-        body: Json,
-        hints: Hints,
-        pool: str,
-        abilities: Abilities,
-        may_prioritise: bool,
-        client_headers: Mapping[str, str] = NO_HEADERS,
-    ) -> Outgoing:
+    def outgoing(self, asked: Asked, abilities: Abilities) -> Outgoing:
+        path, hints, pool = asked.path, asked.hints, asked.pool
         if path not in CONVERSATIONS:
             return Outgoing()
-        claims = self.claims(body, client_headers)
-        honoured, dropped = (claims, Claims()) if may_prioritise else (Claims(), claims)
+        claims = self.claims(asked.body, asked.headers)
+        honoured, dropped = (claims, Claims()) if asked.may_prioritise else (Claims(), claims)
         headers: list[tuple[str, str]] = []
         put: Json = {}
         names = []
-        if hints.session_id and not (SESSION_HEADER in client_headers or "session_id" in body):
+        if hints.session_id and not (SESSION_HEADER in asked.headers or "session_id" in asked.body):
             headers.append((SESSION_HEADER, hints.session_id))
             names.append("session")
         has_own = honoured.keys or PRIORITY_HEADER.lower() in honoured.headers

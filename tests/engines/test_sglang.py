@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.engines.base import CHAT, MESSAGES, Abilities, Pool
+from gateway.engines.base import CHAT, MESSAGES, Abilities, Asked, Pool
 from gateway.engines.sglang import SGLang
 from policies.types import Hints
 
@@ -47,24 +47,24 @@ def test_flags_are_learned_from_the_servers_own_arguments() -> None:
 
 
 def test_higher_goes_first_unless_the_server_flips_it() -> None:
-    assert SGLANG.outgoing(CHAT, {}, HINTS, "", learned(), False).body == {"priority": 40, "session_id": "s1"}
+    assert SGLANG.outgoing(Asked(CHAT, {}, HINTS), learned()).body == {"priority": 40, "session_id": "s1"}
     flipped = learned(schedule_low_priority_values_first=True)
-    assert SGLANG.outgoing(CHAT, {}, HINTS, "", flipped, False).body["priority"] == -40
+    assert SGLANG.outgoing(Asked(CHAT, {}, HINTS), flipped).body["priority"] == -40
 
 
 def test_what_the_server_was_not_started_for_is_not_sent() -> None:
     bare = learned(enable_priority_scheduling=False, enable_session_radix_cache=False)
-    assert SGLANG.outgoing(CHAT, {}, HINTS, "", bare, False).body == {}
-    assert SGLANG.outgoing(CHAT, {}, HINTS, "", SGLANG.abilities(), False).body == {}
-    assert SGLANG.outgoing(MESSAGES, {}, HINTS, "", learned(), False).body == {}
+    assert SGLANG.outgoing(Asked(CHAT, {}, HINTS), bare).body == {}
+    assert SGLANG.outgoing(Asked(CHAT, {}, HINTS), SGLANG.abilities()).body == {}
+    assert SGLANG.outgoing(Asked(MESSAGES, {}, HINTS), learned()).body == {}
 
 
 def test_a_clients_own_priority_counts_only_if_it_is_entitled() -> None:
     body = {"priority": 9, "session_id": "mine"}
-    assert SGLANG.outgoing(CHAT, body, HINTS, "", learned(), True).body == {}
-    assert SGLANG.outgoing(CHAT, body, HINTS, "", learned(), False).body == {"priority": 40}
+    assert SGLANG.outgoing(Asked(CHAT, body, HINTS, may_prioritise=True), learned()).body == {}
+    assert SGLANG.outgoing(Asked(CHAT, body, HINTS), learned()).body == {"priority": 40}
     bare = learned(enable_priority_scheduling=False)
-    assert SGLANG.outgoing(CHAT, body, HINTS, "", bare, False).drop == {"priority"}
+    assert SGLANG.outgoing(Asked(CHAT, body, HINTS), bare).drop == {"priority"}
 
 
 def test_each_rank_of_the_load_page_is_a_pool() -> None:
@@ -94,7 +94,7 @@ def test_prefix_hits_come_from_metrics() -> None:
 
 
 def test_a_rank_is_addressed_by_header() -> None:
-    sent = SGLANG.outgoing(CHAT, {}, Hints(), "1", learned(), False)
+    sent = SGLANG.outgoing(Asked(CHAT, {}, Hints(), pool="1"), learned())
     assert sent.headers == (("X-Data-Parallel-Rank", "1"),)
     assert sent.pin == "X-Data-Parallel-Rank"
 
