@@ -147,8 +147,8 @@ async def test_the_engine_s_cache_proves_that_a_mixed_history_is_append_only(kin
         second = await client.chat.completions.with_raw_response.create(messages=[*ASK, said, result], **asked)
         assert (second.parse().choices[0].message.content or "").rstrip().endswith(VERDICT)
         assert_append_only(running.turns())
-        before = running.gateway.receipts()[-2]
         after = await running.gateway.receipt(second.headers["X-Turngate-Receipt"])
+        before = running.gateway.receipts()[-2]
         last_prompt_tokens = before["rounds"][-1]["prompt_tokens"]
         whole_blocks = last_prompt_tokens // running.block_tokens * running.block_tokens
         assert after["cached_tokens"] >= whole_blocks > before["rounds"][0]["prompt_tokens"]
