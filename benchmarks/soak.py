@@ -78,6 +78,8 @@ class Run:
     outcomes: dict[str, float] = field(default_factory=dict)
     logged: dict[str, list[str]] = field(default_factory=dict)
     """Outcomes in the log, by the id that the client gave its request."""
+    unanswered: dict[str, str] = field(default_factory=dict)
+    """Log lines of requests that their clients got nothing whole of."""
     num_logged: int = 0
     errors: list[str] = field(default_factory=list)
     """Log lines of level error."""
@@ -95,7 +97,7 @@ class Run:
         for request_id, told in self.clients.told.items():
             outcomes = self.logged.get(request_id, [])
             if told.seen in (Seen.DROPPED, Seen.STUCK):
-                yield f"{request_id}: {told.seen}, logged {outcomes}"
+                yield f"{request_id}: {told.seen}, logged {outcomes}: {self.unanswered.get(request_id)}"
             elif not _agree(told.seen, told.status, outcomes):
                 yield f"{request_id}: its client saw {told.seen} {told.status}, the gateway {outcomes}"
         if sum(self.outcomes.values()) != self.num_logged:
@@ -243,6 +245,9 @@ def _read_log(log: Path, run: Run) -> None:
             run.num_logged += 1
             if request_id := row.get("request_id"):
                 run.logged.setdefault(request_id, []).append(row["outcome"])
+                told = run.clients.told.get(request_id)
+                if told is not None and told.seen in (Seen.DROPPED, Seen.STUCK):
+                    run.unanswered[request_id] = line.decode(errors="replace")
 
 
 def table(run: Run) -> str:
