@@ -132,4 +132,4 @@ def _id(headers: Headers, name: str) -> str | None:
 
 
 def _is_text(value: str) -> bool:
-    return value.isascii() or not any(0xD800 <= ord(char) <= 0xDFFF for char in value)
+    return value.isascii() or not any("\ud800" <= char <= "\udfff" for char in value)

@@ -17,6 +17,11 @@ MAX_LOST = 1_000
 """Different calls; the one that was lost first is forgotten first."""
 
 
+def key_in(answer: bytes, key: bytes) -> bytes:
+    """Of a call within an answer: whoever asks for the same answer again makes the same one."""
+    return blake2b(answer + key, digest_size=16).digest()
+
+
 @dataclass(slots=True)
 class _Started:
     key: bytes
@@ -67,7 +72,7 @@ class LocalAttempt:
 
     @asynccontextmanager
     async def claimed(self, key: bytes, unknown: Outcome) -> AsyncIterator[Claimed]:
-        key = blake2b(self.answer + key, digest_size=16).digest()
+        key = key_in(self.answer, key)
         claimed = Claimed(self.attempts.take(key))
         started = _Started(key, claimed.outcome or unknown)
         self.started.append(started)

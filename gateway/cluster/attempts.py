@@ -13,13 +13,12 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from typing import Any, TypeAlias
 
 from gateway.cluster.board import BoardGone
 from gateway.cluster.outcomes import read, written
 from gateway.cluster.redis import asking
-from tool_runtime.attempts import KEPT_S
+from tool_runtime.attempts import KEPT_S, key_in
 from tool_runtime.outcome import Outcome
 from tool_runtime.shared import Claimed
 
@@ -163,10 +162,7 @@ class RedisAttempt:
 
     @asynccontextmanager
     async def claimed(self, key: bytes, unknown: Outcome) -> AsyncIterator[Claimed]:
-        call = (
-            blake2b(self.answer + key, digest_size=16).hexdigest(),
-            f"{time.time_ns():020d}{secrets.token_hex(4)}",
-        )
+        call = key_in(self.answer, key).hex(), f"{time.time_ns():020d}{secrets.token_hex(4)}"
         self.started.append(call)
         claimed = Claimed()
         with suppress(BoardGone):

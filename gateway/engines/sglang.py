@@ -74,7 +74,7 @@ class SGLang(OpenAI):
         return Outgoing(
             ((pin, pool),) if pin else (),
             ours,
-            dropped.keys - ours.keys(),
+            dropped.keys.difference(ours),
             tuple(key.removesuffix("_id") for key in ours),
             dropped.headers,
             pin=pin,

@@ -91,7 +91,7 @@ class Vllm(OpenAI):
         pin = RANK_HEADER if pool and path in _RANK_PATHS and RANK_HEADER.lower() not in honoured.headers else ""
         if pin:
             headers.append((pin, pool))
-        return Outgoing(tuple(headers), put, dropped.keys - put.keys(), tuple(names), dropped.headers, pin=pin)
+        return Outgoing(tuple(headers), put, dropped.keys.difference(put), tuple(names), dropped.headers, pin=pin)
 
     def repaired(self, path: str, body: Json) -> Repair:
         return typed_messages(path, body) | without_grammars(path, body)

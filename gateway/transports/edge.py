@@ -6,7 +6,7 @@ import asyncio
 import logging
 import socket
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Protocol
 
@@ -102,8 +102,7 @@ async def listening(
 
 
 def port_of(listener: asyncio.Server) -> int:
-    sockets: Sequence[socket.socket] = listener.sockets  # a list under uvloop
-    bound: int = sockets[0].getsockname()[1]
+    bound: int = listener.sockets[0].getsockname()[1]
     return bound
 
 
