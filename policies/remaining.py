@@ -24,7 +24,11 @@ def hazard(family: Family, num_turns: int) -> float:
     """Probability that a session of the family ends after `num_turns` turns, given that it got there."""
     if num_turns >= len(family.ended):
         return PRIOR_ENDED / PRIOR_WEIGHT
-    ended, continued = family.ended[num_turns], family.continued[num_turns]
+    return _share_ended(family.ended[num_turns], family.continued[num_turns])
+
+
+def _share_ended(ended: int, continued: int) -> float:
+    """With the imaginary sessions among those seen."""
     return (ended + PRIOR_ENDED) / (ended + continued + PRIOR_WEIGHT)
 
 
@@ -34,8 +38,7 @@ def curve(family: Family) -> list[float]:
     expected = PRIOR_TURNS
     values = [expected]
     for ended, continued in zip(reversed(family.ended), reversed(family.continued), strict=True):
-        hazard_here = (ended + PRIOR_ENDED) / (ended + continued + PRIOR_WEIGHT)
-        expected = (1 - hazard_here) * (1 + expected)
+        expected = (1 - _share_ended(ended, continued)) * (1 + expected)
         values.append(expected)
     values.reverse()
     return values
