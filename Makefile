@@ -6,6 +6,8 @@ PYTHON ?= $(shell for v in 3.13 3.12 3.11; do \
 # Where a shell forbids it, each of the hundreds of processes that tests start would compile all it imports.
 export PYTHONDONTWRITEBYTECODE =
 BIN := .venv/bin
+# A real engine may take minutes to start.
+PATIENT := -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=false
 SOURCES := gateway policies tool_runtime batch_agent benchmarks tests
 
 .PHONY: demo test check lint format lock test-real pictures bench clean
@@ -33,7 +35,7 @@ lock: .venv/installed-lock .venv/installed-dev  ## pins of all dependencies with
 
 test-real: .venv/installed-dev  ## real engines and clients; downloads and caches them, several GB
 	$(BIN)/python -m tests.real.install all
-	$(BIN)/pytest tests/real || $(BIN)/pytest tests/real --last-failed  # a real engine may starve two cores for a while
+	$(BIN)/pytest $(PATIENT) tests/real || $(BIN)/pytest $(PATIENT) tests/real --last-failed  # a real engine may starve two cores for a while
 
 pictures: .venv/installed-dev  ## docs/ui.png and docs/top.svg, by the test that looks at them
 	$(BIN)/python -m tests.real.install browser

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import fields
+from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -82,10 +83,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             keywords["checkpoint_dir"] = arguments.checkpoint_dir
         in_order = not (arguments.as_they_come or arguments.dashboard)
         return asyncio.run(run(keywords, arguments.output, in_order, not arguments.quiet))
-    except (SpecError, ValueError, TypeError, ConnectionError, OSError, AgentFailed) as error:
+    except (SpecError, ValueError, TypeError, ConnectionError, AgentFailed) as error:
         print(f"batch-agent: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"batch-agent: {where}{error.strerror or error}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
+        if arguments.checkpoint_dir:
+            print("batch-agent: interrupted; the same command goes on where it was", file=sys.stderr)
         return 130
 
 
@@ -98,6 +105,8 @@ async def run(keywords: dict[str, Any], output: str, in_order: bool, shows_progr
         file = sys.stdout if output == "-" else stack.enter_context(_opened(output))
         if shows_progress:
             stack.callback(progress.end)
+            showing = asyncio.create_task(progress.keep_showing(), name="progress")
+            stack.callback(showing.cancel)
         async with aclosing(BatchAgent.stream(**keywords)) as results:
             next_index = 0
             async for result in results:
@@ -119,13 +128,17 @@ def read_spec(file: Path) -> dict[str, Any]:
     try:
         text = file.read_text(encoding="utf-8")
         spec = orjson.loads(text) if file.suffix.lower() == ".json" else _yaml(text)
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise SpecError(f"{file}: {error.strerror}") from None
+    except ValueError as error:
         raise SpecError(f"{file}: {error}") from None
-    if not isinstance(spec, dict) or not isinstance(spec.get("inputs"), list) or "task" not in spec:
-        raise SpecError(f"{file} must hold at least `task` and the list `inputs`")
+    if not isinstance(spec, dict):
+        raise SpecError(f"{file} must hold keys and values, as `batch-agent run --help` shows")
     known = {field.name for field in fields(BatchSpec)} | {"runtime", "max_agents"}
-    if unknown := sorted(spec.keys() - known):
-        raise SpecError(f"{file}: no such key: {', '.join(unknown)}")
+    if unknown := sorted(map(str, spec.keys() - known)):
+        raise SpecError(f"{file}: no such key: {', '.join(key + _meant(key, known) for key in unknown)}")
+    if "task" not in spec or not isinstance(spec.get("inputs"), list):
+        raise SpecError(f"{file} must hold at least `task` and the list `inputs`")
     for key in ("output_schema", "on_result", "compact"):
         if isinstance(spec.get(key), str):
             spec[key] = _named(spec[key])
@@ -136,6 +149,12 @@ def read_spec(file: Path) -> dict[str, Any]:
     if "runtime" in spec:
         spec["runtime"] = _runtime(spec["runtime"])
     return spec
+
+
+def _meant(key: str, known: Iterable[str]) -> str:
+    """Empty: nothing is alike."""
+    close = get_close_matches(key, known, n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
 
 
 def _runtime(given: Any) -> OpenCodeRuntime | CommandRuntime:

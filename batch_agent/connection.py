@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from email.utils import parsedate_to_datetime
@@ -81,6 +82,8 @@ class Connection:
         try:
             async with self._session.request(method, self.base_url + path, data=data, headers=headers) as response:
                 raw = await response.read()
+        except aiohttp.ClientConnectorError as error:
+            raise ConnectError(f"nothing answers at {self.base_url}: {_reason(error)}") from None
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise ConnectError(f"{self.base_url}: {str(error) or type(error).__name__}") from None
         if response.status == 200:
@@ -106,6 +109,12 @@ class Connection:
             return max(0.0, parsedate_to_datetime(told).timestamp() - self._wall_clock()) if told else None
         except ValueError:
             return None
+
+
+def _reason(error: aiohttp.ClientConnectorError) -> str:
+    """Without the words that aiohttp and asyncio put around it."""
+    cause, number = error.os_error, error.os_error.errno or 0
+    return os.strerror(number) if number > 0 else cause.strerror or str(cause)
 
 
 def json_object(raw: bytes) -> Json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import time
 from collections.abc import Callable
@@ -12,6 +13,8 @@ from batch_agent.results import AgentResult, Usage
 _LEAST_PAUSE_S = 0.1
 """Between two lines on a terminal; elsewhere, such as in a log, `_LOG_PAUSE_S`."""
 _LOG_PAUSE_S = 30.0
+_LONGEST_PAUSE_S = 1.0
+"""On a terminal, while nothing ends."""
 
 
 class Progress:
@@ -26,6 +29,7 @@ class Progress:
         self._is_terminal = self._stream.isatty()
         self._began_at = self._shown_at = clock()
         self._num_done = self._num_failed = 0
+        self._has_shown = False
         self._usage = Usage()
 
     def __call__(self, result: AgentResult) -> None:
@@ -36,10 +40,17 @@ class Progress:
         if self._clock() - self._shown_at >= pause_s:
             self._show()
 
+    async def keep_showing(self) -> None:
+        """Until it is cancelled: a terminal shows that time passes, also before the first result."""
+        while self._is_terminal:
+            self._show()
+            await asyncio.sleep(_LONGEST_PAUSE_S)
+
     def end(self) -> None:
-        """The last line stays."""
-        self._show()
-        if self._is_terminal:
+        """The last line stays; of a batch that never began there is none."""
+        if self._num_done:
+            self._show()
+        if self._is_terminal and self._has_shown:
             print(file=self._stream)
 
     def line(self) -> str:
@@ -54,7 +65,7 @@ class Progress:
         )
 
     def _show(self) -> None:
-        self._shown_at = self._clock()
+        self._shown_at, self._has_shown = self._clock(), True
         if self._is_terminal:
             print(f"\r\x1b[K{self.line()}", end="", file=self._stream, flush=True)
         else:

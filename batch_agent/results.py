@@ -102,7 +102,7 @@ def as_json(result: AgentResult) -> dict[str, Any]:
         "attempts": result.attempts,
         "turns": result.turns,
         "usage": asdict(result.usage),
-        "timings": asdict(result.timings),
+        "timings": {name: round(seconds, 3) for name, seconds in asdict(result.timings).items()},
         "finish_reason": result.finish_reason,
         "session": result.session,
     }

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 from jsonschema import Draft202012Validator
-from jsonschema.exceptions import best_match
+from jsonschema.exceptions import SchemaError, best_match
 from pydantic import BaseModel, ValidationError
 
 from batch_agent.errors import OutputValidationError
@@ -24,12 +24,12 @@ class OutputSchema:
     """A pydantic model, or a JSON schema."""
 
     def __init__(self, given: type[BaseModel] | Json) -> None:
-        """Raises TypeError for anything else."""
+        """Raises TypeError for anything else, and ValueError for a schema that is none."""
         self._model = given if isinstance(given, type) and issubclass(given, BaseModel) else None
         if self._model is not None:
             self.json_schema: Json = self._model.model_json_schema()
         elif isinstance(given, dict):
-            self.json_schema = given
+            self.json_schema = _checked(given)
         else:
             raise TypeError(f"output_schema must be a pydantic model or a JSON schema, not {given!r}")
         name = _NAME.sub("_", str(self.json_schema.get("title") or "output"))[:64]
@@ -68,6 +68,14 @@ class OutputSchema:
         if (wrong := best_match(Draft202012Validator(self.json_schema).iter_errors(value))) is not None:
             raise OutputValidationError(f"{wrong.json_path}: {wrong.message}")
         return value
+
+
+def _checked(schema: Json) -> Json:
+    try:
+        Draft202012Validator.check_schema(schema)
+    except SchemaError as error:
+        raise ValueError(f"output_schema is no JSON schema: {error.json_path}: {error.message}") from None
+    return schema
 
 
 async def output_of(

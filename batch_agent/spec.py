@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -18,7 +18,7 @@ Compact: TypeAlias = Callable[[list[Message], int], list[Message] | Awaitable[li
 
 @dataclass(frozen=True)
 class BatchSpec:
-    """One batch. Raises ValueError for what cannot be run."""
+    """One batch. Raises ValueError and TypeError for what cannot be run."""
 
     task: str
     """A `str.format` template, filled once per input. Braces that are no field of an input stay as they are."""
@@ -89,11 +89,18 @@ class BatchSpec:
     node_id: str = "node-0"
 
     def __post_init__(self) -> None:
+        for name, kind in (("task", str), ("inputs", Collection), ("sampling", Mapping)):
+            _must_be(name, getattr(self, name), kind)
+        for number, given in enumerate(self.inputs):
+            _must_be(f"input {number}", given, Mapping)
         if not self.task:
             raise ValueError("task must not be empty")
-        for name, least in (("max_concurrent", 1), ("max_turns", 1), ("max_retries", 0)):
+        for name in (*_COUNTS, *_SECONDS):
             value = getattr(self, name)
-            if value is not None and value < least:
+            if value is None and name in _MAY_BE_NONE:
+                continue
+            _must_be(name, value, int if name in _COUNTS else (int, float))
+            if (least := _COUNTS.get(name, 0)) is not None and value < least:
                 raise ValueError(f"{name} must be >= {least}")
         if reserved := _OURS & self.sampling.keys():
             raise ValueError(f"sampling cannot set {', '.join(sorted(reserved))}")
@@ -102,6 +109,28 @@ class BatchSpec:
     def effective_max_inflight(self) -> int | None:
         """None: no bound was given."""
         return self.max_inflight if self.max_inflight > 0 else self.max_concurrent
+
+
+_COUNTS = {
+    "max_concurrent": 1,
+    "max_turns": 1,
+    "max_retries": 0,
+    "budget_tokens": 0,
+    "max_inflight": None,
+    "max_dispatched": None,
+    "min_response_tokens": None,
+    "model_max_context": None,
+}
+"""Whole numbers, with the least that means something."""
+_SECONDS = ("timeout_per_agent", "timeout_per_turn", "timeout_per_tool", "budget_s")
+_MAY_BE_NONE = frozenset(("max_concurrent", "budget_tokens", *_SECONDS))
+_NAMES = {int: "a whole number", (int, float): "a number", str: "text", Collection: "a list", Mapping: "a mapping"}
+
+
+def _must_be(name: str, value: Any, kind: Any) -> None:
+    """Raises TypeError in the words of who wrote it."""
+    if not isinstance(value, kind) or isinstance(value, bool) or (kind is Collection and isinstance(value, str)):
+        raise TypeError(f"{name} must be {_NAMES[kind]}, not {value!r}")
 
 
 _OURS = frozenset(

@@ -10,10 +10,10 @@ its target, and is written to `benchmarks/results/fuzz-TARGET.bin`. Exit status 
 from __future__ import annotations
 
 import argparse
-import faulthandler
 import random
 import re
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -60,20 +60,36 @@ def by_chance(target: str, num_inputs: int, seed: int, law: Callable[[bytes], No
     """In this process. Seeds that are mutated more than once come from earlier inputs."""
     law = law or TARGETS[target]()
     chance, pool, begun_at = random.Random(f"{target}/{seed}"), list(SEEDS[target]), time.monotonic()
-    for number in range(num_inputs):
-        data = mutated(chance.choice(pool), chance, pool)
-        if number % 50 == 0 and len(data) < 4096:
-            pool.append(data)
-        faulthandler.dump_traceback_later(HANGS_S, exit=True)
-        try:
-            law(data)
-        except Exception as error:  # which one it is says what was broken
-            _keep(target, data)
-            return Found(target, number + 1, time.monotonic() - begun_at, f"{type(error).__name__}: {error}")
-        if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > LEAKS_MIB * 1024:
-            return Found(target, number + 1, time.monotonic() - begun_at, f"more than {LEAKS_MIB} MiB")
-    faulthandler.cancel_dump_traceback_later()
+    before = signal.signal(signal.SIGALRM, _hangs)
+    try:
+        for number in range(num_inputs):
+            data = mutated(chance.choice(pool), chance, pool)
+            if number % 50 == 0 and len(data) < 4096:
+                pool.append(data)
+            if failure := _failure(law, data):
+                _keep(target, data)
+                return Found(target, number + 1, time.monotonic() - begun_at, failure)
+    finally:
+        signal.signal(signal.SIGALRM, before)
     return Found(target, num_inputs, time.monotonic() - begun_at, "")
+
+
+def _failure(law: Callable[[bytes], None], data: bytes) -> str:
+    """What an input does that it must not; empty: nothing."""
+    try:
+        signal.setitimer(signal.ITIMER_REAL, HANGS_S)
+        law(data)
+    except Exception as error:  # which one it is says what was broken
+        return f"{type(error).__name__}: {error}"
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > LEAKS_MIB * 1024:
+        return f"more than {LEAKS_MIB} MiB"
+    return ""
+
+
+def _hangs(*_: object) -> None:
+    raise TimeoutError(f"more than {HANGS_S} s")
 
 
 def by_coverage(target: str, num_inputs: int, seed: int) -> Found:

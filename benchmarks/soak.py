@@ -32,6 +32,7 @@ from benchmarks.soak_clients import Clients, Seen
 
 TTL_S = 15
 """Of sessions: after that long without a turn their leases are given back too."""
+REST_S = 90.0  # after the traffic, until all has been given back
 SAMPLE_S = 2.0
 WARM_UP = 1 / 3
 """Of half an hour: by then the bounded memories (sessions, receipts, last requests) are full."""
@@ -120,9 +121,8 @@ def _agree(seen: Seen, status: int, outcomes: Sequence[str]) -> bool:
     return outcomes[0] not in _NO_FAILURE
 
 
-async def soak(seconds: float, num_clients: int, faults: float, seed: int, rest_s: float = 3 * TTL_S) -> Run:
-    """`rest_s`: after the traffic, until what it held has been given back. Raises RuntimeError when a process does
-    not start."""
+async def soak(seconds: float, num_clients: int, faults: float, seed: int) -> Run:
+    """Raises RuntimeError when a process does not start."""
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
         engines = []
@@ -148,8 +148,10 @@ async def soak(seconds: float, num_clients: int, faults: float, seed: int, rest_
             await traffic
         finally:
             traffic.cancel()
-        await asyncio.sleep(rest_s)
-        run.after, metrics = await _at_rest(http, pid, engines), await _metrics(http)
+        until = time.monotonic() + REST_S
+        while (after := await _at_rest(http, pid, engines)) != before and time.monotonic() < until:
+            pass
+        run.after, metrics = after, await _metrics(http)
         prefix = "turngate_outcomes_total/"
         run.outcomes = {name.removeprefix(prefix): n for name, n in metrics.items() if name.startswith(prefix)}
         _read_log(log, run)

@@ -138,11 +138,11 @@ async def stream(reply: UpstreamReply, responder: Responder) -> None:
     """As `gateway.incoming` does."""
     chunks, direct = reply.chunks(), responder if isinstance(responder, Direct) else None
 
-    def sink(chunk: bytes) -> bool:
+    def sink(chunks: list[bytes]) -> int:
         if direct is None or not direct.is_ready:
-            return False
-        direct.write_now(chunk)
-        return True
+            return 0
+        direct.write_now(b"".join(chunks))
+        return len(chunks)
 
     while True:
         if isinstance(reply, Pushing):

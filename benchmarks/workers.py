@@ -3,11 +3,13 @@
 One family of sessions, streamed answers of 20 chunks. *spread*: sessions are spread over the workers, as is. *one
 home*: all sessions name one parent and so live at one worker, as they would if whole families did. `reached`: the
 busiest worker's CPU bounds what all can do together, with a core for each: requests per second = 1 / its CPU per
-request. Measured from CPU time, since engine and clients share the same cores.
+request. Measured from CPU time, since engine and clients share the same cores. `counted`: outcomes that
+`/metrics` of one worker has, of the requests that were sent to all.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
 import re
@@ -44,6 +46,8 @@ class Row:
     forwarded: float
     """Share of the requests."""
     per_s: float
+    counted: float
+    """Share of the requests; 1: each once."""
 
 
 async def play(call: Call) -> web.StreamResponse:
@@ -108,15 +112,17 @@ async def measured(engine: FakeEngine, arm: str, workers: int) -> Row:
             text = await page.text()
     relayed = re.search(r'turngate_forwarded_total\{result="relayed"\} ([\d.]+)', text)
     forwarded = float(relayed[1]) / (NUM_REQUESTS + WARM) if relayed else 0.0
-    per_request = 1e6 / NUM_REQUESTS
-    return Row(arm, workers, sum(used) * per_request, max(used) * per_request, forwarded, NUM_REQUESTS / seconds)
+    answered = sum(map(float, re.findall(r'turngate_outcomes_total\{.*outcome="answered".*\} ([\d.]+)', text)))
+    counted, per_request = answered / (NUM_REQUESTS + WARM), 1e6 / NUM_REQUESTS
+    costs = sum(used) * per_request, max(used) * per_request
+    return Row(arm, workers, *costs, forwarded, NUM_REQUESTS / seconds, counted)
 
 
-async def run() -> list[Row]:
+async def run(num_rounds: int) -> list[Row]:
     engine = FakeEngine(plays=[play] * 1_000_000)
     await engine.start()
     arms = [("spread", 1), ("spread", 2), ("spread", 3), ("one home", 2), ("one home", 3)]
-    rows = [await measured(engine, *arm) for _ in range(NUM_ROUNDS) for arm in arms]
+    rows = [await measured(engine, *arm) for _ in range(num_rounds) for arm in arms]
     await engine.stop()
     return rows
 
@@ -130,23 +136,33 @@ def median(rows: list[Row], arm: str, workers: int) -> Row:
 def table(rows: list[Row]) -> str:
     alone = median(rows, "spread", 1)
     lines = [
-        "| sessions | workers | forwarded | CPU us per request | busiest | reached, x one worker | per s here |",
-        "|---|---|---|---|---|---|---|",
+        "| sessions | workers | forwarded | CPU us per request | busiest | reached, x one worker | per s here |"
+        " counted |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for arm, workers in dict.fromkeys((row.arm, row.workers) for row in rows):
         row = median(rows, arm, workers)
         reached = alone.busiest_us / row.busiest_us
         lines.append(
             f"| {arm} | {workers} | {row.forwarded:.2f} | {row.cpu_us:.0f} | {row.busiest_us:.0f} |"
-            f" {reached:.2f} | {row.per_s:.0f} |"
+            f" {reached:.2f} | {row.per_s:.0f} | {row.counted:.4f} |"
         )
     two = median(rows, "spread", 2)
     hop_us = (two.cpu_us - alone.cpu_us) / two.forwarded
     return "\n".join([*lines, "", f"A forwarded request with {NUM_CHUNKS} chunks costs {hop_us:.0f} us more CPU."])
 
 
-if __name__ == "__main__":
-    found = asyncio.run(run())
-    text = table(found)
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    arguments.add_argument("--rounds", type=int, default=NUM_ROUNDS, help="%(default)s")
+    arguments.add_argument("--no-results", action="store_true", help="print only")
+    given = arguments.parse_args()
+    rows = asyncio.run(run(given.rounds))
+    text = table(rows)
     print(text)
-    results.write("workers", text, [asdict(row) for row in found])
+    if not given.no_results:
+        results.write("workers", text, [asdict(row) for row in rows])
+
+
+if __name__ == "__main__":
+    main()

@@ -11,7 +11,12 @@ from gateway.keys import ANYBODY, Keys
 from gateway.limits.meters import Terms
 from gateway.settings import Settings
 
-_NO_KEY = Failure(401, "authentication_error", "The API key is missing or not known here.", code="invalid_api_key")
+_NO_KEY = Failure(
+    401,
+    "authentication_error",
+    "The API key is missing or not known here. Send it as `Authorization: Bearer <key>`.",
+    code="invalid_api_key",
+)
 _NO_ADMIN_KEY = Failure(
     401,
     "authentication_error",

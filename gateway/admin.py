@@ -175,6 +175,10 @@ def _unknown(request: Request) -> Failure:
     text = f"There is no {request.method} {path} here."
     if f"/v1{path}" in BY_PATH or path == "/models":
         text += f" Did you mean /v1{path}? Base URLs of OpenAI clients end in /v1."
+    elif path.startswith("/v1/v1/"):
+        text += f" Did you mean {path[3:]}? This client adds /v1 itself: leave it out of its base URL."
+    else:
+        text += f" {openapi.PATH} tells all paths, {UI} shows what happens now."
     return Failure(404, "not_found_error", text)
 
 

@@ -124,7 +124,7 @@ class Answering:
         """One place and one replica. The slot is given back when the engine is done, which may be before the
         client is. Raises Rejected, TurnedAway, EngineFailed."""
         with self.gate.turn(turn, has_begun=exchange.timings.leased_at is not None) as place:
-            exchange.dispatch = await self._granted(turn, place, exchange, waiting)
+            exchange.dispatch = place.granted() or await self._waited(turn, place, exchange, waiting)
             if exchange.timings.leased_at is None:
                 exchange.timings.leased_at = self.clock()
             with ModelCall(self.forward, exchange, exchange.dispatch) as call:
@@ -148,14 +148,15 @@ class Answering:
             _leave(place, exchange, Ending.COMPLETE if is_answered else Ending.FAILED)
             return answer
 
-    async def _granted(self, turn: Turn, place: Place, exchange: Exchange, waiting: Waiting) -> Dispatch:
-        dispatch = await place.granted(waiting.patience_s)
-        if dispatch is None and waiting.is_silent:
+    async def _waited(self, turn: Turn, place: Place, exchange: Exchange, waiting: Waiting) -> Dispatch:
+        """For a replica, with keep-alives. Raises Rejected, TurnedAway."""
+        await place.decision(waiting.patience_s)
+        if place.granted() is None and waiting.is_silent:
             self._refuse_if_hopeless(turn, place, exchange)
-        while dispatch is None:
+        while (dispatch := place.granted()) is None:
             if exchange.wants_stream:
                 await waiting.speak()
-            dispatch = await place.granted(waiting.patience_s if exchange.wants_stream else None)
+            await place.decision(waiting.patience_s if exchange.wants_stream else None)
         return dispatch
 
     def _refuse_if_hopeless(self, turn: Turn, place: Place, exchange: Exchange) -> None:

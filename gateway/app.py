@@ -30,6 +30,7 @@ from gateway.cluster.trail import Trail
 from gateway.drain import Drain
 from gateway.engines.base import EngineAddress
 from gateway.errands import Errands
+from gateway.extras import refuse_missing
 from gateway.factlog import FactLog
 from gateway.forward import Forward
 from gateway.gate import Gate
@@ -74,6 +75,7 @@ class App:
         self._settings = settings = settings if place is None else place.of(settings)
         self._clock = clock
         self._addresses = config.addresses(settings)
+        refuse_missing(settings, self._addresses)
         self._transport = transport_of(settings.transport)
         self._keys = Keys(callers(settings))
         self._counters = counters_of(self._keys, is_shared=self._trail is not None)
@@ -82,6 +84,8 @@ class App:
         self._running = AsyncExitStack()
         self._drain = Drain()
         self._joined: Joined | None = None
+        self._stops_at = 0.0
+        """When answers have to be over. Past until `stop`, so a start that fails closes at once."""
         self.port = 0
         """Of the listener, once started."""
         self.admin_port = 0
@@ -134,12 +138,13 @@ class App:
         await server.stop(max(0.0, self._stops_at - self._clock()))
 
     def banner(self) -> str:
-        """What was found at the engines, and which base URL to set."""
+        """What was found at the engines, where to look at it, and which base URL to set."""
         host = self._settings.listen.host
         shown = "127.0.0.1" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host  # noqa: S104
         lines = [line for engine in self.monitor.engines for line in about(engine)]
-        base = f"http://{shown}:{self.port}/v1"
-        return "\n".join([*lines, f"Ready. Point your agents at it: OPENAI_BASE_URL={base}"])
+        base = f"http://{shown}:{self.port}"
+        lines.append(f"What happens in it: {base}/ui, or `turngate top`")
+        return "\n".join([*lines, f"Ready. Point your agents at it: OPENAI_BASE_URL={base}/v1"])
 
     def _wire(self, addresses: list[EngineAddress], upstream: Upstream) -> None:
         settings, clock = self._settings, self._clock
@@ -149,8 +154,7 @@ class App:
         self.gate = gate = Gate(
             Scheduler(self._policy, limits_of(settings)),
             clock,
-            lambda *told: self.observer.told(*told),
-            lambda decision: self.errands.begin(decision),
+            errand=lambda decision: self.errands.begin(decision),
         )
         self.monitor = monitor = Monitor(
             addresses,
@@ -165,6 +169,7 @@ class App:
         )
         traces = tracing.of(settings.tracing, clock)
         self.observer = observer = Observer(clock, gate.view, lambda: monitor.engines, receipts, facts, traces)
+        gate.listener = observer.told
         lineage = Lineage(settings.identity.max_sessions, settings.identity.session_ttl_s)
         self.identity = Identity(lineage, self._secret)
         self.tools = self._own_tools(upstream) if settings.tools.use or settings.tools.mcp else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gateway.doctor import advice_of
+from gateway.hosts import EMBEDDED
 from gateway.monitor import RunningEngine
 
 
@@ -16,7 +17,9 @@ def about(engine: RunningEngine) -> Iterator[str]:
     sizes = [pool.capacity_tokens for pool in report.pools]
     size = f"{sum(filter(None, sizes)):,} tokens" if all(sizes) else "unknown size"
     pools = "1 KV pool" if len(sizes) == 1 else f"{len(sizes)} KV pools"
-    kind = f"{engine.address.kind} {version}".rstrip()
+    kind = (
+        f"{engine.address.kind} {version}".rstrip() if engine.address.kind != EMBEDDED else "a model of an engine"
+    )
     yield f"{engine.name}: {kind} serving {', '.join(report.models)}; {pools}, {size}"
     for advice in advice_of(engine):
         yield f"  {advice.problem}: {advice.remedy}"

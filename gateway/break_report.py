@@ -3,46 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
-import orjson
-
-from gateway.transport import Timeouts, Upstream, UpstreamCut, UpstreamRefused
-
-_FAMILIES = "/v1/turngate/families"
-_MAX_PAGE_BYTES = 64 * 2**20
+from gateway import fields
+from gateway.exchange import Json
+from gateway.remote import page
+from gateway.transport import Upstream
 
 
-class NotTold(Exception):
-    """The gateway did not say; the text says why."""
-
-
-async def families(upstream: Upstream, url: str, key: str, timeout_s: float) -> list[dict[str, Any]]:
+async def families(upstream: Upstream, url: str, key: str, timeout_s: float) -> list[Json]:
     """Families of the tenant of `key` (empty: none is sent). Raises NotTold."""
-    headers = [("Authorization", f"Bearer {key}")] if key else []
-    times = Timeouts(timeout_s, timeout_s, timeout_s)
-    try:
-        reply = await upstream.call("GET", url.rstrip("/").removesuffix("/v1") + _FAMILIES, headers, None, times)
-        body = await reply.read(_MAX_PAGE_BYTES)
-    except (UpstreamRefused, UpstreamCut) as error:
-        raise NotTold(f"{url} does not answer: {error}") from None
-    if reply.status == 401:
-        raise NotTold(f"{url} asks for a key: name it in `keys` of the configuration (--config)")
-    try:
-        found: list[dict[str, Any]] = orjson.loads(body)["families"]
-    except (orjson.JSONDecodeError, KeyError, TypeError):
-        raise NotTold(f"{url} is no Turngate: it answered {reply.status}") from None
-    return found
+    return fields.items(await page(upstream, url, "/v1/turngate/families", key, timeout_s), "families")
 
 
-def as_text(families: Iterable[dict[str, Any]]) -> str:
+def as_text(families: Iterable[Json]) -> str:
     """Two lines for each family that breaks, the most expensive first; for people."""
     broken = [row for row in families if row.get("prefix_breaks")]
     broken.sort(key=lambda row: -row["prefix_breaks"]["wasted_tokens"])
     return "\n".join(map(_lines, broken)) or "No prefix breaks: siblings share what they can."
 
 
-def _lines(row: dict[str, Any]) -> str:
+def _lines(row: Json) -> str:
     told = row["prefix_breaks"]
     last = told["last"]
     return (

@@ -77,8 +77,8 @@ class PrefixBreaks:
         tally.breaks += found.weight
         tally.wasted_tokens += wasted_tokens
         tally.last, tally.last_share = broken, broken.at_chars / max(1, chars)
-        self._metrics.prefix_breaks(broken.kind).inc(found.weight)
-        self._metrics.prefix_break_tokens(broken.kind).inc(wasted_tokens)
+        self._metrics.prefix_breaks.add(found.weight, broken.kind)
+        self._metrics.prefix_break_tokens.add(wasted_tokens, broken.kind)
 
     def joined(self, families: Iterable[Json], tenant: str | None) -> list[Json]:
         """Rows of a tenant's families with what breaks have cost them. A family that has no row gets one."""

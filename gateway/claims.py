@@ -8,8 +8,9 @@ too, and a proxy may add its own).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TypeAlias
+
+from policies.types import value
 
 _MAX_ID_CHARS = 255
 """A longer explicit id means no id (Bifrost's rule)."""
@@ -17,7 +18,7 @@ _MAX_ID_CHARS = 255
 Headers: TypeAlias = Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Claim:
     """What the headers say; nothing of it is believed before the prompt agrees."""
 
@@ -31,33 +32,28 @@ class Claim:
     """This client's agents offer tools with every turn, so a request without is a side request."""
 
 
-_NO_CLAIM = Claim()
-_SESSION_HEADERS = (
-    "x-turngate-session",
-    "x-dynamo-session-id",
-    "x-session-id",
-    "x-session-affinity",
-    "x-opencode-session",
-    "thread-id",
-    "session-id",
-    "session_id",
-    "x-claude-code-session-id",
+NO_CLAIM = Claim()
+_SESSION_HEADERS = frozenset(
+    (
+        "x-turngate-session",
+        "x-dynamo-session-id",
+        "x-session-id",
+        "x-session-affinity",
+        "x-opencode-session",
+        "thread-id",
+        "session-id",
+        "session_id",
+        "x-claude-code-session-id",
+    )
 )
 """Those of all schemas."""
 
 
 def read_claim(headers: Headers) -> Claim:
     """The first schema that is present. Header names are looked up in lower case."""
-    for name in _SESSION_HEADERS:
-        if name in headers:
-            break
-    else:
-        return _NO_CLAIM
-    for schema in _LADDER:
-        claim = schema(headers)
-        if claim.source:
-            return claim
-    return _NO_CLAIM
+    if _SESSION_HEADERS.isdisjoint(headers):
+        return NO_CLAIM
+    return next((claim for schema in _LADDER if (claim := schema(headers)).source), NO_CLAIM)
 
 
 def says_retry(headers: Headers) -> bool:
@@ -67,10 +63,10 @@ def says_retry(headers: Headers) -> bool:
 
 def whole_number(headers: Headers, name: str) -> int | None:
     """A header of at most nine digits; anything else reads as absent."""
-    if (value := headers.get(name)) is None:
+    if (text := headers.get(name)) is None:
         return None
-    value = value.strip()
-    return int(value) if value.isascii() and value.isdigit() and len(value) < 10 else None
+    text = text.strip()
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
 
 
 def _own(headers: Headers) -> Claim:
@@ -127,9 +123,9 @@ def _claim(
 
 def _id(headers: Headers, name: str) -> str | None:
     """None also for bytes that are no text: what they were arrives as surrogates."""
-    value = headers.get(name, "").strip()
-    return value if 0 < len(value) <= _MAX_ID_CHARS and _is_text(value) else None
+    text = headers.get(name, "").strip()
+    return text if 0 < len(text) <= _MAX_ID_CHARS and _is_text(text) else None
 
 
-def _is_text(value: str) -> bool:
-    return value.isascii() or not any("\ud800" <= char <= "\udfff" for char in value)
+def _is_text(text: str) -> bool:
+    return text.isascii() or not any("\ud800" <= char <= "\udfff" for char in text)

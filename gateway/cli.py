@@ -42,6 +42,7 @@ def parser() -> argparse.ArgumentParser:
     check = _command(commands, "check", "validate the configuration and say what it means")
     doctor = _command(commands, "doctor", "ask the engines what they are and what they honour")
     doctor.add_argument("--gateway", metavar="URL", help="ask a running gateway which prompts break their prefix")
+    _add_key(doctor)
     engine = _command(commands, "engine", "run the embedded engine alone: a model of one, for trying things out")
     for command in (serve, check, doctor):
         _add_engines(command)
@@ -118,6 +119,7 @@ def _command(commands: Any, name: str, text: str, epilog: str | None = None) -> 
 def _batches(commands: Any) -> argparse.ArgumentParser:
     batches = _command(commands, "batches", "show how the batches of a running gateway go")
     batches.add_argument("--gateway", metavar="URL", default="http://127.0.0.1:8080", help="(%(default)s)")
+    _add_key(batches)
     return batches
 
 
@@ -131,12 +133,10 @@ def _keys(commands: Any) -> None:
 def _top(commands: Any) -> argparse.ArgumentParser:
     top = _command(commands, "top", "watch a running gateway: its replicas, and what each session does")
     top.add_argument("--gateway", metavar="URL", default="http://127.0.0.1:8080", help="(%(default)s)")
-    top.add_argument(
-        "--key", metavar="REF", help="key to show, as env:NAME or file:PATH (default: one of the configuration)"
-    )
+    _add_key(top)
     top.add_argument("--once", action="store_true", help="print it once, without colour in a pipe")
     top.add_argument("--sort", choices=("phase", "age", "turn", "tokens", "family"), default="phase")
-    top.add_argument("--every", type=float, default=1.0, metavar="SECONDS", help="(%(default)s)")
+    top.add_argument("--every", type=float, default=1.0, metavar="SECONDS", help="between two looks (%(default)s)")
     return top
 
 
@@ -146,6 +146,14 @@ def _tools(commands: Any) -> argparse.ArgumentParser:
     tools.add_argument("name", nargs="?", help="of the tool to call")
     tools.add_argument("arguments", nargs="?", default="{}", help="its arguments, as a JSON object (%(default)s)")
     return tools
+
+
+def _add_key(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--key",
+        metavar="REF",
+        help="key to show the gateway, as env:NAME or file:PATH (default: those of the configuration)",
+    )
 
 
 def _add_engines(command: argparse.ArgumentParser) -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from gateway.section import Count, Port, Section, form
 
-from gateway.section import Count, Port, Section
-
-RedisUrl = Annotated[str, Field(pattern=r"^(rediss?|valkeys?|unix)://|^(env:[A-Za-z_][A-Za-z0-9_]*|file:.+)$")]
+RedisUrl = Annotated[
+    str,
+    form(
+        r"(rediss?|valkeys?|unix)://|(env:[A-Za-z_][A-Za-z0-9_]*|file:.+)$",
+        "redis://host:6379/0, or env:NAME or file:/path of what holds that",
+    ),
+]
 
 
 class Cluster(Section):

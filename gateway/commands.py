@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import errno
 import signal
 import sys
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -18,8 +19,11 @@ from gateway.settings import Settings
 
 if TYPE_CHECKING:
     from gateway.cluster.place import Place
+    from gateway.exchange import Json
+    from gateway.transport import Upstream
 
 _UNCONFIGURED = ("demo", "keys", "openapi")
+_REPORTS = ("doctor", "tools")
 KV_EVENTS_S = 0.5
 """How long `doctor` waits for the events of its own probes."""
 
@@ -40,7 +44,8 @@ def run(arguments: argparse.Namespace, flags: Mapping[str, Any]) -> int:
         from gateway.check_command import check
 
         return check(settings)
-    logs.setup(settings.logging)
+    is_report = arguments.command in _REPORTS  # it says itself what the log would say beside it
+    logs.setup(settings.logging.model_copy(update={"level": "error"}) if is_report else settings.logging)
     match arguments.command:
         case "serve" if arguments.worker:
             return _run_loop(serve_as_worker(settings, read))
@@ -55,10 +60,11 @@ def run(arguments: argparse.Namespace, flags: Mapping[str, Any]) -> int:
         case "top":
             return _run_loop(top(settings, arguments))
         case "batches":
-            return _run_loop(batches(settings, arguments.gateway))
+            return _run_loop(batches(settings, arguments.gateway, arguments.key))
         case _:
             asked = arguments.gateway
-            return _run_loop(doctor(settings) if asked is None else doctor_of_gateway(settings, asked))
+            told = doctor(settings) if asked is None else doctor_of_gateway(settings, asked, arguments.key)
+            return _run_loop(told)
 
 
 def unconfigured(arguments: argparse.Namespace) -> int:
@@ -80,9 +86,10 @@ def unconfigured(arguments: argparse.Namespace) -> int:
 
 async def supervise(settings: Settings, as_typed: Sequence[str]) -> int:
     """Runs several workers of the same command."""
+    from gateway.check_command import refuse_unstartable
     from gateway.cluster.supervisor import supervise as run_workers
 
-    config.refuse_exposure(settings)
+    refuse_unstartable(settings)
     try:
         return await run_workers(settings, as_typed)
     except OSError as error:
@@ -180,24 +187,12 @@ async def doctor(settings: Settings) -> int:
         return 0 if all(engine.is_up for engine in monitor.engines) else 1
 
 
-async def doctor_of_gateway(settings: Settings, url: str) -> int:
+async def doctor_of_gateway(settings: Settings, url: str, key: str | None = None) -> int:
     """Asks a running gateway, once for each tenant that has a key here, which prompts break their siblings'
     prefix; 1 when it does not say."""
     from gateway import break_report
-    from gateway.transports.aiohttp_upstream import AiohttpUpstream
 
-    keys = plain_keys(settings)
-    upstream = AiohttpUpstream()
-    try:
-        timeout_s = settings.probing.timeout_s
-        told = [await break_report.families(upstream, url, key, timeout_s) for key in keys.values()]
-        print(break_report.as_text(row for rows in told for row in rows))
-    except break_report.NotTold as error:
-        print(f"turngate: {error}", file=sys.stderr)
-        return 1
-    finally:
-        await upstream.close()
-    return 0
+    return await _told(settings, url, key, break_report.families, break_report.as_text)
 
 
 async def tools(settings: Settings, arguments: argparse.Namespace) -> int:
@@ -218,17 +213,30 @@ async def top(settings: Settings, arguments: argparse.Namespace) -> int:
     return await watch(settings, arguments)
 
 
-async def batches(settings: Settings, url: str) -> int:
+async def batches(settings: Settings, url: str, key: str | None = None) -> int:
     """Shows the batches of a running gateway, of each tenant that has a key here; 1 when it does not say."""
     from gateway.batches import report
+
+    return await _told(settings, url, key, report.batches, lambda rows: report.as_text(rows, time.time()))
+
+
+async def _told(
+    settings: Settings,
+    url: str,
+    key: str | None,
+    ask: Callable[[Upstream, str, str, float], Awaitable[list[Json]]],
+    as_text: Callable[[Iterable[Json]], str],
+) -> int:
+    """Prints what a running gateway says to each tenant that has a key here; 1 when it does not say. `key`: a
+    reference to the one to show instead. Raises ConfigError."""
+    from gateway.remote import NotTold
     from gateway.transports.aiohttp_upstream import AiohttpUpstream
 
-    keys = plain_keys(settings)
-    upstream = AiohttpUpstream()
+    keys = plain_keys(settings).values() if key is None else [config.secret(key)]
+    upstream, timeout_s = AiohttpUpstream(), settings.probing.timeout_s
     try:
-        told = [await report.batches(upstream, url, key, settings.probing.timeout_s) for key in keys.values()]
-        print(report.as_text((row for rows in told for row in rows), time.time()))
-    except report.NotTold as error:
+        print(as_text([row for shown in keys for row in await ask(upstream, url, shown, timeout_s)]))
+    except NotTold as error:
         print(f"turngate: {error}", file=sys.stderr)
         return 1
     finally:
@@ -261,5 +269,6 @@ def _run_loop(main: Coroutine[Any, Any, int]) -> int:
 
 def _cannot_start(error: OSError) -> int:
     where = f": {error.filename}" if error.filename else ""
-    print(f"turngate: cannot start: {error.strerror or error}{where}", file=sys.stderr)
+    hint = " (--port takes another, 0 any free one)" if error.errno == errno.EADDRINUSE else ""
+    print(f"turngate: cannot start: {error.strerror or error}{where}{hint}", file=sys.stderr)
     return 1

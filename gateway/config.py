@@ -56,7 +56,7 @@ def load(
             origins[path] = variable(path)
     for path, value in (flags or {}).items():
         if path not in leaves:
-            raise ConfigError(f"--set {path}: no such key{_did_you_mean(path, leaves)}")
+            raise ConfigError(f"--set {path}: no such key{did_you_mean(path, leaves)}")
         _put(tree, path, _parsed(value, leaves[path]) if isinstance(value, str) else value)
         origins[path] = "the command line"
     try:
@@ -84,7 +84,7 @@ def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
     a container platform may add some of its own."""
     known = [FILE_VARIABLE, *(variable(path) for path, _ in leaf_keys())]
     names = os.environ if environ is None else environ
-    return [n + _did_you_mean(n, known) for n in sorted(names) if n.startswith(PREFIX) and n not in known]
+    return [n + did_you_mean(n, known) for n in sorted(names) if n.startswith(PREFIX) and n not in known]
 
 
 def dump(settings: Settings) -> str:
@@ -139,27 +139,26 @@ def refuse_exposure(settings: Settings) -> None:
 def addresses(settings: Settings) -> list[EngineAddress]:
     """Every configured engine, those of the hosts file last; names are unique. An embedded one has no base URL
     yet. Raises ConfigError when there is none."""
-    entries = list(settings.engines)
-    if settings.hosts_file:
-        entries += [EngineEntry(url=url) for url in host_urls(_read_text(Path(settings.hosts_file)))]
-    if not entries:
+    listed = host_urls(_read_text(Path(settings.hosts_file))) if settings.hosts_file else []
+    found = [_address(entry) for entry in settings.engines]
+    found += [_address(EngineEntry(url=url), f"{settings.hosts_file}: ") for url in listed]
+    if not found:
         raise ConfigError(
             "no engine is configured: pass --engine vllm://host:8000, or list engines in turngate.yaml"
             " (to look around without a GPU: --engine embedded)"
         )
-    found = [_address(entry) for entry in entries]
     names = [address.name for address in found]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(f"two engines are called {twice[0]}: give one of them another `name`")
     return found
 
 
-def _address(entry: EngineEntry) -> EngineAddress:
+def _address(entry: EngineEntry, where: str = "") -> EngineAddress:
     try:
         key = secret(entry.api_key) if entry.api_key else None
         address = parse_address(entry.url, entry.name, key, entry.metrics_urls)
     except ValueError as error:
-        raise ConfigError(str(error)) from None
+        raise ConfigError(f"{where}{error}") from None
     return replace(address, kv_events=tuple(KvEventSource(one.url, one.replay_url) for one in entry.kv_events))
 
 
@@ -167,7 +166,8 @@ def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {error}") from None
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"cannot read {path}: {why}") from None
 
 
 def _read_file(path: Path) -> dict[str, Any]:
@@ -212,7 +212,7 @@ def _faults(error: ValidationError, origins: Mapping[str, str], file: str) -> It
         message = fault["msg"].removeprefix("Value error, ")
         if fault["type"] == "extra_forbidden":
             *parents, key = fault["loc"]
-            message = "no such key" + _did_you_mean(str(key), _keys_at(parents))
+            message = "no such key" + did_you_mean(str(key), _keys_at(parents))
         elif fault["type"] == "string_pattern_mismatch":  # what was written may be the secret itself
             message = "give a secret by reference, env:NAME or file:/path"
             if path.endswith(".key"):
@@ -232,7 +232,8 @@ def _keys_at(loc: list[int | str]) -> list[str]:
     return list(model.model_fields)
 
 
-def _did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a message about a name that is not known. Empty: nothing is alike."""
     close = get_close_matches(name, list(known), n=1)
     return f"; did you mean {close[0]}?" if close else ""
 

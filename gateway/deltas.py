@@ -6,6 +6,8 @@ with the same bytes before and behind it says nothing but its text.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import orjson
 
 from gateway.exchange import Reply
@@ -34,18 +36,25 @@ class Deltas:
         self._seen = (0, 0, 0)
         self._fruitless = 0
 
-    def take(self, event: bytes) -> bool:
-        """Whether the event is one more piece: then it is kept, and need not be read."""
+    def take(self, events: Sequence[bytes]) -> int:
+        """How many of the events, from the first on, are one more piece each: those are kept, and need not be
+        read."""
         before, behind = self._before, self._behind
-        if not before or not event.startswith(before) or not event.endswith(behind):
-            return False
-        piece = event[len(before) : -len(behind)]
-        # A quote would end the text, a backslash hides the quote behind it, and the two ends may overlap.
-        if b'"' in piece or piece.endswith(b"\\") or len(event) < len(before) + len(behind):
-            return False
-        self._pieces += piece
-        self._fruitless = 0
-        return True
+        if not before:
+            return 0
+        start, end = len(before), -len(behind)
+        num_taken = 0
+        for event in events:
+            if not event.startswith(before) or not event.endswith(behind) or len(event) < start - end:
+                break  # the two ends may overlap
+            piece = event[start:end]
+            if b'"' in piece or piece.endswith(b"\\"):
+                break  # a quote would end the text, a backslash hides the quote behind it
+            self._pieces += piece
+            num_taken += 1
+        if num_taken:
+            self._fruitless = 0
+        return num_taken
 
     def fold(self) -> None:
         """Before the reply is read into or read: put what was kept where it belongs, if it is JSON."""

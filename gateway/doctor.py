@@ -22,6 +22,13 @@ _TOOL_FLAGS = {
     "sglang": "--tool-call-parser NAME, the name being that of the model's format",
     "dynamo": "--dyn-tool-call-parser NAME on the worker, the name being that of the model's format",
 }
+_WHEN_DOWN = {
+    "does not accept connections": "start it; or write the host and port at which this machine reaches it",
+    "answered 401": "give the engine its key: engines: [{url: ..., api_key: env:NAME}]",
+    "answered 403": "give the engine its key: engines: [{url: ..., api_key: env:NAME}]",
+    "answered 404": "the address of its OpenAI-compatible server, without a path",
+}
+"""By what is said of the problem."""
 _KNOWS_TOOLS = "a model, and a server, that know tool calls"
 _NEWER = "a release that reads X-Data-Parallel-Rank, or one engine per rank"
 
@@ -76,7 +83,16 @@ def advice_of(engine: RunningEngine) -> tuple[Advice, ...]:
     """What its operator can change; nothing while it is down, nor of the embedded one, which has no flags."""
     if not engine.is_up or engine.engine.kind == EMBEDDED:
         return ()
+    if engine.abilities.looks_like:  # what else is found is about what it is not
+        return (_of_another_kind(engine.engine.kind, engine.abilities.looks_like),)
     return (*engine.engine.advice(engine.report, engine.abilities), *_of_every_kind(engine))
+
+
+def _of_another_kind(kind: str, found: str) -> Advice:
+    if found == "turngate":
+        return Advice("it is a gateway like this one, and no engine", "the engine's own address")
+    problem = f"its metrics are those of {found}: what is done for {found} is not done"
+    return Advice(problem, f"{found}:// in its address, not {kind}://")
 
 
 def _of_every_kind(engine: RunningEngine) -> Iterator[Advice]:
@@ -116,6 +132,7 @@ def _kv_events(engine: RunningEngine) -> str | None:
 def _block(row: dict[str, Any]) -> str:
     state = "up" if row["is_up"] else f"DOWN: {row['problem']}"
     lines = [f"{row['name']}  {row['kind']} {row['version']}".rstrip() + f"  {state}"]
+    lines += [f"    try: {remedy}" for sign, remedy in _WHEN_DOWN.items() if sign in (row["problem"] or "")]
     if row["is_up"]:
         lines += [f"  {label:<{_LABEL_CHARS}}{text}" for label, text in _facts(row)]
         lines += [f"  ! {found['problem']}\n    try: {found['remedy']}" for found in row["advice"]]

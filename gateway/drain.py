@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 from gateway.errors import Failure, Refused
 from gateway.exchange import Outcome
+
+LOG = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 1.0
 """Another gateway, or the next process of this one, takes over about as soon."""
@@ -32,11 +35,12 @@ class Drain:
         """Returns when nothing is under way any more, or when the time is over."""
         self._is_idle = asyncio.Event()
         if self.num_running:
+            LOG.info("stopping: %d requests under way may take %g s more", self.num_running, grace_s)
             try:
                 async with asyncio.timeout(grace_s):
                     await self._is_idle.wait()
-            except TimeoutError:
-                pass  # what still runs is cancelled with its connection
+            except TimeoutError:  # what still runs is cancelled with its connection
+                LOG.warning("stopping: %d requests are cut off, their time is over", self.num_running)
 
 
 def stopping() -> Refused:

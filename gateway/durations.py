@@ -12,23 +12,19 @@ from prometheus_client.utils import floatToGoString
 
 
 class Durations:
-    """What was observed under one label set. Owned by the event loop's thread."""
+    """What was observed under one label set."""
 
-    __slots__ = ("_bounds", "counts", "sum_s")
+    __slots__ = ("counts", "sum_s")
 
-    def __init__(self, bounds_s: Sequence[float]) -> None:
-        self._bounds = bounds_s
-        self.counts = [0] * (len(bounds_s) + 1)
+    def __init__(self, num_bounds: int) -> None:
+        self.counts = [0] * (num_bounds + 1)
         """Of each bucket alone; the last has no upper bound."""
         self.sum_s = 0.0
 
-    def observe(self, seconds: float) -> None:
-        self.counts[bisect_left(self._bounds, seconds)] += 1
-        self.sum_s += seconds
-
 
 class Histogram(Collector):
-    """Durations by label set. The library's own takes a lock for each number, which costs ten times as much."""
+    """Durations by label set, of which there are few. Owned by the event loop's thread: the library's own takes a
+    lock for each number, which costs ten times as much."""
 
     def __init__(self, name: str, text: str, bounds_s: Sequence[float], labels: Sequence[str] = ()) -> None:
         self._name, self._text, self._labels = name, text, labels
@@ -36,11 +32,14 @@ class Histogram(Collector):
         self._limits = [*map(floatToGoString, bounds_s), "+Inf"]
         self._children: dict[tuple[str, ...], Durations] = {}
         if not labels:
-            self.labels()
+            self._children[()] = Durations(len(bounds_s))
 
-    def labels(self, *labels: str) -> Durations:
-        """Those under these labels."""
-        return self._children.setdefault(labels, Durations(self._bounds))
+    def observe(self, seconds: float, *labels: str) -> None:
+        seen = self._children.get(labels)
+        if seen is None:
+            seen = self._children[labels] = Durations(len(self._bounds))
+        seen.counts[bisect_left(self._bounds, seconds)] += 1
+        seen.sum_s += seconds
 
     def describe(self) -> Iterable[HistogramMetricFamily]:
         return [self._family()]

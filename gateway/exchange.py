@@ -7,10 +7,11 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from policies.breaks import Found
-from policies.types import Blocks, Dispatch, TurnKind, Usage
+from policies.types import Blocks, Dispatch, TurnKind, Usage, value
 
 if TYPE_CHECKING:
     from gateway.dialects.base import Dialect
+    from gateway.errors import Failure
     from gateway.limits.allowance import Allowance
     from gateway.toolloop.loop import ToolLoop
     from gateway.tracing import Trace
@@ -41,7 +42,7 @@ class Outcome(StrEnum):
     GATEWAY_ERROR = "gateway_error"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Recognition:
     """Who sent this request, how that was found, and how sure it is."""
 
@@ -102,7 +103,7 @@ class Timings:
     finished_at: float | None = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Exchange:
     """One client request from the first byte to the last; owned by its handler task alone."""
 
@@ -151,3 +152,5 @@ class Exchange:
     is_delivered: bool = False
     """Whether its client was sent a stream up to the event that ends the answer. Some leave right after it."""
     outcome: Outcome | None = None
+    failure: Failure | None = None
+    """What its client was told instead of an answer."""

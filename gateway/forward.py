@@ -64,7 +64,8 @@ class ModelCall:
         kind = self._target.engine.engine
         exchange.engine_kind = kind.kind
         self._repair = kind.repaired(exchange.request.path, exchange.body)
-        exchange.notes += [note for note in self._repair.notes if note not in exchange.notes]
+        if self._repair.notes:
+            exchange.notes += [note for note in self._repair.notes if note not in exchange.notes]
 
     @property
     def engine(self) -> RunningEngine:
@@ -73,32 +74,24 @@ class ModelCall:
     def __enter__(self) -> ModelCall:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         if self._exchange.trace is not None:
             self._exchange.trace.asked(self._exchange)
+        fault = error.fault if isinstance(error, EngineFailed) else None
         if self._answer is not None:
             self._answer.close()
-            if self._answer.fault is not None:
-                self._faulted(self._answer.fault)
-
-    async def begin(self) -> Answer:
-        """The answer, begun. Raises EngineFailed."""
-        try:
-            answer = await self._begin()
-        except EngineFailed as failed:
-            if failed.fault is not None:
-                self._faulted(failed.fault)
-            raise
-        self._forward.monitor.worked(self._replica_id)
-        return answer
+            fault = fault or self._answer.fault
+        if fault is not None:
+            self._faulted(fault)
 
     def _faulted(self, fault: Fault) -> None:
         self._forward.observer.faulted(self._target.engine.name, fault)
         if fault not in OVERLOADS:
             self._forward.monitor.erred(self._replica_id)
 
-    async def _begin(self) -> Answer:
-        """A 400 about what is ours, or what we may lower, is repaired and asked again. Raises EngineFailed."""
+    async def begin(self) -> Answer:
+        """The answer, begun. A 400 about what is ours, or what we may lower, is repaired and asked again. Raises
+        EngineFailed."""
         abilities = self._target.engine.abilities
         bound, refused, pool = self._bound_before(), frozenset[str](), self._target.pool
         for _ in range(MAX_REPAIRS + 1):
@@ -110,7 +103,9 @@ class ModelCall:
                     raise
                 last = failed
             else:
-                abilities.remember(refused, call.added)
+                if refused:
+                    abilities.remember(refused, call.added)
+                self._forward.monitor.worked(self._replica_id)
                 return answer
             if more := self._refused_fields(call, last) - refused:
                 refused |= more - {call.added.pin}
@@ -142,15 +137,14 @@ class ModelCall:
 
     def _call(self, bound: Bound | None, refused: frozenset[str], pool: str) -> Call:
         exchange, engine, observer = self._exchange, self._target.engine, self._forward.observer
-        abilities = engine.abilities
+        abilities, request = engine.abilities, exchange.request
         if refused:
             abilities = replace(abilities, refused_fields=abilities.refused_fields | refused)
-        request = exchange.request
         asked = Asked(request.path, exchange.body, self._hints, pool, exchange.may_prioritise, request.headers)
         added = engine.engine.outgoing(asked, abilities)
         observer.hinted(engine.name, added.hint_names, "sent")
-        if gone := added.drop | added.drop_headers:
-            observer.hinted(engine.name, gone, "dropped")
+        if added.drop or added.drop_headers:
+            observer.hinted(engine.name, added.drop | added.drop_headers, "dropped")
         return turn_call(exchange, engine, salted(exchange, added), self._repair, bound)
 
     def _refused_fields(self, call: Call, failed: EngineFailed) -> frozenset[str]:
@@ -163,8 +157,7 @@ class ModelCall:
     def _bound_before(self) -> Bound | None:
         exchange = self._exchange
         max_model_len = self._target.engine.report.max_model_len.get(exchange.engine_model)
-        asked_tokens = _asked_tokens(exchange)
-        if max_model_len is None or asked_tokens is None:
+        if max_model_len is None or (asked_tokens := _asked_tokens(exchange)) is None:
             return None
         bound = fitting.before_asking(asked_tokens, _chars(exchange), max_model_len, _may_omit(exchange))
         return _noted(exchange, bound)

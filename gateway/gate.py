@@ -37,6 +37,7 @@ Listener: TypeAlias = Callable[[Fact, list[Decision], float, float], None]
 """Sees every fact with its decisions, its time, and the seconds that deciding took: metrics, the log of facts."""
 
 
+_ERRANDS = (WarmUp, Release)
 KEPT_AGE_S = 600.0
 """A client that asks again within this time after its first request waits no longer for having asked twice."""
 MOST_KEPT = 10_000
@@ -67,7 +68,8 @@ class Place:
         self.decided: Dispatch | Rejected | TurnedAway | None = None
         """None: it waits."""
         self._news: asyncio.Event | None = None
-        self._left = Left(turn.id, Ending.CANCELLED)
+        self._left: Left | None = None
+        """None: nobody has said how it ended."""
 
     def __enter__(self) -> Place:
         try:
@@ -86,16 +88,19 @@ class Place:
         if self._news is not None:
             self._news.set()
 
-    async def granted(self, timeout_s: float | None) -> Dispatch | None:
-        """Wait for a replica; None when it is still queued after `timeout_s`. Raises Rejected, TurnedAway."""
+    def granted(self) -> Dispatch | None:
+        """Its replica; None while it is queued. Raises Rejected, TurnedAway."""
+        if isinstance(self.decided, Exception):
+            raise self.decided
+        return self.decided
+
+    async def decision(self, timeout_s: float | None) -> None:
+        """Returns once there is one, or after `timeout_s`."""
         if self.decided is None:
             self._news = self._news or asyncio.Event()
             with suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
                     await self._news.wait()
-        if isinstance(self.decided, Exception):
-            raise self.decided
-        return self.decided
 
     def expected_wait_s(self) -> float:
         """The Scheduler's estimate of the wait that is left."""
@@ -117,7 +122,7 @@ class Place:
 
     @property
     def last_fact(self) -> Left:
-        return self._left
+        return self._left or Left(self._turn_id, Ending.CANCELLED)
 
 
 class Gate:
@@ -132,7 +137,8 @@ class Gate:
     ) -> None:
         self._scheduler = scheduler
         self._clock = clock
-        self._listener = listener
+        self.listener = listener
+        """May be set once, before the first fact."""
         self._errand = errand
         """Carries out what is decided about no turn."""
         self._places: dict[TurnId, Place] = {}
@@ -143,8 +149,8 @@ class Gate:
 
     def turn(self, turn: Turn, has_begun: bool = False) -> Place:
         """A place for a turn. `has_begun`: its answer has parts already."""
-        first_at = self._given_up.pop(turn.session_id, turn.arrived_at)
-        if turn.arrived_at - KEPT_AGE_S < first_at < turn.arrived_at:
+        first_at = self._given_up.pop(turn.session_id, None)
+        if first_at is not None and turn.arrived_at - KEPT_AGE_S < first_at < turn.arrived_at:
             turn = replace(turn, arrived_at=first_at)
         return Place(self, turn, has_begun)
 
@@ -172,8 +178,8 @@ class Gate:
         """Pass a fact on and carry out what the Scheduler decides."""
         now = self._clock()
         decisions, wake_at = self._scheduler.tell(fact, now)
-        if self._listener is not None:
-            self._listener(fact, decisions, now, self._clock() - now)
+        if self.listener is not None:
+            self.listener(fact, decisions, now, self._clock() - now)
         for decision in decisions:
             self._carry_out(decision)
         if wake_at != self._wake_at:
@@ -193,7 +199,7 @@ class Gate:
         self._wake_at = None
 
     def _carry_out(self, decision: Decision) -> None:
-        if isinstance(decision, WarmUp | Release):
+        if isinstance(decision, _ERRANDS):
             if self._errand is not None:
                 self._errand(decision)
             return

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-import secrets
-from collections.abc import Callable, Collection
+import os
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -33,7 +33,7 @@ from gateway.limits.body import too_many
 from gateway.lists.answer import Lists
 from gateway.monitor import Monitor
 from gateway.observe import Observer
-from gateway.plain import PlainCalls, no_such_answer, serves_path
+from gateway.plain import PlainCalls, no_such_answer
 from gateway.routes import methods_of
 from gateway.sessions import Sessions
 from gateway.settings import Settings
@@ -48,6 +48,7 @@ RESPONSES = "/v1/responses"
 JSON_TYPE = ("Content-Type", "application/json")
 LEAST_RETRY_AFTER_S = 1.0
 _RETRYABLE = frozenset((429, 503, 529))
+_NONE: frozenset[ReplicaId] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,26 +76,25 @@ class Path:
     trail: Trail | None = None
     """Where sessions were at other members. None: there are none."""
 
-    async def handle(self, request: Request, responder: Responder) -> None:
+    def handle(self, request: Request, responder: Responder) -> Awaitable[None]:
         """A `transport.Handler`."""
-        path = request.path
+        path, method = request.path, request.method
         dialect = BY_PATH.get(path)
-        if dialect is not None and request.method == "POST":
-            await self._exchange(dialect, request, responder)
-        elif path == RESPONSES and request.headers.get("Upgrade", "").lower() == "websocket":
+        if dialect is not None and method == "POST":
+            return self._exchange(dialect, request, responder)
+        if path == RESPONSES and request.headers.get("upgrade", "").lower() == "websocket":
             failure = Failure(426, "invalid_request_error", "There are no websockets here: POST to this path.")
-            await responder.reply(*_told(BY_PATH[path], failure, [("Upgrade", "HTTP/1.1")]))
-        elif path.startswith(RESPONSES + "/") and request.method in methods_of(path):
-            await self._exchange(BY_PATH[RESPONSES], request, responder)
-        elif dialect is not None:
-            failure = Failure(405, "invalid_request_error", f"{path} takes POST, not {request.method}.")
-            await responder.reply(*_told(dialect, failure, [("Allow", "POST")]))
-        else:
-            await self.admin.handle(request, responder)
+            return responder.reply(*_told(BY_PATH[path], failure, [("Upgrade", "HTTP/1.1")]))
+        if path.startswith(RESPONSES + "/") and method in methods_of(path):
+            return self._exchange(BY_PATH[RESPONSES], request, responder)
+        if dialect is not None:
+            failure = Failure(405, "invalid_request_error", f"{path} takes POST, not {method}.")
+            return responder.reply(*_told(dialect, failure, [("Allow", "POST")]))
+        return self.admin.handle(request, responder)
 
     async def _exchange(self, dialect: Dialect, request: Request, responder: Responder) -> None:
         """Law: however this ends, `finished` is told once, with one outcome."""
-        exchange = Exchange(secrets.token_hex(16), request, dialect, "", Timings(self.clock()))
+        exchange = Exchange(os.urandom(16).hex(), request, dialect, "", Timings(self.clock()))
         self.observer.began(exchange)
         is_clients = not isinstance(request, InProcessRequest)
         self.drain.num_running += is_clients
@@ -104,7 +104,7 @@ class Path:
                     raise stopping()
                 await self._serve(exchange, responder)
             except Refused as refused:
-                exchange.outcome = refused.outcome
+                exchange.outcome, exchange.failure = refused.outcome, refused.failure
                 await self._refuse(exchange, responder, refused)
         except (asyncio.CancelledError, ConnectionError):
             exchange.outcome = Outcome.ANSWERED if exchange.is_delivered else Outcome.CLIENT_GONE
@@ -121,23 +121,30 @@ class Path:
             self.drain.left(is_clients)
 
     async def _serve(self, exchange: Exchange, responder: Responder) -> None:
-        caller = await self.keys.known(exchange.request.headers)
+        request, limit_bytes = exchange.request, self.settings.limits.body_bytes
+        caller = self.keys.at_once(request.headers) or await self.keys.known(request.headers)
         exchange.tenant, exchange.may_prioritise = caller.tenant, caller.may_prioritise
         exchange.key_id, exchange.cache_salt = caller.id, caller.cache_salt
         exchange.urgency, exchange.weight = caller.urgency, caller.weight
-        exchange.allowance = self.limiter.allowance(caller.terms)
-        if exchange.allowance is not None and not isinstance(exchange.request, InProcessRequest):
-            exchange.allowance.enter()  # a part of a list has entered with its list, lines of batches are paced
-        if exchange.request.path not in BY_PATH:
-            exchange.raw = await self._read(exchange.request)
+        if caller.terms is not None:
+            exchange.allowance = self.limiter.allowance(caller.terms)
+            if not isinstance(request, InProcessRequest):
+                exchange.allowance.enter()  # a list has entered for its parts, and lines of batches are paced
+        try:
+            exchange.raw = await request.read(limit_bytes)
+        except BodyTooLarge:
+            text = f"The body is longer than {limit_bytes} bytes (limits.body_bytes)."
+            raise Refused(Outcome.BAD_REQUEST, Failure(413, "invalid_request_error", text)) from None
+        if request.path not in BY_PATH:
             await self.plain.answer_stored(exchange, responder)
             return
-        await self._parse(exchange)
+        self._parse(exchange)
         exchange.engine_model = self._engine_model(exchange.asked_model)
-        if not may_use(caller.models, exchange.engine_model):
-            raise model_not_allowed(caller, exchange.asked_model)
-        if "*" not in caller.models and not says_one_model(exchange.raw):
-            exchange.raw = splice(exchange.raw, exchange.body, {"model": exchange.asked_model}, ())
+        if "*" not in caller.models:
+            if not may_use(caller.models, exchange.engine_model):
+                raise model_not_allowed(caller, exchange.asked_model)
+            if not says_one_model(exchange.raw):
+                exchange.raw = splice(exchange.raw, exchange.body, {"model": exchange.asked_model}, ())
         if self.lists.takes(exchange):
             await self.lists.answer(exchange, responder, self.handle)
             return
@@ -155,14 +162,13 @@ class Path:
         if who.kind is TurnKind.SIDE and isinstance(exchange.request, InProcessRequest):
             who = replace(who, kind=TurnKind.SINGLE)  # a title is asked for by a client: ours pass the gate
         exchange.recognition = who
-        exchange.timings.recognised_at = self.clock()
-        self.sessions.recognised(exchange, exchange.timings.recognised_at)
+        now = exchange.timings.recognised_at = self.clock()
+        self.sessions.recognised(exchange, now)
         self.breaks.recognised(exchange, script, exchange.engine_model in self.identity.tools_first)
-        side_model = self.settings.models.side_model
         is_complete = False
         try:
-            if who.kind is TurnKind.SIDE and side_model is not None:
-                exchange.engine_model = self._engine_model(side_model)
+            if who.kind is TurnKind.SIDE and self.settings.models.side_model is not None:
+                exchange.engine_model = self._engine_model(self.settings.models.side_model)
             turn = self._turn(exchange, who)
             if self.toolbox is not None:
                 turn = self.toolbox.begin(turn, exchange, allowed_tools)
@@ -172,29 +178,24 @@ class Path:
             is_complete = exchange.is_delivered
             raise
         finally:
-            self.identity.answered(exchange, is_complete, self.clock())
-            if exchange.loop is not None:
-                exchange.loop.answered(is_complete)
-            self.sessions.finished(exchange, self.clock())
-            self.breaks.finished(exchange)
-            if self.trail is not None:
-                self.trail.ran(exchange)
-            if exchange.reply.id and exchange.dispatch is not None and exchange.dialect.name == "responses":
-                self.homes.remember(exchange.tenant, exchange.reply.id, exchange.dispatch.replica_id)
+            self._turn_ended(exchange, is_complete, self.clock())
         if who.is_final:
             self.gate.tell(SessionEnded(who.session_id))
 
-    async def _read(self, request: Request) -> bytes:
-        limit_bytes = self.settings.limits.body_bytes
-        try:
-            return await request.read(limit_bytes)
-        except BodyTooLarge:
-            text = f"The body is longer than {limit_bytes} bytes (limits.body_bytes)."
-            raise Refused(Outcome.BAD_REQUEST, Failure(413, "invalid_request_error", text)) from None
+    def _turn_ended(self, exchange: Exchange, is_complete: bool, now: float) -> None:
+        self.identity.answered(exchange, is_complete, now)
+        if exchange.loop is not None:
+            exchange.loop.answered(is_complete)
+        self.sessions.finished(exchange, now)
+        if exchange.prefix_break is not None:
+            self.breaks.finished(exchange)
+        if self.trail is not None:
+            self.trail.ran(exchange)
+        if exchange.reply.id and exchange.dispatch is not None and exchange.dialect.name == "responses":
+            self.homes.remember(exchange.tenant, exchange.reply.id, exchange.dispatch.replica_id)
 
-    async def _parse(self, exchange: Exchange) -> None:
+    def _parse(self, exchange: Exchange) -> None:
         dialect = exchange.dialect
-        exchange.raw = await self._read(exchange.request)
         try:
             body = orjson.loads(exchange.raw)
         except orjson.JSONDecodeError as error:
@@ -211,16 +212,10 @@ class Path:
         exchange.body = body
         exchange.asked_model = fields.text(body, "model") or ""
         exchange.wants_stream = fields.flag(body, "stream")
-        exchange.wants_usage = dialect.wants_usage(body)
+        exchange.wants_usage = exchange.wants_stream and dialect.wants_usage(body)
 
     def _engine_model(self, asked: str) -> str:
-        served = {name for engine in self.monitor.engines if engine.is_up for name in engine.report.models}
-        name = models.engine_model(asked, self.settings.models, served)
-        if name is None:
-            text = f"The model {asked!r} does not exist here. Served: {', '.join(sorted(served))}."
-            failure = Failure(404, "not_found_error", text, param="model", code="model_not_found")
-            raise Refused(Outcome.NOT_FOUND, failure)
-        return name
+        return models.served_as(asked, self.settings.models, self.monitor.engines)
 
     def wrong_model(self, asked: str) -> str | None:
         """Why nothing serves a model; None where something does."""
@@ -261,12 +256,13 @@ class Path:
 
     def _unable(self, exchange: Exchange) -> frozenset[ReplicaId]:
         """Replicas that are known not to serve its path as its key wants. Raises Refused when none is left."""
-        path = exchange.request.path
-        unable = [engine for engine in self.monitor.engines if not serves_path(engine, path)]
-        if unable and len(unable) == len(self.monitor.engines):
+        path, engines = exchange.request.path, self.monitor.engines
+        unable = [one for one in engines if one.abilities.paths is not None and path not in one.abilities.paths]
+        if unable and len(unable) == len(engines):
             raise engine_errors.lacks_path(unable[0].name, path)
-        unable += leaking(exchange, self.monitor.engines)
-        return frozenset(id_ for engine in unable for id_ in engine.replica_ids)
+        if exchange.cache_salt:
+            unable += leaking(exchange, engines)
+        return frozenset([id_ for engine in unable for id_ in engine.replica_ids]) if unable else _NONE
 
     async def _refuse(self, exchange: Exchange, responder: Responder, refused: Refused) -> None:
         """As a status while nothing has been sent; after that as an event, and never with a clean end."""

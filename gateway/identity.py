@@ -23,6 +23,8 @@ _MIN_ID_CHARS = 9
 _MIN_TEXT_CHARS = 12
 """Shorter answers ("Done.") occur by chance."""
 _MARK_CHARS = 48
+LEAST_CUT_BYTES = 2048
+"""A smaller body is read anew in less time than it takes to find out what of it is known."""
 MAX_TOOL_LISTS = 256
 MAX_KEYS = 10_000
 _STEPS_USED_UP = b"MAXIMUM STEPS REACHED"
@@ -73,7 +75,8 @@ class Identity:
     def script(self, exchange: Exchange) -> Script:
         """The conversation of a request. What another one has begun with, byte for byte, is not read again."""
         dialect = exchange.dialect
-        raw = self._cutter.cut(exchange.raw) if dialect.conversation_key else None
+        is_cut = dialect.conversation_key and len(exchange.raw) >= LEAST_CUT_BYTES
+        raw = self._cutter.cut(exchange.raw) if is_cut else None
         if raw is None:
             return dialect.script(exchange.body)
         key = (exchange.tenant, raw.tools)
@@ -85,7 +88,8 @@ class Identity:
                 self._tools.popitem(last=False)
         messages, items = script.messages, raw.items[script.num_system :]
         if isinstance(messages, Texts) and len(items) == len(messages):
-            last = hash((self._key(exchange), dialect.name, self._cutter.fingerprint(script.system)))
+            scope = exchange.tenant, exchange.engine_model or exchange.asked_model
+            last = hash((*scope, dialect.name, self._cutter.fingerprint(script.system)))
             messages.fingerprints = [last := hash((last, item)) for item in items]
         return script
 
@@ -116,7 +120,7 @@ class Identity:
 
     def residency(self, exchange: Exchange, script: Script) -> tuple[Blocks, int]:
         """Residency chain and length of a prompt that an engine gets in the place of the recognised one."""
-        call = self._call(exchange, script, Claim(), None)
+        call = self._call(exchange, script)
         shared = (*call.tools, call.system) if call.tools_first else (call.system, *call.tools)
         return chains.block_chain(call.key, (*shared, *call.messages)), call.num_chars
 
@@ -124,27 +128,31 @@ class Identity:
         """The exchange is over; `is_complete`: its client got a whole answer. More than one call is harmless."""
         sighting = self._open.pop(exchange.id, None)
         if sighting is not None:
-            reply = exchange.reply
-            self._lineage.answered(sighting, is_complete, _marks(reply), now, _said(reply))
+            marks, said = _left_behind(exchange.reply)
+            self._lineage.answered(sighting, is_complete, marks, now, said)
 
-    def _call(self, exchange: Exchange, script: Script, claim: Claim, group: str | None) -> Call:
-        tenant = exchange.tenant.encode()
+    def _call(
+        self, exchange: Exchange, script: Script, claim: Claim = claims.NO_CLAIM, group: str | None = None
+    ) -> Call:
+        model, messages = exchange.engine_model or exchange.asked_model, script.messages
+        if isinstance(messages, Texts) and not messages.fingerprints:
+            messages = messages[:]  # all are looked at
         return Call(
-            key=self._key(exchange),
+            key=self._key(exchange.tenant, model),
             tools=script.tools,
             system=script.system,
-            messages=script.messages,
-            name=self._name(tenant, claim.session),
-            parent=self._name(tenant, claim.parent),
+            messages=messages,
+            name=self._name(exchange.tenant, claim.session) if claim.session is not None else None,
+            parent=self._name(exchange.tenant, claim.parent) if claim.parent is not None else None,
             group=group.encode() if group else None,
             says_retry=claims.says_retry(exchange.request.headers),
             expects_tools=claim.expects_tools,
-            tools_first=_model(exchange) in self.tools_first,
+            tools_first=model in self.tools_first,
         )
 
-    def _key(self, exchange: Exchange) -> bytes:
+    def _key(self, tenant: str, model: str) -> bytes:
         """Of all hashes of a tenant's prompts to a model."""
-        scope = exchange.tenant, _model(exchange)
+        scope = tenant, model
         key = self._keys.get(scope)
         if key is None:
             if len(self._keys) >= MAX_KEYS:
@@ -153,14 +161,10 @@ class Identity:
             key = self._keys[scope] = hashed.to_bytes(8, "big") + self._secret[:32]
         return key
 
-    def _name(self, tenant: bytes, id_: str | None) -> str | None:
+    def _name(self, tenant: str, id_: str) -> str:
         """The id as the rest of the gateway sees it. Not by model, so that a title asked of a small model stays
         with its session; agents on two models under one id are two sessions by their chains, which are."""
-        return None if id_ is None else chains.name(self._secret, tenant, id_.encode())
-
-
-def _model(exchange: Exchange) -> str:
-    return exchange.engine_model or exchange.asked_model
+        return chains.name(self._secret, tenant.encode(), id_.encode())
 
 
 def _source(sighting: Sighting, claim: Claim, group: str | None) -> str:
@@ -178,21 +182,18 @@ def _confidence(sighting: Sighting) -> float:
     return 1.0 if sighting.rule in _AGREEING else min(0.9, alone + 0.1)
 
 
-def _marks(reply: Reply) -> tuple[bytes, ...]:
-    """What the client will send back of this answer: call ids come back verbatim from every client, text from its
-    end, because reasoning is taken off its start."""
-    if reply.tool_calls:
-        return tuple(orjson.dumps(call.id)[1:-1] for call in reply.tool_calls if len(call.id) >= _MIN_ID_CHARS)
-    text = reply.text.strip()
-    return (orjson.dumps(text[-_MARK_CHARS:])[1:-1],) if len(text) >= _MIN_TEXT_CHARS else ()
+def _left_behind(reply: Reply) -> tuple[tuple[bytes, ...], bytes]:
+    """What the client will send back of this answer, and the answer as JSON text.
 
-
-def _said(reply: Reply) -> bytes:
-    """The answer as JSON text; what it calls, where it hardly says anything."""
-    text = reply.text.strip()
-    if len(text) < _MIN_TEXT_CHARS:
-        text = "\n".join(call.arguments for call in reply.tool_calls)
-    return orjson.dumps(text)[1:-1]
+    Call ids come back verbatim from every client, text from its end, because reasoning is taken off its start. A
+    text that hardly says anything is as good as none: then the answer is what it calls.
+    """
+    text, calls = reply.text.strip(), reply.tool_calls
+    says_much = len(text) >= _MIN_TEXT_CHARS
+    said = orjson.dumps(text if says_much else "\n".join([call.arguments for call in calls]))[1:-1]
+    if calls:
+        return tuple([orjson.dumps(call.id)[1:-1] for call in calls if len(call.id) >= _MIN_ID_CHARS]), said
+    return (orjson.dumps(text[-_MARK_CHARS:])[1:-1],) if says_much else (), said
 
 
 def _is_out_of_steps(script: Script) -> bool:

@@ -14,7 +14,7 @@ from gateway.faults import Fault, NoAnswer, of_break
 from gateway.outgoing import Call, end_to_end
 from gateway.relay import StreamRelay, read_into
 from gateway.sse import EventTooLong
-from gateway.transport import Direct, HeaderList, Pushing, Responder, UpstreamCut, UpstreamReply
+from gateway.transport import HOP_BY_HOP, Direct, HeaderList, Pushing, Responder, UpstreamCut, UpstreamReply
 
 MAX_BODY_BYTES = 256 * 2**20
 """Of an answer that is not streamed. It is read whole before its first byte goes out, so a cut can be hidden."""
@@ -23,6 +23,7 @@ _NOT_RELAYED = frozenset(
     (
         *("content-length", "date", "server", "x-request-id", "set-cookie", "www-authenticate"),
         *("openai-organization", "openai-project", "anthropic-organization-id"),
+        *HOP_BY_HOP,
         *(f"x-ratelimit-{what}-{of}" for what in ("limit", "remaining", "reset") for of in ("requests", "tokens")),
     )
 )
@@ -112,11 +113,11 @@ class Answer:
         """Pieces of text go straight through while the client keeps up; the rest is looked at here."""
         reply, direct = self._reply, responder if isinstance(responder, Direct) else None
 
-        def sink(chunk: bytes) -> bool:
-            if direct is None or not direct.is_ready or not relay.passes(chunk):
-                return False
-            direct.write_now(chunk)
-            return True
+        def sink(chunks: list[bytes]) -> int:
+            if direct is None or not direct.is_ready or not (num_passing := relay.passing(chunks)):
+                return 0
+            direct.write_now(chunks[0] if num_passing == 1 else b"".join(chunks[:num_passing]))
+            return num_passing
 
         while relay.failure is None:
             if direct is not None and isinstance(reply, Pushing):
@@ -163,4 +164,5 @@ class Answer:
 
 def headers_for_client(reply: UpstreamReply, ours: HeaderList) -> list[tuple[str, str]]:
     """The engine's headers that concern the client, and ours."""
-    return [pair for pair in end_to_end(reply.header_list) if pair[0].lower() not in _NOT_RELAYED] + [*ours]
+    theirs = end_to_end(reply.header_list) if "connection" in reply.headers else reply.header_list
+    return [pair for pair in theirs if pair[0].lower() not in _NOT_RELAYED] + [*ours]

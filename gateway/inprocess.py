@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
-from gateway.transport import BodyTooLarge, Handler, HeaderList, Headers
+from gateway.transport import BodyTooLarge, Handler, HeaderList, by_name
 
 LOG = logging.getLogger(__name__)
 FAILED = (
@@ -23,7 +23,7 @@ class InProcessRequest:
     def __init__(self, path: str, header_list: HeaderList, body: bytes) -> None:
         self.path = path
         self.header_list = header_list
-        self.headers: Mapping[str, str] = Headers(header_list)
+        self.headers: Mapping[str, str] = by_name(header_list)
         self._body = body
 
     async def read(self, limit_bytes: int) -> bytes:
@@ -41,7 +41,7 @@ class InProcessResponder:
     def __init__(self, each: Callable[[bytes], Awaitable[None]] | None = None) -> None:
         self._each = each
         self.status = 0
-        self.headers: Mapping[str, str] = Headers(())
+        self.headers: Mapping[str, str] = {}
         self.body = b""
         self.is_whole = False
         """Whether the answer came to its clean end."""
@@ -56,7 +56,7 @@ class InProcessResponder:
         self.is_whole = True
 
     async def start(self, status: int, headers: HeaderList) -> None:
-        self.status, self.headers = status, Headers(headers)
+        self.status, self.headers = status, by_name(headers)
 
     async def write(self, data: bytes) -> None:
         if self._each is not None:

@@ -17,9 +17,10 @@ MAX_CLIENT_CHARS = 512
 
 
 def leaking(exchange: Exchange, engines: Sequence[RunningEngine]) -> list[RunningEngine]:
-    """Engines that would answer this request from a cache that others share. Raises Refused when all would."""
+    """Engines that would answer a request that has a salt from a cache that others share. Raises Refused when all
+    would."""
     path = exchange.request.path
-    found = [one for one in engines if exchange.cache_salt and path not in one.engine.salt_paths]
+    found = [one for one in engines if path not in one.engine.salt_paths]
     if found and len(found) == len(engines):
         text = f"This key asks for a prefix cache of its own (isolate_cache), which no engine here has on {path}."
         raise Refused(Outcome.FORBIDDEN, Failure(403, "permission_error", text, code="cache_not_isolated"))

@@ -56,9 +56,15 @@ class Keys:
         """The caller of a key by its name; None when there is no such key now."""
         return self._by_id.get(key_id)
 
+    def at_once(self, headers: Mapping[str, str]) -> Caller | None:
+        """Whose request this is, where that is plain. None: ask `known`."""
+        if self.is_open:
+            return None if "origin" in headers else ANYBODY
+        return self._callers.get(key_hash.fast(bearer(headers)))
+
     async def known(self, headers: Mapping[str, str]) -> Caller:
         """Whose request this is. Raises Refused."""
-        if self.is_open and (origin := headers.get("Origin")) and not _is_local(origin):
+        if self.is_open and (origin := headers.get("origin")) and not _is_local(origin):
             text = f"Without keys no web page may use the engines, and this request is of one of {origin}."
             failure = Failure(403, "permission_error", f"{text} Configure `keys`.", code="foreign_origin")
             raise Refused(Outcome.FORBIDDEN, failure)
@@ -71,13 +77,12 @@ class Keys:
 
     async def caller(self, headers: Mapping[str, str]) -> Caller | None:
         """Whose request this is; None when its key is missing or wrong."""
-        if self.is_open:
-            return ANYBODY
-        key = bearer(headers)
-        caller = self._callers.get(key_hash.fast(key))
-        if caller is None and self._slow and 0 < len(key) < key_hash.LONG_CHARS:
-            caller = await self._derived(key)
-        return caller
+        caller = self.at_once(headers)
+        if caller is not None or self.is_open:
+            return caller or ANYBODY
+        if self._slow and 0 < len(key := bearer(headers)) < key_hash.LONG_CHARS:
+            return await self._derived(key)
+        return None
 
     async def _derived(self, key: str) -> Caller | None:
         if self._num_waiting >= MOST_WAITING:
@@ -105,8 +110,8 @@ def _is_local(origin: str) -> bool:
 
 def bearer(headers: Mapping[str, str]) -> str:
     """The key that a request carries, as SDKs of OpenAI or Anthropic send it."""
-    scheme, _, token = headers.get("Authorization", "").partition(" ")
-    return token.strip() if scheme.lower() == "bearer" else headers.get("X-Api-Key", "")
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
 
 
 def may_use(models: Iterable[str], model: str) -> bool:

@@ -13,7 +13,6 @@ from typing import Generic, Protocol, TypeVar
 
 from prometheus_client import (
     CollectorRegistry,
-    Counter,
     Gauge,
     Info,
     ProcessCollector,
@@ -23,12 +22,12 @@ from prometheus_client import (
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from gateway.counts import MAX_LABEL_SETS, Counter
 from gateway.durations import Histogram
 from policies.types import Hold, SessionState
 from policies.view import FleetView
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-MAX_LABEL_SETS = 1_000
 
 WAIT_BUCKETS_S = (0.001, 0.01, 0.1, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 90, 150, 300, 600)
 TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 300, 600)
@@ -82,38 +81,37 @@ class Metrics:
         Info("turngate_build", "Version of the gateway", registry=registry).info({"version": version("turngate")})
 
         def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"turngate_{name}", text, labels, registry=registry)
+            registry.register(made := Counter(f"turngate_{name}", text, labels))
+            return made
 
         def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
             registry.register(made := Histogram(f"turngate_{name}", text, buckets, labels))
             return made
 
-        self.outcomes = Bounded(counter("outcomes", "How requests ended, by wire format", "outcome", "path"))
-        self.turns = Bounded(counter("turns", "Turns given a slot", "kind", "reason"))
-        self.wait = Bounded(histogram("wait_seconds", "Time from recognised to slot", WAIT_BUCKETS_S, "reason"))
-        self.ttft = Bounded(histogram("ttft_seconds", "Request in to first byte out", TTFT_BUCKETS_S, "turn"))
+        self.outcomes = counter("outcomes", "How requests ended, by wire format", "outcome", "path")
+        self.turns = counter("turns", "Turns given a slot", "kind", "reason")
+        self.wait = histogram("wait_seconds", "Time from recognised to slot", WAIT_BUCKETS_S, "reason")
+        self.ttft = histogram("ttft_seconds", "Request in to first byte out", TTFT_BUCKETS_S, "turn")
         overhead = "Time spent in the gateway: all but queue and engine"
-        self.overhead = histogram("overhead_seconds", overhead, OVERHEAD_BUCKETS_S).labels()
-        self.policy = histogram("policy_seconds", "Time to decide on one fact", POLICY_BUCKETS_S).labels()
+        self.overhead = histogram("overhead_seconds", overhead, OVERHEAD_BUCKETS_S)
+        self.policy = histogram("policy_seconds", "Time to decide on one fact", POLICY_BUCKETS_S)
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of answers, as engines reported them")
         self.output_tokens = counter("output_tokens", "Output tokens of answers, as engines reported them")
         cached = "Prompt tokens cached, where engines say: foreseen and real"
-        self.cached_tokens = Bounded(counter("cached_tokens", cached, "replica", "kind"))
+        self.cached_tokens = counter("cached_tokens", cached, "replica", "kind")
         recomputed = "Prompt tokens of a session's earlier turn prefilled again"
-        self.recomputed_tokens = Bounded(counter("recomputed_tokens", recomputed, "replica"))
-        self.kv_evicted_blocks = Bounded(
-            counter("kv_evicted_blocks", "KV blocks evicted, where engines publish events", "replica")
+        self.recomputed_tokens = counter("recomputed_tokens", recomputed, "replica")
+        self.kv_evicted_blocks = counter(
+            "kv_evicted_blocks", "KV blocks evicted, where engines publish events", "replica"
         )
         horizon = "Idle time that nine in ten evicted prefixes had reached, where engines publish events"
         self.kv_horizon = Bounded(Gauge("turngate_kv_horizon_seconds", horizon, ("replica",), registry=registry))
-        self.hints = Bounded(counter("hints", "Hints by what became of them", "engine", "hint", "result"))
-        self.prefix_breaks = Bounded(
-            counter("prefix_breaks", "Sessions that break their siblings' prefix", "kind")
-        )
-        self.prefix_break_tokens = Bounded(counter("prefix_break_tokens", "Shared tokens behind a break", "kind"))
-        self.limited = Bounded(counter("limited", "Requests refused by a limit of their key", "limit"))
-        self.faults = Bounded(counter("engine_faults", "What engines did wrong, by kind", "engine", "kind"))
-        self.retries = Bounded(counter("retries", "Model calls tried again", "cause"))
+        self.hints = counter("hints", "Hints by what became of them", "engine", "hint", "result")
+        self.prefix_breaks = counter("prefix_breaks", "Sessions that break their siblings' prefix", "kind")
+        self.prefix_break_tokens = counter("prefix_break_tokens", "Shared tokens behind a break", "kind")
+        self.limited = counter("limited", "Requests refused by a limit of their key", "limit")
+        self.faults = counter("engine_faults", "What engines did wrong, by kind", "engine", "kind")
+        self.retries = counter("retries", "Model calls tried again", "cause")
 
     def exposition(self) -> bytes:
         """The page for Prometheus; its type is CONTENT_TYPE."""

@@ -7,7 +7,10 @@ from fnmatch import fnmatchcase
 
 import orjson
 
+from gateway.errors import Failure, Refused
+from gateway.exchange import Outcome
 from gateway.settings import Models
+from gateway.watch import RunningEngine
 
 _GLOB_CHARS = frozenset("*?[")
 
@@ -26,6 +29,21 @@ def engine_model(asked: str, models: Models, served: Collection[str]) -> str | N
     if models.answer_any_model and len(served) == 1:
         return next(iter(served))
     return None
+
+
+def served_as(asked: str, models: Models, engines: Iterable[RunningEngine]) -> str:
+    """`engine_model` of what these engines serve now. Raises Refused."""
+    if not models.aliases:
+        for engine in engines:
+            if engine.is_up and asked in engine.report.models:
+                return asked  # nearly every request
+    served = {name for engine in engines if engine.is_up for name in engine.report.models}
+    name = engine_model(asked, models, served)
+    if name is None:
+        text = f"The model {asked!r} does not exist here. Served: {', '.join(sorted(served))}."
+        failure = Failure(404, "not_found_error", text, param="model", code="model_not_found")
+        raise Refused(Outcome.NOT_FOUND, failure)
+    return name
 
 
 def listing(models: Models, max_model_len: Mapping[str, int | None]) -> bytes:

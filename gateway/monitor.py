@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
 
 from gateway.asking import Asking
 from gateway.breaker import USUAL, Rules, State
@@ -14,7 +13,7 @@ from gateway.faults import Fault
 from gateway.transport import Upstream
 from gateway.watch import RunningEngine as RunningEngine
 from gateway.watch import Surroundings, Watch
-from policies.types import Fact, ReplicaId
+from policies.types import Fact, ReplicaId, value
 
 LOG = logging.getLogger(__name__)
 
@@ -26,7 +25,7 @@ def _uncounted(engine_name: str, fault: Fault) -> None:
     """For watches whose faults nobody counts."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Target:
     """Where to send a call for a replica."""
 
@@ -55,15 +54,13 @@ class Monitor:
         """Raises ValueError for an engine kind that does not exist."""
         self._around = Surroundings(Asking(upstream, timeout_s), tell, faulted, clock, rules, probes_hints)
         self._watches = {address.name: Watch(address, self._around) for address in addresses}
+        self.engines = [watch.engine for watch in self._watches.values()]
+        """Those that are configured now."""
         self._gone: dict[str, Watch] = {}
         """Taken out of the configuration; calls to them may still run."""
         self._interval_s = interval_s
         self._sleep = sleep
         self._tasks: dict[str, asyncio.Task[None]] = {}
-
-    @property
-    def engines(self) -> list[RunningEngine]:
-        return [watch.engine for watch in self._watches.values()]
 
     async def start(self) -> None:
         """Ask all engines once, side by side; then keep polling. One that does not answer is no error."""
@@ -80,6 +77,7 @@ class Monitor:
     async def add(self, address: EngineAddress) -> None:
         """Watch one more engine. Raises ValueError for a kind that does not exist."""
         self._watches[address.name] = watch = Watch(address, self._around)
+        self.engines = [*self.engines, watch.engine]
         await watch.poll()
         self._begin(address.name)
 
@@ -87,6 +85,7 @@ class Monitor:
         """No turn goes there any more; those that run may finish."""
         self._tasks.pop(name).cancel()
         self._gone[name] = watch = self._watches.pop(name)
+        self.engines = [engine for engine in self.engines if engine is not watch.engine]
         watch.lose("it was taken out of the configuration")
 
     def target(self, replica_id: ReplicaId) -> Target:

@@ -6,13 +6,13 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
-from gateway.exchange import Exchange, Json, Outcome
+from gateway.exchange import Exchange, Json, Outcome, Recognition
 from gateway.factlog import FactLog
 from gateway.faults import Fault
 from gateway.metrics import Metrics, Watched
-from gateway.receipts import Receipts, overhead_s, queued_s, receipt, ttft_s
+from gateway.receipts import Receipts, overhead_s, queued_s, receipt, values_of
 from gateway.tracing import Tracing
-from policies.types import Decision, Fact, ReplicaId, TurnKind
+from policies.types import Decision, Dispatch, Fact, ReplicaId, TurnKind
 from policies.view import FleetView
 
 LOG = logging.getLogger("turngate.request")
@@ -56,25 +56,24 @@ class Observer:
         """Call it exactly once per exchange, at its end, whatever the end was."""
         if exchange.timings.finished_at is None:
             exchange.timings.finished_at = self._clock()
-        outcome = exchange.outcome or Outcome.GATEWAY_ERROR
-        exchange.outcome = outcome
+        outcome = exchange.outcome = exchange.outcome or Outcome.GATEWAY_ERROR
         self._count(exchange, outcome)
         if exchange.trace is not None:
             exchange.trace.finished(exchange)
-        told = receipt(exchange)
-        self._receipts.put(told, exchange.tenant, exchange.timings.finished_at)
+        values = values_of(exchange)
+        self._receipts.put(exchange.id, values)
         level = logging.WARNING if outcome in TROUBLE else logging.INFO
         if LOG.isEnabledFor(level):
-            LOG.log(level, "request", extra={"fields": told})
+            LOG.log(level, "request", extra={"fields": receipt(values)})
 
     def round_ended(self, exchange: Exchange) -> None:
         """A model call of an answer that goes on is over; `finished` counts the last."""
         usage, who, dispatch = exchange.reply.usage, exchange.recognition, exchange.dispatch
-        self.metrics.prompt_tokens.inc(usage.prompt_tokens or 0)
-        self.metrics.output_tokens.inc(usage.output_tokens or 0)
+        self.metrics.prompt_tokens.add(usage.prompt_tokens or 0)
+        self.metrics.output_tokens.add(usage.output_tokens or 0)
         if who is not None and dispatch is not None:
-            self.metrics.turns(who.kind.value, dispatch.reason.value).inc()
-        self._count_cache(exchange)
+            self.metrics.turns.add(1, who.kind, dispatch.reason)
+            self._count_cache(exchange, who, dispatch)
 
     def told(self, fact: Fact, decisions: Sequence[Decision], now: float, took_s: float) -> None:
         """The Scheduler was told a fact at `now` and took `took_s` to decide."""
@@ -85,23 +84,23 @@ class Observer:
     def hinted(self, engine: str, hints: Iterable[str], result: str) -> None:
         """Hints were `sent`, `refused` by the engine, or `dropped` because the client may not give them."""
         for hint in hints:
-            self.metrics.hints(engine, hint, result).inc()
+            self.metrics.hints.add(1, engine, hint, result)
 
     def faulted(self, engine: str, fault: Fault) -> None:
         """An engine did something wrong, whether or not a client has felt it."""
-        self.metrics.faults(engine, fault).inc()
+        self.metrics.faults.add(1, engine, fault)
 
     def retried(self, cause: str) -> None:
         """A model call goes out once more; `cause` is one word of a small set."""
-        self.metrics.retries(cause).inc()
+        self.metrics.retries.add(1, cause)
 
     def limited(self, limit: str) -> None:
         """A request was refused by this limit of its key."""
-        self.metrics.limited(limit).inc()
+        self.metrics.limited.add(1, limit)
 
     def evicted(self, replica_id: ReplicaId, num_blocks: int, horizon_s: float | None) -> None:
         """An engine published that it evicted blocks; nine in ten had been idle for `horizon_s` at least."""
-        self.metrics.kv_evicted_blocks(replica_id).inc(num_blocks)
+        self.metrics.kv_evicted_blocks.add(num_blocks, replica_id)
         if horizon_s is not None:
             self.metrics.kv_horizon(replica_id).set(horizon_s)
 
@@ -116,7 +115,7 @@ class Observer:
         if (who := exchange.recognition) is not None:
             headers += [("X-Turngate-Session", who.session_id), ("X-Turngate-Family", who.family_id)]
         if (dispatch := exchange.dispatch) is not None:
-            headers += [("X-Turngate-Engine", dispatch.replica_id), ("X-Turngate-Reason", dispatch.reason.value)]
+            headers += [("X-Turngate-Engine", dispatch.replica_id), ("X-Turngate-Reason", dispatch.reason._value_)]
             queued = queued_s(exchange.timings)
             headers += [("X-Turngate-Queue-Ms", str(round((queued or 0.0) * 1000)))]
         if exchange.allowance is not None:
@@ -131,32 +130,33 @@ class Observer:
 
     def _count(self, exchange: Exchange, outcome: Outcome) -> None:
         metrics, times = self.metrics, exchange.timings
-        metrics.outcomes(outcome, exchange.dialect.name).inc()
+        metrics.outcomes.add(1, outcome, exchange.dialect.name)
         who, dispatch, usage = exchange.recognition, exchange.dispatch, exchange.reply.usage
-        metrics.prompt_tokens.inc(usage.prompt_tokens or 0)
-        metrics.output_tokens.inc(usage.output_tokens or 0)
+        if usage.prompt_tokens:
+            metrics.prompt_tokens.add(usage.prompt_tokens)
+        if usage.output_tokens:
+            metrics.output_tokens.add(usage.output_tokens)
         if (overhead := overhead_s(times)) is not None:
             metrics.overhead.observe(max(0.0, overhead))
         if who is None or dispatch is None:
             return
-        metrics.turns(who.kind, dispatch.reason).inc()
-        metrics.wait(dispatch.reason).observe(queued_s(times) or 0.0)
-        if (ttft := ttft_s(times)) is not None:
+        metrics.turns.add(1, who.kind, dispatch.reason)
+        metrics.wait.observe(queued_s(times) or 0.0, dispatch.reason)
+        if times.first_byte_at is not None:
             turn = "side" if who.kind is TurnKind.SIDE else "later" if who.turn_index else "first"
-            metrics.ttft(turn).observe(ttft)
-        self._count_cache(exchange)
+            metrics.ttft.observe(times.first_byte_at - times.received_at, turn)
+        self._count_cache(exchange, who, dispatch)
 
-    def _count_cache(self, exchange: Exchange) -> None:
+    def _count_cache(self, exchange: Exchange, who: Recognition, dispatch: Dispatch) -> None:
         """Only for replies that say `cached_tokens`: elsewhere expected and actual could not be compared."""
-        who, dispatch, usage = exchange.recognition, exchange.dispatch, exchange.reply.usage
-        if who is None or dispatch is None or usage.prompt_tokens is None or usage.cached_tokens is None:
+        usage, replica = exchange.reply.usage, dispatch.replica_id
+        if usage.prompt_tokens is None or usage.cached_tokens is None:
             return
-        replica = dispatch.replica_id
-        self.metrics.cached_tokens(replica, "expected").inc(dispatch.expected_cached_tokens)
-        self.metrics.cached_tokens(replica, "actual").inc(usage.cached_tokens)
+        self.metrics.cached_tokens.add(dispatch.expected_cached_tokens, replica, "expected")
+        self.metrics.cached_tokens.add(usage.cached_tokens, replica, "actual")
         if who.kind is not TurnKind.SIDE:
             again = self._recomputation.of(who.session_id, replica, usage.prompt_tokens, usage.cached_tokens)
-            self.metrics.recomputed_tokens(replica).inc(again)
+            self.metrics.recomputed_tokens.add(again, replica)
 
 
 class Recomputation:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from gateway.engines.base import Outgoing, Repair
@@ -12,9 +11,11 @@ from gateway.fitting import Bound
 from gateway.monitor import RunningEngine
 from gateway.splice import splice
 from gateway.transport import HOP_BY_HOP, HeaderList
+from policies.types import value
 
-_OURS = frozenset(("host", "authorization", "x-api-key", "content-length", "accept-encoding"))
+_OURS = frozenset(("host", "authorization", "x-api-key", "x-request-id", "content-length", "accept-encoding"))
 _NOT_SENT = _OURS | HOP_BY_HOP
+_OUR_PREFIX = ("x-turngate-",)
 _SESSION_PREFIXES = ("x-session-", "x-parent-session-", "x-opencode-", "x-codex-", "x-claude-code-", "x-dynamo-")
 _SESSION_NAMES = frozenset(("session-id", "session_id", "thread-id"))
 
@@ -23,7 +24,7 @@ THIRD_PARTY_KIND = "openai"
 """Session ids stay away from engines that need not be the operator's own."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Call:
     """One request to an engine, ready to send."""
 
@@ -43,7 +44,7 @@ def turn_call(
     """The call for a turn. Spliced into the body: hints, model name, usage, a bound on the output, and other words
     for what this engine would refuse."""
     body, dialect = exchange.body, exchange.dialect
-    put = {key: merged(value, body[key]) if key in body else value for key, value in added.body.items()}
+    put = {key: merged(ours, body[key]) if key in body else ours for key, ours in added.body.items()}
     put |= repair.body
     drop = set(added.drop)
     if exchange.engine_model != exchange.asked_model:
@@ -81,25 +82,18 @@ def url(engine: RunningEngine, exchange: Exchange) -> str:
 
 def headers(exchange: Exchange, engine: RunningEngine, added: Outgoing = NOTHING) -> list[tuple[str, str]]:
     """The client's own, less those that concern only its connection to us; then ours."""
-    keep_session = engine.address.kind != THIRD_PARTY_KIND
+    request = exchange.request
+    hidden: tuple[str, ...] = _OUR_PREFIX
     gone = added.drop_headers.union([name.lower() for name, _ in added.headers])
-    kept = []
-    has_id = False
-    header_list = exchange.request.header_list
-    for name, value in end_to_end(header_list) if "connection" in exchange.request.headers else header_list:
-        low = name.lower()
-        if low in _NOT_SENT or low in gone:
-            continue
-        if low.startswith("x-"):
-            if low.startswith("x-turngate-") or (not keep_session and low.startswith(_SESSION_PREFIXES)):
-                continue
-            has_id |= low == "x-request-id"
-        elif not keep_session and low in _SESSION_NAMES:
-            continue
-        kept.append((name, value))
-    kept += [("Accept-Encoding", "identity"), *added.headers]
-    if not has_id:
-        kept.append(("X-Request-Id", exchange.id))
+    if engine.address.kind == THIRD_PARTY_KIND:
+        gone, hidden = gone | _SESSION_NAMES, _OUR_PREFIX + _SESSION_PREFIXES
+    kept = [
+        pair
+        for pair in (end_to_end(request.header_list) if "connection" in request.headers else request.header_list)
+        if (name := pair[0].lower()) not in _NOT_SENT and name not in gone and not name.startswith(hidden)
+    ]
+    request_id = request.headers.get("x-request-id") or exchange.id
+    kept += [("Accept-Encoding", "identity"), *added.headers, ("X-Request-Id", request_id)]
     if engine.address.api_key:
         kept.append(("Authorization", f"Bearer {engine.address.api_key}"))
     return kept

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from types import GenericAlias
 from typing import Any
 
+from policies.types import value
 
-@dataclass(frozen=True, slots=True)
+
+@value
 class RawParts:
     tools: int
     """Fingerprint of the tools; 0: it has none."""

@@ -1,77 +1,95 @@
-"""Receipts: why one request went as it did, without any of its content; kept for a while, per tenant."""
+"""Receipts: why one request went as it did, without any of its content; kept for a while, per tenant.
+
+What one tells is taken out of its exchange at the end, and written only for whoever reads it.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-
-import orjson
+from operator import attrgetter
+from typing import Any, TypeAlias
 
 from gateway.exchange import Exchange, Json, Timings
-from gateway.trimmed import trimmed
 from policies.types import Usage
 
-
-def receipt(exchange: Exchange) -> Json:
-    """A flat object of what was decided and measured; keys without a value are left out."""
-    times = exchange.timings
-    told: Json = {
-        "id": exchange.id,
-        "request_id": exchange.request.headers.get("x-request-id"),
-        "trace": exchange.trace.id if exchange.trace is not None else None,
-        "outcome": exchange.outcome,
-        "path": exchange.dialect.name,
-        "tenant": exchange.tenant,
-        "model": exchange.asked_model,
-        "engine_model": exchange.engine_model,
-        **_recognised(exchange),
-        **_dispatched(exchange),
-        **_answered(exchange),
-        "queue_ms": _ms(queued_s(times)),
-        "ttft_ms": _ms(ttft_s(times)),
-        "total_ms": _ms(total_s(times)),
-        "notes": exchange.notes,
-    }
-    return {key: value for key, value in told.items() if value or value == 0}
+Values: TypeAlias = tuple[Any, ...]
 
 
-def _recognised(exchange: Exchange) -> Json:
-    if (who := exchange.recognition) is None:
-        return {}
-    return {
-        "session": who.session_id,
-        "family": who.family_id,
-        "parent": who.parent_id,
-        "kind": who.kind,
-        "turn": who.turn_index,
-        "source": who.source,
-        "confidence": who.confidence,
-        "is_retry": who.is_retry or None,
-    }
+class Part:
+    """What of an exchange a receipt tells, by the names that it gives them."""
+
+    def __init__(self, **attributes: str) -> None:
+        self.names = tuple(attributes)
+        self.of = attrgetter(*attributes.values())
+        self.nothing = (None,) * len(attributes)
 
 
-def _dispatched(exchange: Exchange) -> Json:
-    if (dispatch := exchange.dispatch) is None:
-        return {}
-    return {
-        "engine": exchange.engine_kind,
-        "replica": dispatch.replica_id,
-        "reason": dispatch.reason,
-        "attempts": exchange.num_attempts,
-        "expected_cached_tokens": dispatch.expected_cached_tokens,
-    }
+# Members of enumerations by their plain text: the garbage collector passes over a tuple of nothing but that.
+_ASKED = Part(
+    id="id",
+    outcome="outcome._value_",
+    path="dialect.name",
+    tenant="tenant",
+    key="key_id",
+    model="asked_model",
+    engine_model="engine_model",
+)
+_FAILED = Part(status="failure.status", code="failure.code", param="failure.param")
+_RECOGNISED = Part(
+    session="recognition.session_id",
+    family="recognition.family_id",
+    parent="recognition.parent_id",
+    kind="recognition.kind._value_",
+    turn="recognition.turn_index",
+    source="recognition.source",
+    confidence="recognition.confidence",
+    is_retry="recognition.is_retry",
+)
+_DISPATCHED = Part(
+    engine="engine_kind",
+    replica="dispatch.replica_id",
+    reason="dispatch.reason._value_",
+    attempts="num_attempts",
+    expected_cached_tokens="dispatch.expected_cached_tokens",
+)
+_TIMES = attrgetter(*Timings.__slots__)
+_NAMES = (
+    *(*_ASKED.names, *_FAILED.names, *_RECOGNISED.names, *_DISPATCHED.names),
+    *("cached_tokens", "prompt_tokens", "output_tokens", "finish_reason"),
+    *("request_id", "trace", "rounds", "notes"),
+)
+_TENANT, _FINISHED_AT = _NAMES.index("tenant"), len(_NAMES) + Timings.__slots__.index("finished_at")
 
 
-def _answered(exchange: Exchange) -> Json:
-    """Token counts of an answer of several model calls are sums; the calls stand beside them."""
-    reply, usage, rounds = exchange.reply, whole_usage(exchange), exchange.rounds
-    return {
-        "cached_tokens": usage.cached_tokens,
-        "prompt_tokens": usage.prompt_tokens,
-        "output_tokens": usage.output_tokens,
-        "finish_reason": reply.finish_reason,
-        "rounds": rounds if len(rounds) > 1 or any(row["tools"] for row in rounds) else None,
-    }
+def values_of(exchange: Exchange) -> Values:
+    """All that a receipt tells, and its times last. Nothing of it changes any more, and nothing keeps a prompt."""
+    rounds, usage = exchange.rounds, whole_usage(exchange)
+    return (
+        *_ASKED.of(exchange),
+        *(_FAILED.of(exchange) if exchange.failure is not None else _FAILED.nothing),
+        *(_RECOGNISED.of(exchange) if exchange.recognition is not None else _RECOGNISED.nothing),
+        *(_DISPATCHED.of(exchange) if exchange.dispatch is not None else _DISPATCHED.nothing),
+        usage.cached_tokens,
+        usage.prompt_tokens,
+        usage.output_tokens,
+        exchange.reply.finish_reason,
+        exchange.request.headers.get("x-request-id"),
+        exchange.trace.id if exchange.trace is not None else None,
+        rounds if len(rounds) > 1 or (rounds and rounds[0]["tools"]) else None,
+        tuple(exchange.notes),
+        *_TIMES(exchange.timings),
+    )
+
+
+def receipt(values: Values) -> Json:
+    """A flat object; keys without a value are left out. Token counts of an answer of several model calls are sums;
+    the calls stand beside them."""
+    told: Json = dict(zip(_NAMES, values, strict=False))
+    times = Timings(*values[len(_NAMES) :])
+    told |= {"queue_ms": _ms(queued_s(times)), "ttft_ms": _ms(ttft_s(times)), "total_ms": _ms(total_s(times))}
+    told["notes"] = list(told.pop("notes"))
+    return {name: value for name, value in told.items() if value or (value == 0 and value is not False)}
 
 
 def whole_usage(exchange: Exchange) -> Usage:
@@ -102,10 +120,9 @@ def total_s(times: Timings) -> float | None:
 
 def overhead_s(times: Timings) -> float | None:
     """What the gateway itself took: all but queue and engine. None: no engine was asked."""
-    total, queued = total_s(times), queued_s(times)
-    if total is None or times.engine_asked_at is None or times.finished_at is None:
+    if times.engine_asked_at is None:
         return None
-    return total - (queued or 0.0) - (times.finished_at - times.engine_asked_at)
+    return times.engine_asked_at - times.received_at - (queued_s(times) or 0.0)
 
 
 def _ms(seconds: float | None) -> float | None:
@@ -113,32 +130,31 @@ def _ms(seconds: float | None) -> float | None:
 
 
 class Receipts:
-    """The last receipts, oldest first; the oldest goes when it is too old or one too many.
-
-    Kept as JSON text, about 1 KB each: many small objects would weigh three times as much.
-    """
+    """The last receipts, oldest first; the oldest goes when it is too old or one too many."""
 
     def __init__(self, keep_s: float, max_kept: int) -> None:
         self._keep_s = keep_s
         self._max_kept = max_kept
-        self._kept: OrderedDict[str, tuple[float, str, bytes]] = OrderedDict()
+        self._kept: OrderedDict[str, Values] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def put(self, told: Json, tenant: str, now: float) -> None:
+    def put(self, receipt_id: str, values: Values) -> None:
+        """`values` of an exchange that has ended just now."""
+        kept, now = self._kept, values[_FINISHED_AT]
         if self._keep_s > 0:
-            self._kept[told["id"]] = (now + self._keep_s, tenant, trimmed(orjson.dumps(told)))
-        while self._kept and (len(self._kept) > self._max_kept or self._oldest_until() <= now):
-            self._kept.popitem(last=False)
+            kept[receipt_id] = values
+        while kept and (len(kept) > self._max_kept or self._is_old(next(iter(kept.values())), now)):
+            kept.popitem(last=False)
 
     def get(self, receipt_id: str, tenant: str | None, now: float) -> Json | None:
         """None when it is unknown, too old, or another tenant's; these are not told apart. Tenant None: of any."""
-        until, owner, text = self._kept.get(receipt_id, (0.0, "", b""))
-        if tenant not in (None, owner) or until <= now:
+        values = self._kept.get(receipt_id)
+        if values is None or tenant not in (None, values[_TENANT]) or self._is_old(values, now):
             return None
-        told: Json = orjson.loads(text)
-        return told
+        return receipt(values)
 
-    def _oldest_until(self) -> float:
-        return next(iter(self._kept.values()))[0]
+    def _is_old(self, values: Values, now: float) -> bool:
+        ended_at: float = values[_FINISHED_AT]
+        return ended_at + self._keep_s <= now

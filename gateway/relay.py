@@ -6,6 +6,7 @@ the usage report, which is an event of its own, and what an engine's `without_re
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import orjson
@@ -59,7 +60,7 @@ class StreamRelay:
 
         Raises EventTooLong.
         """
-        if self.passes(chunk):
+        if self.passing((chunk,)):
             return chunk
         out = self._held
         for event in self._splitter.feed(chunk):
@@ -73,11 +74,13 @@ class StreamRelay:
         self._held = []
         return out[0] if len(out) == 1 else b"".join(out)
 
-    def passes(self, chunk: bytes) -> bool:
-        """Whether this is the common case: one event, known to say a piece of text. Then it counts as fed, and the
-        bytes to send are the same."""
+    def passing(self, chunks: Sequence[bytes]) -> int:
+        """How many of the chunks, from the first on, are the common case: one event, known to say a piece of text.
+        These count as fed, and the bytes to send are the same."""
         deltas = self._deltas
-        return deltas is not None and not self._splitter.has_rest and self.failure is None and deltas.take(chunk)
+        if deltas is None or self._splitter.held or self.failure is not None:
+            return 0
+        return deltas.take(chunks)
 
     @property
     def is_delivered(self) -> bool:
@@ -92,7 +95,7 @@ class StreamRelay:
 
     def _shown(self, event: bytes) -> bytes:
         """The event as the client gets it; empty: not at all."""
-        if self._deltas is not None and self._deltas.take(event):
+        if self._deltas is not None and self._deltas.take((event,)):
             return event
         self._fold()
         data = data_of(event)

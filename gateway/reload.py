@@ -133,7 +133,8 @@ class Reloading:
         try:
             found = await reload(self._app, self._read())
         except config.ConfigError as error:
-            LOG.error("the configuration is wrong, and nothing was changed: %s", error)
+            faults = "; ".join(line.strip() for line in str(error).splitlines())
+            LOG.error("the configuration is wrong, and nothing was changed: %s", faults)
             return
         lines = [f"  {change}" for change in found] or ["  nothing has changed"]
         print("\n".join(["The configuration was read again:", *lines]), flush=True)
@@ -149,6 +150,8 @@ def _at(settings: Settings, key: str) -> Any:
 def _short(value: Any) -> str:
     if isinstance(value, tuple):
         text = ", ".join(map(_short, value)) or "none"
+    elif isinstance(value, float):
+        text = f"{value:g}"
     else:
         text = getattr(value, "url", None) or getattr(value, "key", "")[:20] or str(value)
     return text if len(text) <= 100 else f"{text[:97]}..."

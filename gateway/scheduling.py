@@ -43,11 +43,12 @@ def policy_of(section: settings.Policy) -> Policy:
     """The policy of a short name, or of an import path `package.module:Name`. Raises ConfigError."""
     if section.name in POLICIES:
         return POLICIES[section.name](PLACES[section.placement])
-    module, _, name = section.name.partition(":")
+    module, colon, name = section.name.partition(":")
+    if not colon:
+        known = ", ".join(POLICIES)
+        meant = config.did_you_mean(section.name, POLICIES)
+        raise config.ConfigError(f"policy.name {section.name!r} is none of {known}, nor a module:Name{meant}")
     try:
         return cast(Policy, getattr(import_module(module), name)(**section.options))
     except (ImportError, AttributeError, TypeError, ValueError) as error:
-        known = ", ".join(POLICIES)
-        raise config.ConfigError(
-            f"policy.name {section.name!r}: {error}; known: {known}, or module:Name"
-        ) from None
+        raise config.ConfigError(f"policy.name {section.name!r}: {error}") from None

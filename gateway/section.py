@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
+import re
 from inspect import cleandoc, getsource
 from ipaddress import ip_address
 from itertools import pairwise
 from textwrap import dedent
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 SecretRef = Annotated[str, Field(pattern=r"^(env:[A-Za-z_][A-Za-z0-9_]*|file:.+)$")]
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -19,6 +20,18 @@ NotNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Factor = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
+
+
+def form(pattern: str, example: str) -> AfterValidator:
+    """Text of one form. What was written instead is not repeated: it may hold a password."""
+    fits = re.compile(pattern).match
+
+    def checked(text: str) -> str:
+        if not fits(text):
+            raise ValueError(f"write {example}")
+        return text
+
+    return AfterValidator(checked)
 
 
 class Section(BaseModel):

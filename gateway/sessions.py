@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain, islice
 
 from gateway.exchange import Exchange, Json, Recognition
@@ -26,12 +26,12 @@ class Seen:
     model: str = ""
     replica: str = ""
     prompt_tokens: int | None = None
-    open: dict[str, Exchange] = field(default_factory=dict)
+    open: tuple[Exchange, ...] = ()
     """Its requests that are in the gateway now."""
 
     @property
     def state(self) -> SessionState:
-        if any(exchange.timings.leased_at is not None for exchange in self.open.values()):
+        if any(exchange.timings.leased_at is not None for exchange in self.open):
             return SessionState.RUNNING
         return SessionState.WAITING if self.open else SessionState.IDLE
 
@@ -61,16 +61,19 @@ class Sessions:
         if who.kind is TurnKind.AGENT:
             seen.num_turns = max(seen.num_turns, who.turn_index + 1)
         seen.model = exchange.engine_model
-        seen.open[exchange.id] = exchange
+        seen.open = (*seen.open, exchange)
         self._busy[who.session_id] = seen
-        self._touch(seen, now)
+        seen.last_at = now
+        self._seen.move_to_end(who.session_id)
+        self._forget(now)
 
     def finished(self, exchange: Exchange, now: float) -> None:
         """It has ended; harmless for what was never recognised."""
         who = exchange.recognition
         seen = self._seen.get(who.session_id) if who is not None else None
-        if seen is None or seen.open.pop(exchange.id, None) is None:
+        if seen is None or exchange not in seen.open:
             return
+        seen.open = () if len(seen.open) == 1 else tuple([one for one in seen.open if one is not exchange])
         if not seen.open:
             self._busy.pop(seen.who.session_id, None)
         self.timeline.ended(exchange, now)
@@ -78,7 +81,8 @@ class Sessions:
             seen.replica = exchange.dispatch.replica_id
         if exchange.reply.usage.prompt_tokens is not None and seen.who is who:
             seen.prompt_tokens = exchange.reply.usage.prompt_tokens
-        self._touch(seen, now)
+        seen.last_at = now
+        self._seen.move_to_end(seen.who.session_id)
 
     def sessions(self, tenant: str | None, now: float) -> list[Json]:
         """Those of one tenant, None: of all, by name; in order of first arrival."""
@@ -110,9 +114,7 @@ class Sessions:
         mine = (seen for seen in self._seen.values() if tenant in (None, seen.tenant))
         return iter(sorted(mine, key=lambda seen: seen.first_at))
 
-    def _touch(self, seen: Seen, now: float) -> None:
-        seen.last_at = now
-        self._seen.move_to_end(seen.who.session_id)
+    def _forget(self, now: float) -> None:
         while self._seen:
             oldest = next(iter(self._seen.values()))
             if len(self._seen) <= self._limit and oldest.last_at >= now - self._ttl_s:

@@ -23,6 +23,7 @@ from gateway.section import (
     SecondsOrZero,
     SecretRef,
     Share,
+    form,
     is_loopback,
 )
 from gateway.section import Section as Section
@@ -59,11 +60,11 @@ class Listen(Section):
 class KvEventEntry(Section):
     """One publisher of KV events."""
 
-    url: str = Field(pattern=r"^@?(tcp|ipc)://.+")
+    url: Annotated[str, form(r"@?(tcp|ipc)://.", "tcp://host:5557")]
     """`tcp://host:port`: connect, for an engine whose `endpoint` is `tcp://*:port`. `tcp://*:port`, or
     `@tcp://address:port`: listen, for an engine whose `endpoint` names this host. Anybody who reaches it is
     believed."""
-    replay_url: str | None = Field(None, pattern=r"^(tcp|ipc)://.+")
+    replay_url: Annotated[str, form(r"(tcp|ipc)://.", "tcp://host:5558")] | None = None
     """Its `replay_endpoint`, to fill gaps from. null: what was known is forgotten at a gap."""
 
 

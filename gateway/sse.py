@@ -24,11 +24,12 @@ class EventSplitter:
     The events joined, plus `rest()`, are the bytes that went in. An event may hold only comments or empty lines.
     """
 
-    __slots__ = ("_limit_bytes", "_rest")
+    __slots__ = ("_limit_bytes", "held")
 
     def __init__(self, limit_bytes: int = MAX_EVENT_BYTES) -> None:
         self._limit_bytes = limit_bytes
-        self._rest = bytearray()
+        self.held = bytearray()
+        """What has come of an event that has not ended."""
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """The events that `chunk` completes, each with its empty line.
@@ -36,9 +37,9 @@ class EventSplitter:
         Raises EventTooLong when the unfinished event has passed the limit.
         """
         # The common case: one chunk is one event, returned as the same object.
-        if not self._rest and chunk.find(b"\n\n") == len(chunk) - 2 >= 0 and b"\r" not in chunk:
+        if not self.held and chunk.find(b"\n\n") == len(chunk) - 2 >= 0 and b"\r" not in chunk:
             return [chunk]
-        rest = self._rest
+        rest = self.held
         search_from = max(0, len(rest) - _LONGEST_END + 1)
         rest += chunk
         events = []
@@ -51,14 +52,8 @@ class EventSplitter:
             raise EventTooLong(f"an event of the stream is longer than {self._limit_bytes} bytes")
         return events
 
-    @property
-    def has_rest(self) -> bool:
-        """Whether an event has begun and not ended."""
-        return bool(self._rest)
-
     def rest(self) -> bytes:
-        """What has come of an event that has not ended."""
-        return bytes(self._rest)
+        return bytes(self.held)
 
 
 def data_of(event: bytes) -> bytes | None:

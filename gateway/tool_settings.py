@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from gateway.section import Count, Factor, Seconds, SecondsOrZero, SecretRef, Section
+from gateway.section import Count, Factor, Seconds, SecondsOrZero, SecretRef, Section, form
 
-Approval = Annotated[str, Field(pattern=r"^(never|always|https?://.+)$")]
+Approval = Annotated[str, form(r"(never|always|https?://.+)$", "never, always, or the https:// address to ask")]
 
 
 class ToolRules(Section):
@@ -68,6 +68,12 @@ class McpEntry(ToolRules):
     options: dict[str, Any] = Field(default_factory=dict)
     """prefix (of its tools' names), effects (by tool, where its hints are wrong), cwd, start_timeout_s,
     max_message_bytes."""
+
+    @model_validator(mode="after")
+    def _is_somewhere(self) -> McpEntry:
+        if bool(self.command) == bool(self.url):
+            raise ValueError("give either its `command` or its `url`")
+        return self
 
 
 class Tools(Section):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from gateway.section import Section, Share
+from typing import Annotated
+
+from gateway.section import Section, Share, form
 
 
 class Tracing(Section):
     """OpenTelemetry traces of requests, without content. Needs `turngate[otel]`."""
 
-    endpoint: str | None = None
+    endpoint: Annotated[str, form("https?://.", "http://collector:4318")] | None = None
     """OTLP/HTTP collector, such as http://collector:4318. Headers: OTEL_EXPORTER_OTLP_HEADERS. null: off."""
     service_name: str = "turngate"
     """Name of this gateway in traces."""

@@ -1,18 +1,17 @@
 """The transport interface: what the path of a request needs from HTTP, and nothing more.
 
-Two edge files implement it (`transports/`); nothing above them imports an HTTP library. Header names are
-matched without case; header order and repeats are kept.
+Two edge files implement it (`transports/`); nothing above them imports an HTTP library. Lists of headers keep
+names, order and repeats as they came; looked up they are by their names in lower case.
 """
 
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, TypeVar, overload, runtime_checkable
+from typing import Protocol, TypeAlias
 
 HeaderList: TypeAlias = Sequence[tuple[str, str]]
-T = TypeVar("T")
 
 HOP_BY_HOP = frozenset(
     {
@@ -42,32 +41,9 @@ def sendable(text: str) -> str:
     return text if text.isprintable() else text.translate(_BREAKS)
 
 
-class Headers(Mapping[str, str]):
-    """The first value of each header, looked up in any case."""
-
-    __slots__ = ("_values",)
-
-    def __init__(self, header_list: HeaderList) -> None:
-        self._values = {name.lower(): value for name, value in reversed(header_list)}
-
-    def __getitem__(self, name: str) -> str:
-        return self._values[name.lower()]
-
-    @overload
-    def get(self, name: str, /) -> str | None: ...
-    @overload
-    def get(self, name: str, /, default: str | T) -> str | T: ...
-    def get(self, name: str, /, default: str | T | None = None) -> str | T | None:
-        return self._values.get(name.lower(), default)
-
-    def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and name.lower() in self._values
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
+def by_name(header_list: HeaderList) -> dict[str, str]:
+    """The first value of each header, by its name in lower case."""
+    return {name.lower(): value for name, value in reversed(header_list)}
 
 
 class Request(Protocol):
@@ -77,7 +53,7 @@ class Request(Protocol):
     path: str
     query: str
     headers: Mapping[str, str]
-    """Case-insensitive; the first value of a repeated header."""
+    """The first value of each, by its name in lower case."""
     header_list: HeaderList
     remote: str
 
@@ -206,28 +182,34 @@ async def taken(reply: UpstreamReply, limit_bytes: int) -> bytes:
         reply.close(reuse=is_whole)
 
 
-@runtime_checkable
-class Pushing(Protocol):
+Sink: TypeAlias = Callable[[list[bytes]], int]
+"""Told what has come, in order and as the engine cut it; returns how many of these it took, from the first on."""
+
+
+class Pushing:
     """An `UpstreamReply` that can hand over what comes without waking its reader."""
 
-    def push(self, sink: Callable[[bytes], bool]) -> None:
-        """Offer to `sink` what comes, as it comes, until it refuses: what it refused and all that follows is for
+    __slots__ = ()
+
+    def push(self, sink: Sink) -> None:
+        """Offer to `sink` what comes, as it comes, until it refuses some: that and all that follows is for
         `chunks()`, until the next `push`."""
-        ...
+        raise NotImplementedError
 
 
-@runtime_checkable
-class Direct(Protocol):
+class Direct:
     """A `Responder` that can send without waiting."""
+
+    __slots__ = ()
 
     @property
     def is_ready(self) -> bool:
         """Whether a streamed answer has begun and its client keeps up."""
-        ...
+        raise NotImplementedError
 
     def write_now(self, data: bytes) -> None:
         """As `write`; only while `is_ready`."""
-        ...
+        raise NotImplementedError
 
 
 class UpstreamRefused(Exception):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from dataclasses import dataclass, replace
 
 import orjson
 
@@ -14,8 +13,8 @@ from gateway.forward import Forward, ModelCall
 from gateway.monitor import RunningEngine
 from gateway.outgoing import Call
 from gateway.splice import splice
-from gateway.transport import UpstreamCut, taken
-from policies.types import SessionId
+from gateway.transport import HeaderList, UpstreamCut, taken
+from policies.types import SessionId, value
 
 MAX_ANSWER_BYTES = 2**20
 WITHIN_S = 60.0
@@ -26,15 +25,13 @@ _BOUND_KEYS = {"chat": "max_tokens", "completions": "max_tokens", "responses": "
 _DROPPED = ("stream_options", "min_tokens")
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class _Kept:
     engine: RunningEngine
-    call: Call
     dialect: Dialect
-
-    @property
-    def num_bytes(self) -> int:
-        return OWN_BYTES + len(self.call.body or b"")
+    url: str
+    headers: HeaderList
+    body: bytes
 
 
 class WarmUps:
@@ -47,14 +44,15 @@ class WarmUps:
 
     def keep(self, session_id: SessionId, dialect: Dialect, call: ModelCall) -> None:
         """A call of the session was answered; it takes the place of the one before."""
-        if call.sent is None or call.sent.body is None:
+        sent = call.sent
+        if sent is None or sent.body is None:
             return
         if (old := self._kept.pop(session_id, None)) is not None:
-            self._num_bytes -= old.num_bytes
-        self._kept[session_id] = new = _Kept(call.engine, call.sent, dialect)
-        self._num_bytes += new.num_bytes
+            self._num_bytes -= OWN_BYTES + len(old.body)
+        self._kept[session_id] = _Kept(call.engine, dialect, sent.url, sent.headers, sent.body)
+        self._num_bytes += OWN_BYTES + len(sent.body)
         while self._num_bytes > self._max_bytes:
-            self._num_bytes -= self._kept.popitem(last=False)[1].num_bytes
+            self._num_bytes -= OWN_BYTES + len(self._kept.popitem(last=False)[1].body)
 
     async def ask(self, session_id: SessionId) -> bool:
         """Whether the engine has computed the session's last prompt; False where it is not known any more."""
@@ -70,13 +68,12 @@ class WarmUps:
 
 async def _computed(forward: Forward, kept: _Kept) -> bool:
     """Whether the engine answered. Raises EngineFailed, UpstreamCut."""
-    reply = await forward.send(kept.engine, replace(kept.call, body=_for_one_token(kept)))
+    reply = await forward.send(kept.engine, Call("POST", kept.url, kept.headers, _for_one_token(kept)))
     await taken(reply, MAX_ANSWER_BYTES)
     return reply.status == 200
 
 
 def _for_one_token(kept: _Kept) -> bytes:
-    raw = kept.call.body or b""
-    body = orjson.loads(raw)
+    body = orjson.loads(kept.body)
     bound = kept.dialect.max_tokens_key(body) or _BOUND_KEYS.get(kept.dialect.name, "max_tokens")
-    return splice(raw, body, {bound: 1, "stream": False}, [key for key in _DROPPED if key in body])
+    return splice(kept.body, body, {bound: 1, "stream": False}, [key for key in _DROPPED if key in body])

@@ -211,7 +211,8 @@ class Watch:
         engine.report = report
         if not engine.is_up:
             engine.is_up, engine.problem, engine.changed_at = True, "", self._clock()
-            LOG.info("engine %s is up: %s, %d KV pools", engine.name, ", ".join(report.models), len(report.pools))
+            pools = "1 KV pool" if len(report.pools) == 1 else f"{len(report.pools)} KV pools"
+            LOG.info("engine %s is up: %s, %s", engine.name, ", ".join(report.models), pools)
         for replica_id in sorted(known.difference(engine.replica_ids)):
             self._tell(ReplicaLost(replica_id))
         for pool in report.pools:

@@ -11,9 +11,10 @@ from itertools import islice
 from policies.fleet import Fleet, Pool
 from policies.held import Bucket
 from policies.line import Line
+from policies.parking import to_park
 from policies.policy import Policy
 from policies.shares import Shares
-from policies.types import FamilyId, Reason, Session, SessionId, Turn, TurnId
+from policies.types import FamilyId, Reason, Refusal, Session, SessionId, Turn, TurnId
 from policies.worth import is_worth, outgrows, should_give_way
 
 
@@ -66,14 +67,9 @@ class Admission:
         self.shares = Shares()
         self._lines: dict[str, Line] = {}
         """By model."""
-        self._line_of: dict[TurnId, Line] = {}
+        self.held: dict[TurnId, Line] = {}
+        """Turns that wait, and where."""
         self._kept: OrderedDict[SessionId, _Kept] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._line_of)
-
-    def __contains__(self, turn_id: TurnId) -> bool:
-        return turn_id in self._line_of
 
     def turns(self) -> Iterator[Turn]:
         """All that wait, in no order."""
@@ -87,18 +83,18 @@ class Admission:
         kept = self._kept.pop(session.id, None)
         if turn.tenant not in line.held.tenants:
             self.shares.joined(turn.tenant, line.held.tenants, now)
-        returns = session.num_begun > 1 or self._waits_for(session)
-        bucket = Bucket(
-            turn.urgency, returns, turn.tenant, turn.family_id, session.num_begun, session.remaining_turns
-        )
+        is_parked = session.is_parked
+        returns = not is_parked and (session.num_begun > 1 or self._waits_for(session))
+        stage = session.num_begun, session.remaining_turns
+        bucket = Bucket(turn.urgency, returns, turn.tenant, turn.family_id, *stage, is_parked)
         is_kept = kept is not None and kept.until >= now
         since, place = (kept.since, kept.place) if kept is not None and is_kept else (now, None)
         line.put(turn, bucket, since, place)
-        self._line_of[turn.id] = line
+        self.held[turn.id] = line
 
     def take(self, turn_id: TurnId, keep_until: float) -> Turn:
         """A turn leaves unserved; its session keeps its place."""
-        line = self._line_of.pop(turn_id)
+        line = self.held.pop(turn_id)
         since = line.held.since(turn_id)
         turn, place = line.take(turn_id)
         self._kept[turn.session_id] = _Kept(since, place, keep_until)
@@ -107,30 +103,32 @@ class Admission:
             self._kept.popitem(last=False)
         return turn
 
-    def expected_wait_s(self, turn: Turn, now: float) -> float:
-        """Estimated wait of a turn that arrives now."""
-        return self._line(turn.model).expected_wait_s(now)
+    def refusal(self, turn: Turn, now: float) -> tuple[Refusal | None, float]:
+        """Why a turn that arrives now cannot wait, if it cannot, and for how long it would have to."""
+        kept = self._kept.get(turn.session_id)
+        since = kept.since if kept is not None and kept.until >= now else now
+        wait_s = self._line(turn.model).expected_wait_s(now) - (now - since)
+        if len(self.held) >= self._limits.max_queue:
+            return Refusal.QUEUE_FULL, wait_s
+        if wait_s > turn.max_wait_s:
+            return Refusal.TOO_LONG, wait_s
+        if turn.deadline_at is not None and now + wait_s > turn.deadline_at:
+            return Refusal.DEADLINE, wait_s
+        return None, wait_s
 
     def expected_wait_of_s(self, turn_id: TurnId, now: float) -> float:
         """Estimated further wait of a turn; 0 for one that waits for no residency."""
-        line = self._line_of.get(turn_id)
+        line = self.held.get(turn_id)
         return 0.0 if line is None else line.expected_wait_s(now, turn_id)
-
-    def waiting_since(self, session_id: SessionId, now: float) -> float:
-        """When the wait of a turn that arrives now began: earlier, where its session kept a place."""
-        kept = self._kept.get(session_id)
-        return kept.since if kept is not None and kept.until >= now else now
 
     def rerank(self, family_id: FamilyId) -> None:
         """The family's statistics changed."""
-        for line in self._lines.values() if self._line_of else ():
+        for line in self._lines.values() if self.held else ():
             line.held.rerank(family_id)
 
     def next_overdue_at(self, now: float) -> float:
         """The next time at which a wait passes the bound; infinite when none will before others went."""
         at = math.inf
-        if not self._line_of:
-            return at
         for line in self._lines.values():
             oldest = line.oldest(self._limits.hold_bound_s)
             if oldest is not None and now < oldest[1] < at:
@@ -142,7 +140,7 @@ class Admission:
     def passes(self, turn: Turn, pools: list[Pool], now: float) -> bool:
         """Whether a turn that comes now goes at once, as it meets nobody and fits each of the pools that it may
         use. The same as `put` and `next`, without a line for it."""
-        if self._line_of or turn.session_id in self._kept:
+        if self.held or turn.session_id in self._kept:
             return False
         for pool in pools:
             if not self._fits(turn, pool):
@@ -167,14 +165,14 @@ class Admission:
         What was overtaken for too long goes first, and while it does not fit nothing overtakes it. Otherwise the
         policy's order holds, and a new session that does not fit lets smaller ones behind it through.
         """
-        for line in self._lines.values() if self._line_of else ():
+        for line in self._lines.values() if self.held else ():
             candidates, is_overdue = self._candidates(line, now)
             for turn in candidates:
                 admitted = self._try(turn, now, turn is candidates[0], is_overdue)
                 if admitted is not None:
                     line.take(turn.id)
                     line.admitted(now)
-                    del self._line_of[turn.id]
+                    del self.held[turn.id]
                     return admitted
                 if line.held.is_returning(turn.id) and self._could_fit(turn):
                     break
@@ -188,14 +186,15 @@ class Admission:
         return line.heads(self._limits.tries, lambda tenant: self.shares.attained(tenant, now)), False
 
     def _try(self, turn: Turn, now: float, is_first: bool, is_overdue: bool) -> Admitted | None:
-        """1. it fits; 2. it is the first, and somebody who probably has ended gives way; 3. it is overdue, and
+        """1. it fits; 2. it is the first, and somebody who probably has ended gives way, or
+        one with longer to go is parked; 3. it is overdue, and
         idle residents yield; 4. it fits beside nobody, and has the pool to itself."""
         pools = self._fleet.eligible(turn)
         fitting = [pool for pool in pools if self._fits(turn, pool)]
         if fitting:
             return Admitted(turn, fitting, Reason.ADMITTED if self._is_old(turn, now) else Reason.FREE)
         for pool in pools if is_first else ():
-            if self._makes_way(turn, pool, now):
+            if self._makes_way(turn, pool, now) or self._parks(turn, pool):
                 return Admitted(turn, [pool], Reason.ADMITTED)
         if is_overdue:
             for pool in pools:
@@ -205,7 +204,7 @@ class Admission:
         return None if alone is None else Admitted(turn, [alone], Reason.ALONE)
 
     def _is_old(self, turn: Turn, now: float) -> bool:
-        return self._line_of[turn.id].held.since(turn.id) < now
+        return self.held[turn.id].held.since(turn.id) < now
 
     def _fits(self, turn: Turn, pool: Pool) -> bool:
         """Whether it fits now, and costs the fleet less than holding it."""
@@ -233,6 +232,16 @@ class Admission:
             if not should_give_way(pool, session, family, self._limits.price, now):
                 continue
             self._fleet.release(session)
+            if self._fits(turn, pool):
+                return True
+        return False
+
+    def _parks(self, turn: Turn, pool: Pool) -> bool:
+        """Let idle residents wait that have longer to go, the longest first, until shorter sessions have gone."""
+        session, idle = self._fleet.sessions[turn.session_id], self._may_leave(turn, pool)
+        for other in to_park(pool, session, idle, self._fleet.families, len(self.held), self._limits.price):
+            self._fleet.release(other)
+            other.is_parked = True
             if self._fits(turn, pool):
                 return True
         return False

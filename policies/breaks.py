@@ -16,7 +16,7 @@ from heapq import nsmallest
 from itertools import accumulate
 
 from policies.kinds import kind_of
-from policies.types import FamilyId
+from policies.types import FamilyId, value
 
 HEAD_CHARS = 64 * 1024
 """Of a prompt; what comes later is not compared."""
@@ -44,7 +44,7 @@ END = -1
 """Of a system text. No hash has this value."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Gap:
     """A volatile span of a system text, known by hashes of what stands around it."""
 
@@ -55,7 +55,7 @@ class Gap:
     kind: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Break:
     """Offsets are UTF-8 bytes of the canonical prompt, in the order in which the model renders it."""
 
@@ -74,7 +74,7 @@ class Break:
     """Those spans that lie in the system text."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Found:
     """What a first prompt was compared with, and what came of it."""
 
@@ -94,7 +94,7 @@ class _Siblings:
     num_seen: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class _Head:
     """The beginning of one prompt, cut."""
 

@@ -71,6 +71,8 @@ class Capacity:
         """A turn computed so many tokens. Of `wanted_tokens` that should have been cached it missed some, while
         residents of that size were meant to be kept."""
         size_tokens = resident_tokens if self.tokens is None else self.tokens
+        if not size_tokens:
+            return  # of no known size, and nobody is meant to be kept there
         self._computed_tokens += computed_tokens
         self._wanted_tokens += wanted_tokens
         self._missed_tokens += missed_tokens

@@ -17,13 +17,12 @@ from a summary is found by `policies.summaries`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 
-from policies.chains import Chain, common, digest
+from policies.chains import Chain, common
 from policies.strands import TAIL, Strand
 from policies.texts import size_of
-from policies.types import SessionId, TurnKind
+from policies.types import SessionId, TurnKind, value
 
 SEARCHED = 64
 """Sessions examined at one point of a chain for a changed tail or a repeated prompt; beyond that we split."""
@@ -48,7 +47,7 @@ class Rule(StrEnum):
     SIDE = "side"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Call:
     """One prompt, and what its client said about where it belongs."""
 
@@ -66,8 +65,6 @@ class Call:
     says_retry: bool = False
     expects_tools: bool = False
     """Whether every turn of this kind of client offers tools, so that one without is a side request."""
-    tools_hash: int = 0
-    """`hash_of_tools`, where it is known. 0: it is not."""
     tools_first: bool = False
     """Whether the served model renders tools before the system text."""
 
@@ -76,7 +73,7 @@ class Call:
         return len(self.system) + sum(map(len, self.tools)) + size_of(self.messages)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Asked:
     """A call and its hashes."""
 
@@ -94,7 +91,7 @@ class Asked:
         return any(speaker in message[:_SPEAKER_BYTES] for message in self.call.messages for speaker in _SPEAKERS)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Match:
     """What a prompt is, and to which session."""
 
@@ -106,9 +103,9 @@ class Match:
 NOBODY = Match(Rule.NEW)
 
 
-def hash_of_tools(key: bytes, tools: Sequence[bytes]) -> int:
+def hash_of_tools(key: bytes, tools: tuple[bytes, ...]) -> int:
     """0: there are none."""
-    return digest(key, *tools) if tools else 0
+    return hash((key, tools)) or 1 if tools else 0
 
 
 def judge(there: Sequence[Strand], asked: Asked, last: int) -> Match | None:
@@ -119,6 +116,8 @@ def judge(there: Sequence[Strand], asked: Asked, last: int) -> Match | None:
     if whole:
         if is_same:
             return _again(whole, asked)
+        if len(whole) == 1:
+            return Match(Rule.NEXT, whole[0])
         return Match(Rule.NEXT, max(whole, key=lambda strand: _likelihood(strand, asked, last + 1)))
     fork = None
     for strand in there[: -SEARCHED - 1 : -1]:

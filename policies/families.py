@@ -57,22 +57,22 @@ class Families:
         """
         head = self.heads.of(key, tools, system)
         id_ = head.family_id if tools or system else _opening_id(key, messages)
-        links = head.static
-        joins = links[max(_LEAST_BLOCKS, (len(links) + 1) // 2) - 1 :].tolist()
-        # Long enough to name an agent, not a habit of writing prompts.
-        named = [head.system_hash] if len(system) >= BLOCK_CHARS else []
-        tried = joins if tools else joins + named
-        kin = self._by_id.get(id_) or next(
-            (self._by_mark[mark] for mark in reversed(tried) if mark in self._by_mark), None
-        )
+        kin = self._by_id.get(id_)
+        if kin is None:
+            links = head.static
+            joins = links[max(_LEAST_BLOCKS, (len(links) + 1) // 2) - 1 :].tolist()
+            # Long enough to name an agent, not a habit of writing prompts.
+            named = [head.system_hash] if len(system) >= BLOCK_CHARS else []
+            tried, marks = (joins, joins + named) if tools else (joins + named, joins)
+            kin = next((self._by_mark[mark] for mark in reversed(tried) if mark in self._by_mark), None)
         if tools and group is not None:
             kin = self._join(digest(key, group), kin, id_)
         if kin is None:
-            kin = self._by_id[id_] = Kin(id_, bool(tools), tuple(joins + named if tools else joins))
+            kin = self._by_id[id_] = Kin(id_, bool(tools), tuple(marks))
             for mark in kin.marks:
                 self._by_mark.setdefault(mark, kin)
+            self._forget()
         self._by_id.move_to_end(kin.id)
-        self._forget()
         return kin
 
     def _join(self, group: int, kin: Kin | None, id_: FamilyId) -> Kin | None:
@@ -80,11 +80,11 @@ class Families:
             kin = self._by_id.get(self._by_group.get(group, ""))
         self._by_group[group] = kin.id if kin else id_
         self._by_group.move_to_end(group)
+        if len(self._by_group) > self._limit:
+            self._by_group.popitem(last=False)
         return kin
 
     def _forget(self) -> None:
-        if len(self._by_group) > self._limit:
-            self._by_group.popitem(last=False)
         if len(self._by_id) > self._limit:
             _, kin = self._by_id.popitem(last=False)
             for mark in kin.marks:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from policies.capacity import Capacity
 from policies.learning import TokenRatio
 from policies.pace import Pace
 from policies.place import Option
+from policies.ready import Ready
 from policies.reserve import Forecast, Reserve
 from policies.residency import Ledger, Met
 from policies.trial import Trial
@@ -27,48 +27,10 @@ from policies.types import (
     SessionId,
     SessionState,
     Turn,
-    TurnId,
 )
 
 ROOMY = 0.7
 """Share of its cache below which a pool can take speculative prefills (facts, engine hooks)."""
-
-
-class Ready:
-    """Turns that may run on one replica as soon as a slot is free, in the order given at entry."""
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[tuple[float, ...], int, TurnId]] = []
-        self._turns: dict[TurnId, Turn] = {}
-        self._sequence = 0
-
-    def __len__(self) -> int:
-        return len(self._turns)
-
-    def __contains__(self, turn_id: TurnId) -> bool:
-        return turn_id in self._turns
-
-    def put(self, turn: Turn, key: tuple[float, ...]) -> None:
-        self._sequence += 1
-        self._turns[turn.id] = turn
-        heapq.heappush(self._heap, (key, self._sequence, turn.id))
-
-    def pop(self) -> Turn:
-        """The best one; the caller knows that there is one."""
-        while True:
-            turn = self._turns.pop(heapq.heappop(self._heap)[2], None)
-            if turn is not None:
-                return turn
-
-    def take(self, turn_id: TurnId) -> Turn:
-        return self._turns.pop(turn_id)
-
-    def drain(self) -> list[Turn]:
-        """All of them, oldest first; nothing stays."""
-        turns = list(self._turns.values())
-        self._turns.clear()
-        self._heap.clear()
-        return turns
 
 
 @dataclass(slots=True, eq=False)
@@ -92,7 +54,7 @@ class Pool:
     @property
     def resident_tokens(self) -> float:
         """What its residents hold now, each shared block once."""
-        return (self.ledger.resident_blocks * BLOCK_CHARS + self.reserve.tail_chars) * self.ratio.value
+        return (self.ledger.union.resident_blocks * BLOCK_CHARS + self.reserve.tail_chars) * self.ratio.value
 
     def may_serve(self, turn: Turn) -> bool:
         """Whether it is healthy, serves the turn's model and has not failed it."""
@@ -212,7 +174,7 @@ class Fleet:
         self._hold(session, pool, 0)
 
     def _hold(self, session: Session, pool: Pool, tail_chars: int) -> Met:
-        session.is_resident = True
+        session.is_resident, session.is_parked = True, False
         pool.reserve.put(session, self.families[session.family_id], tail_chars)
         return pool.ledger.hold(session.id, session.blocks)
 

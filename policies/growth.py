@@ -58,8 +58,9 @@ def forecast(family: Family, num_begun: int, declared: int | None) -> list[float
         if after < num_shown and (ended[after] or continued[after]):
             went_on = continued[after] + PRIOR_WEIGHT
             alive *= went_on / (ended[after] + went_on)
+        elif num_unknown == PRIOR_TURNS:
+            return values + [-present] * (HORIZON + 1 - ahead)
         else:
             num_unknown += 1
-            alive = alive if num_unknown <= PRIOR_TURNS else 0.0
         values.append(alive * (append * ahead + output) - (1 - alive) * present)
     return values

@@ -24,16 +24,19 @@ class Bucket(NamedTuple):
     family_id: FamilyId
     num_begun: int
     declared: int | None
+    is_parked: bool = False
+    """Its session made way for shorter ones."""
 
 
 Rank: TypeAlias = Callable[[Bucket], float]
 Attained: TypeAlias = Callable[[str], float]
 _Place: TypeAlias = tuple[float, int]  # held since, sequence number
-_Entry: TypeAlias = tuple[int, bool, float, _Place, int, Bucket]
+_Entry: TypeAlias = tuple[int, int, float, _Place, int, Bucket]
 
 
 class HeldTurns:
-    """Ordered by urgency, returning before new, the tenant's attained share, the policy's rank, then age."""
+    """Ordered by urgency; returning before new, new before parked; the tenant's attained share, the policy's rank,
+    then age."""
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
@@ -134,7 +137,7 @@ class HeldTurns:
 
     def _popping(
         self, tenant: str, attained: float, popped: list[_Entry]
-    ) -> Iterator[tuple[int, bool, float, _Entry]]:
+    ) -> Iterator[tuple[int, int, float, _Entry]]:
         """A tenant's valid entries in their order, each taken out of its heap and noted in `popped`."""
         heap = self._heaps[tenant]
         while heap:
@@ -155,7 +158,8 @@ class HeldTurns:
         self._sequence += 1
         self._entries[bucket] = self._sequence
         place = self._buckets[bucket][0][0]
-        entry = -bucket.urgency, not bucket.is_returning, self._rank(bucket), place, self._sequence, bucket
+        standing = 2 if bucket.is_parked else not bucket.is_returning
+        entry = -bucket.urgency, standing, self._rank(bucket), place, self._sequence, bucket
         heapq.heappush(heap, entry)
 
     def _leave(self, bucket: Bucket) -> None:

@@ -21,7 +21,8 @@ class Idle:
         self._fleet, self._policy, self._relearn = fleet, policy, relearn
         self.leases = Timers()
         self.outrun = Timers()
-        """Ends of leases that do not hold any more: their sessions came back, or are forgotten."""
+        """Ends of leases that do not hold any more: their sessions came back, or are forgotten. While anybody
+        waits the Scheduler looks then, too: those who are idle are less likely to come back, and may give way."""
 
     def rest(self, session: Session, now: float) -> None:
         """A session without a turn in the gateway is idle: its lease begins."""
@@ -72,11 +73,6 @@ class Idle:
         """It sends a turn: its lease ends no more."""
         if self.leases.next_whose == session.id:
             self._set_aside()
-
-    def next_at(self, anybody_waits: bool) -> float:
-        """When to look again. While anybody waits also where a lease would have ended that does not hold any more:
-        those who are idle are less likely to come back by then, and may give way."""
-        return min(self.leases.next_at, self.outrun.next_at) if anybody_waits else self.leases.next_at
 
     def _set_aside(self) -> None:
         """The next lease is one that holds."""

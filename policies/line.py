@@ -31,14 +31,16 @@ class Line:
 
     def take(self, turn_id: TurnId) -> tuple[Turn, int]:
         """A turn leaves, served or not; also its place."""
-        return self.held.take(turn_id), self._overtaking.leave(turn_id)
-
-    def admitted(self, now: float) -> None:
-        """Who was taken last has been let in."""
-        self._overtaking.admitted(now)
-        self._recent.append(now)
+        turn = self.held.take(turn_id)
         if not self.held:
             self._recent.clear()
+        return turn, self._overtaking.leave(turn_id)
+
+    def admitted(self, now: float) -> None:
+        """Who was taken last, or never had to wait, has been let in."""
+        self._overtaking.admitted(now)
+        if self.held:
+            self._recent.append(now)
 
     def heads(self, most: int, attained: Attained) -> list[Turn]:
         return self.held.heads(most, attained)

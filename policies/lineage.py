@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from policies.chains import Chain, block_chain, common, name
+from policies.chains import Chain, block_chain, common, own_name
 from policies.continuation import NOBODY, SEARCHED, Asked, Call, Match, Rule, hash_of_tools, is_restart, judge
 from policies.families import Families, Kin
 from policies.strands import Strand, Strands
 from policies.summaries import OPENING_BYTES, Summaries, Telling, latest, opening, telling
 from policies.texts import Beginnings, Texts, size_of
-from policies.types import BLOCK_CHARS, Blocks, FamilyId, SessionId, TurnKind
+from policies.types import BLOCK_CHARS, Blocks, FamilyId, SessionId, TurnKind, value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Sighting:
     """What a prompt was recognised as. Give it back to `answered`, once, however the call ended."""
 
@@ -35,6 +34,10 @@ class Sighting:
     """Of a request without tools and without a name."""
     last_message: bytes = b""
     """The start of it."""
+
+
+_GOES_ON = frozenset((Rule.NEXT, Rule.RETRY, Rule.TAIL, Rule.RESTART))
+_BEGINS = frozenset((Rule.NEW, Rule.FORK, Rule.SIBLING))
 
 
 class Lineage:
@@ -58,9 +61,9 @@ class Lineage:
         """Whose turn this is; remembered as sent."""
         self._strands.forget(now)
         chain = self._beginnings.chain(call.key, call.system, call.messages)
-        asked = Asked(call, chain, call.tools_hash or hash_of_tools(call.key, call.tools))
+        asked = Asked(call, chain, hash_of_tools(call.key, call.tools))
         match = self._unnamed(asked) if call.name is None else self._by_name(asked, call.name)
-        if match.strand is not None and match.rule in (Rule.NEXT, Rule.RETRY, Rule.TAIL, Rule.RESTART):
+        if match.strand is not None and match.rule in _GOES_ON:
             return self._go_on(match.strand, match.rule, asked, now)
         if match.rule is Rule.SIDE:
             return self._serve(match.strand, asked, now)
@@ -91,8 +94,7 @@ class Lineage:
 
     def _unnamed(self, asked: Asked) -> Match:
         match = self._by_chain(asked)
-        is_new = match.rule in (Rule.NEW, Rule.FORK, Rule.SIBLING)
-        if is_new and self._summaries and asked.tools and asked.has_history():
+        if match.rule in _BEGINS and asked.tools and self._summaries and asked.has_history():
             restarted = self._summaries.restarted(self._strands, asked)
             return Match(Rule.RESTART, restarted) if restarted else match
         return match
@@ -210,7 +212,7 @@ class Lineage:
     def _sent(self, strand: Strand, rule: Rule, asked: Asked, blocks: Chain, now: float) -> Sighting:
         call = asked.call
         told = None
-        if call.name is None and not asked.tools and rule not in (Rule.NEXT, Rule.TAIL):
+        if call.name is None and not asked.tools and rule is not Rule.NEXT and rule is not Rule.TAIL:
             told = telling(self._strands, call, now)
         strand.blocks = blocks
         strand.tools_first = call.tools_first
@@ -238,7 +240,7 @@ class Lineage:
         known = known or self._families.heads.of(call.key, call.tools, call.system).blocks(call.tools_first)
         shared = (*call.tools, call.system) if call.tools_first else (call.system, *call.tools)
         chars, at = sum(map(len, shared)), 0
-        if len(known) * BLOCK_CHARS < chars or not isinstance(call.messages, Texts):
+        if len(known) * BLOCK_CHARS < chars or type(call.messages) is not Texts:
             return block_chain(call.key, (*shared, *call.messages), known)
         for size in call.messages.sizes:
             if chars + size > len(known) * BLOCK_CHARS:
@@ -254,7 +256,7 @@ class Lineage:
         )
         if free and strand.name is not None:
             return strand.name
-        return name(strand.key, asked.chain[-1].to_bytes(8, "big"), strand.serial.to_bytes(8, "big"))
+        return own_name(strand.key, asked.chain[-1], strand.serial)
 
 
 def _holds_name(other: Strand, strand: Strand) -> bool:

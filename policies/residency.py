@@ -25,7 +25,7 @@ class Ledger:
     """
 
     def __init__(self) -> None:
-        self._union = Union()
+        self.union = Union()
         """Cached are residents and released together: what the engine should still have."""
         self._chains: dict[SessionId, Blocks] = {}
         self._cut: dict[SessionId, int] = {}
@@ -35,7 +35,7 @@ class Ledger:
     @property
     def resident_blocks(self) -> int:
         """Size of the union of all residents."""
-        return self._union.resident_blocks
+        return self.union.resident_blocks
 
     @property
     def num_residents(self) -> int:
@@ -48,23 +48,23 @@ class Ledger:
         """Make a session resident with these blocks, or replace the blocks of a resident."""
         chain = self._chains.get(session_id, ())
         if session_id in self._released or session_id in self._cut:
-            absent_blocks, _ = self._union.move(CACHED, self._cached(session_id), blocks)
-            _, new_blocks = self._union.move(RESIDENT, () if session_id in self._released else chain, blocks)
+            absent_blocks, _ = self.union.move(CACHED, self._cached(session_id), blocks)
+            _, new_blocks = self.union.move(RESIDENT, () if session_id in self._released else chain, blocks)
             self._cut.pop(session_id, None)
             self._released.pop(session_id, None)
         else:
-            absent_blocks, new_blocks = self._union.move(BOTH, chain, blocks)
+            absent_blocks, new_blocks = self.union.move(BOTH, chain, blocks)
         self._chains[session_id] = blocks
         return Met(new_blocks, len(blocks) - absent_blocks)
 
     def release(self, session_id: SessionId) -> None:
         """End a residency; its blocks count as cached until `evict` or `forget` drops them."""
-        self._union.move(RESIDENT, self._chains[session_id], ())
+        self.union.move(RESIDENT, self._chains[session_id], ())
         self._released[session_id] = None
 
     def evict(self, capacity_blocks: float) -> None:
         """Drop the longest released until everything present fits the pool, as an LRU cache would."""
-        while self._released and self._union.cached_blocks > capacity_blocks:
+        while self._released and self.union.cached_blocks > capacity_blocks:
             self._drop(next(iter(self._released)))
 
     def forget(self, session_id: SessionId) -> None:
@@ -77,22 +77,22 @@ class Ledger:
     def cut(self, session_id: SessionId, blocks: int) -> None:
         """The engine has so many leading blocks of a session; a resident stays one, and recomputes the rest."""
         chain = self._chains.get(session_id, ())
-        self._union.move(CACHED, self._cached(session_id), chain[:blocks])
+        self.union.move(CACHED, self._cached(session_id), chain[:blocks])
         self._cut.pop(session_id, None)
         if blocks < len(chain):
             self._cut[session_id] = blocks
 
     def expected_blocks(self, blocks: Blocks) -> int:
         """Leading blocks that should be found in the engine's cache."""
-        return self._union.cached(blocks)
+        return self.union.cached(blocks)
 
     def new_blocks(self, blocks: Blocks) -> int:
         """Blocks by which the union would grow if a session with this chain became resident."""
-        return len(blocks) - self._union.resident(blocks)
+        return len(blocks) - self.union.resident(blocks)
 
     def private_blocks(self, session_id: SessionId) -> int:
         """Blocks that would leave the union if this resident was released."""
-        return self._union.private(self._chains[session_id])
+        return self.union.private(self._chains[session_id])
 
     def _cached(self, session_id: SessionId) -> Blocks:
         """What of a session's chain counts as present."""
@@ -101,6 +101,6 @@ class Ledger:
 
     def _drop(self, session_id: SessionId) -> None:
         """Forget a released session."""
-        self._union.move(CACHED, self._cached(session_id), ())
+        self.union.move(CACHED, self._cached(session_id), ())
         self._cut.pop(session_id, None)
         del self._released[session_id], self._chains[session_id]

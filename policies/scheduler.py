@@ -5,7 +5,7 @@ Laws (tests/policies/contract):
 2. A slot is held from Dispatch to Left, never in between two turns.
 3. A turn of a resident session waits for a slot only; others wait until the replica's cache has room.
 4. Nobody is admitted into a pool whose residents already fill the ceiling, but one larger than it, alone.
-5. What waits longest than the bound goes before the policy's order, and idle residents yield to it.
+5. What waits longer than the bound, for room or a slot, goes before the policy's order; idle residents yield.
 """
 
 from __future__ import annotations
@@ -62,6 +62,8 @@ class Scheduler:
         self._warm_ups = WarmUps(self._fleet, limits.ceiling, limits.warms_up)
         self._deadlines = Timers()
         """Of turns that wait."""
+        self._wake_at: float | None = None
+        """As it was told last."""
         self._num_placed = 0
 
     def tell(self, fact: Fact, now: float) -> tuple[list[Decision], float | None]:
@@ -75,7 +77,9 @@ class Scheduler:
                 self._left(fact, now)
             case FirstByte(turn_id):
                 self._slots.first_byte(turn_id, now)
-                return decisions, self._next_wake(now)  # nobody has more room by it
+                if self._admission.held:
+                    self._wake_at = self._next_wake(now)
+                return decisions, self._wake_at  # nobody has more room by it
             case ReplicaReported() | CacheLost():
                 self._fleet.reported(fact)
             case ReplicaLost(replica_id):
@@ -84,17 +88,21 @@ class Scheduler:
                 self._ended(session_id, now)
             case WarmedUp():
                 self._warm_ups.ended(fact)
-        may_admit |= self._expire(now, decisions) | self._admission.trim()
-        if may_admit and self._admission:
+        if min(self._idle.leases.next_at, self._idle.outrun.next_at, self._deadlines.next_at) <= now:
+            may_admit |= self._expire(now, decisions)
+        may_admit |= self._admission.trim()
+        if may_admit and self._admission.held:
             self._admit(now)
-        self._dispatch(now, decisions)
+        if self._ready:
+            self._dispatch(now, decisions)
         if self._fleet.lost or self._warm_ups.timers.next_at <= now:
             self._follow_up(now, decisions)
-        return decisions, self._next_wake(now)
+        self._wake_at = self._next_wake(now)
+        return decisions, self._wake_at
 
     def view(self, counts_sessions: bool = True, named: frozenset[SessionId] = frozenset()) -> FleetView:
         """A copy for observers, with what is known of the named sessions."""
-        num_held, num_ready = len(self._admission), len(self._ready)
+        num_held, num_ready = len(self._admission.held), len(self._ready)
         return view_of(self._fleet, num_held, num_ready, self._limits.ceiling, counts_sessions, named)
 
     def expected_wait_s(self, turn_id: TurnId, now: float) -> float:
@@ -115,7 +123,7 @@ class Scheduler:
             self._route(turn, session, now, decisions)
             if turn.deadline_at is not None:
                 self._deadlines.put(turn.deadline_at, turn.id)
-        return shrinks or turn.id in self._admission
+        return shrinks or turn.id in self._admission.held
 
     def _begin(self, turn: Turn, now: float) -> Session:
         """Fold an arriving turn into its session and family."""
@@ -154,21 +162,12 @@ class Scheduler:
             self._make_ready(turn, self._choose(turn, pools), reason)
 
     def _wait(self, turn: Turn, session: Session, pools: list[Pool], now: float, told: list[Decision]) -> None:
-        """Queue a turn at the gate, or refuse it now if its wait would be too long for its client."""
-        waited_s = now - self._admission.waiting_since(session.id, now)
-        wait_s = self._admission.expected_wait_s(turn, now) - waited_s
-        if len(self._admission) >= self._limits.max_queue:
-            refusal = Refusal.QUEUE_FULL
-        elif wait_s > turn.max_wait_s:
-            refusal = Refusal.TOO_LONG
-        elif turn.deadline_at is not None and now + wait_s > turn.deadline_at:
-            refusal = Refusal.DEADLINE
-        else:
-            refusal = None
+        """Let a turn through that meets nobody; queue it at the gate; or refuse it now."""
         nothing_ends = min(self._idle.leases.next_at, self._deadlines.next_at) > now
-        if refusal is None and nothing_ends and self._admission.passes(turn, pools, now):
+        if nothing_ends and self._limits.max_queue and self._admission.passes(turn, pools, now):
             self._make_ready(turn, self._choose(turn, pools), Reason.FREE)
             return
+        refusal, wait_s = self._admission.refusal(turn, now)
         self._admission.put(turn, session, now)
         if refusal is not None:
             self._admission.take(turn.id, now + 2 * wait_s)
@@ -193,7 +192,7 @@ class Scheduler:
 
     def _withdraw(self, turn_id: TurnId, keep_until: float) -> Turn | None:
         """Take a turn that waits out of where it waits. None: it does not."""
-        if turn_id in self._admission:
+        if turn_id in self._admission.held:
             return self._admission.take(turn_id, keep_until)
         if turn_id in self._ready:
             return self._ready.pop(turn_id)[0].ready.take(turn_id)
@@ -214,8 +213,6 @@ class Scheduler:
 
     def _expire(self, now: float, decisions: list[Decision]) -> bool:
         """Turns whose deadline has come are refused, leases end. Returns whether anything did."""
-        if self._idle.next_at(anybody_waits=True) > now and self._deadlines.next_at > now:
-            return False
         happened = self._idle.expire(now)
         while (entry := self._deadlines.pop(now)) is not None:
             if (turn := self._withdraw(entry[1], now)) is not None:
@@ -269,9 +266,9 @@ class Scheduler:
 
     def _dispatch(self, now: float, decisions: list[Decision]) -> None:
         """Give free slots to ready turns."""
-        for pool in self._fleet.pools.values() if self._ready else ():
+        for pool in self._fleet.pools.values():
             while pool.ready and (pool.replica.free_slots or not self._policy.bounds_slots):
-                decisions.append(self._start(pool.ready.pop(), pool, now))
+                decisions.append(self._start(pool.ready.pop(now - self._limits.hold_bound_s), pool, now))
 
     def _start(self, turn: Turn, pool: Pool, now: float) -> Dispatch:
         session, family = self._fleet.sessions[turn.session_id], self._fleet.families[turn.family_id]
@@ -289,12 +286,13 @@ class Scheduler:
             if not session.is_resident:
                 decisions.append(Release(session.id, replica_id))
             self._warm_ups.lost(session, now)
-        for session, warm_up in self._warm_ups.due(now, is_quiet=not (self._admission or self._ready)):
+        for session, warm_up in self._warm_ups.due(now, is_quiet=not (self._admission.held or self._ready)):
             self._idle.renew(session, now)
             decisions.append(warm_up)
 
     def _next_wake(self, now: float) -> float | None:
         """The next time at which something changes by itself: a lease ends, or a wait passes the bound."""
-        ends_at = self._idle.next_at(bool(self._admission)), self._deadlines.next_at, self._warm_ups.timers.next_at
-        wake_at = min(*ends_at, self._admission.next_overdue_at(now))
+        wake_at = min(self._idle.leases.next_at, self._deadlines.next_at, self._warm_ups.timers.next_at)
+        if self._admission.held:  # who is idle is less likely to come back by the end of a lease that it outran
+            wake_at = min(wake_at, self._idle.outrun.next_at, self._admission.next_overdue_at(now))
         return None if wake_at == math.inf else wake_at

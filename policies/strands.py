@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from array import array
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 from policies.chains import Chain
@@ -37,7 +36,7 @@ class Strand:
     """Hash of the tools it offers; 0: none."""
     first_len: int
     """Links of its first request: a prefix that reaches there carries the session's own task."""
-    chain: Chain = field(default_factory=lambda: array("Q"))
+    chain: Sequence[int] = ()
     """Of its latest request."""
     blocks: Blocks = ()
     tools_first: bool = False
@@ -58,7 +57,7 @@ class Strand:
     has_steady_name: bool = False
     """Whether the name has come twice. A name that comes once may be an id of the request, not of the session."""
     seen_at: float = 0.0
-    ends: deque[int] = field(default_factory=deque)
+    ends: tuple[int, ...] = ()
     """Where the index knows it: ends of earlier turns, oldest first."""
     tips: tuple[int, ...] = ()
     """Where the index knows it: the end of its latest request, and up to TAIL messages before."""
@@ -106,7 +105,8 @@ class Strands:
         if strand.name is not None:
             _put(self._by_name, strand.name, strand)
         strand.seen_at = now
-        self.forget(now)
+        if len(self._by_age) > self._limit:
+            self.forget(now)
 
     def rename(self, strand: Strand, name: str) -> None:
         self._drop_name(strand)
@@ -116,14 +116,15 @@ class Strands:
     def advance(self, strand: Strand, chain: Chain, now: float) -> None:
         """The strand has sent this prompt: it is found there from now on, and at the ends of its last turns."""
         if strand.chain:
-            strand.ends.append(strand.chain[-1])
+            strand.ends = (*strand.ends, strand.chain[-1])
             _put(self._by_link, strand.chain[-1], strand)
         for link in strand.tips:
             _take(self._by_link, link, strand)
         if len(strand.ends) > _PAST_ENDS:
             # The first end stays: there its task ends, and there most forks begin.
-            _take(self._by_link, strand.ends[1], strand)
-            del strand.ends[1]
+            first, second, *later = strand.ends
+            _take(self._by_link, second, strand)
+            strand.ends = (first, *later)
         # The system text alone (link 0) says nothing about a session.
         strand.tips = tuple(chain[max(1, len(chain) - 1 - TAIL) :])
         for link in strand.tips:

@@ -52,7 +52,7 @@ def latest(answer: bytes) -> tuple[int, ...]:
     return _last(answer, _ANSWER_BYTES, _ANSWER_PASSAGES)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Telling:
     """A request without tools, and the sessions that it may tell of."""
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias, overload
 
 from policies.chains import Chain, message_chain
+from policies.types import value
 
 Sizes: TypeAlias = "array[int]"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Known:
     """The beginning of a prompt as it was hashed before; shared, never changed."""
 
@@ -40,8 +40,8 @@ class Texts(Sequence[bytes]):
     @property
     def sizes(self) -> Sizes:
         """Bytes of each. Only what is not known is written for that."""
-        for index in range(len(self._sizes), len(self._texts)):
-            self._sizes.append(len(self[index]))
+        if len(self._sizes) < len(self._texts):
+            self._sizes.extend(map(len, self[len(self._sizes) :]))
         return self._sizes
 
     def __len__(self) -> int:
@@ -52,11 +52,15 @@ class Texts(Sequence[bytes]):
     @overload
     def __getitem__(self, at: slice) -> tuple[bytes, ...]: ...
     def __getitem__(self, at: int | slice) -> bytes | tuple[bytes, ...]:
+        found = self._texts[at]
+        if isinstance(found, bytes):
+            return found
         if isinstance(at, slice):
-            return tuple([self[index] for index in range(*at.indices(len(self._texts)))])
-        text = self._texts[at]
-        if text is None:
-            text = self._texts[at] = self._write(range(len(self._texts))[at])
+            for index in range(*at.indices(len(self._texts))):
+                if self._texts[index] is None:
+                    self._texts[index] = self._write(index)
+            return tuple(self._texts[at])  # type: ignore[arg-type]  # all are written now
+        text = self._texts[at] = self._write(range(len(self._texts))[at])
         return text
 
     def __iter__(self) -> Iterator[bytes]:
@@ -70,7 +74,7 @@ class Texts(Sequence[bytes]):
 
 def size_of(messages: Sequence[bytes], stop: int | None = None) -> int:
     """Bytes of the first `stop` messages, of all without it. No text is written for that if its size is known."""
-    sizes = messages.sizes if isinstance(messages, Texts) else array("I", map(len, messages))
+    sizes = messages.sizes if type(messages) is Texts else array("I", map(len, messages))
     return sum(sizes[:stop])
 
 
@@ -83,7 +87,7 @@ class Beginnings:
 
     def chain(self, key: bytes, system: bytes, messages: Sequence[bytes]) -> Chain:
         """`message_chain`, hashing only what was not hashed before: of a growing conversation its new end."""
-        if not isinstance(messages, Texts) or not messages.fingerprints:
+        if type(messages) is not Texts or not messages.fingerprints:
             return message_chain(key, system, messages)
         known = self._longest(messages.fingerprints)
         if known is not None:

@@ -128,6 +128,8 @@ class Session:
     """While idle: until when its residency is kept."""
     is_expired: bool = False
     """While idle: its first lease ran out."""
+    is_parked: bool = False
+    """It made way for shorter ones: its next turn goes after those of sessions that wait for their first."""
     is_presumed_ended: bool = False
     """Its lease ran out, or its client said so; counted as ended until it comes back."""
 

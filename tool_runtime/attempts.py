@@ -42,7 +42,7 @@ class LocalAttempts:
         self._clock = clock
         self._lost: OrderedDict[bytes, _Lost] = OrderedDict()
 
-    def attempt(self, answer: bytes) -> LocalAttempt:
+    def attempt(self, answer: bytes, is_retry: bool = False) -> LocalAttempt:
         return LocalAttempt(self, answer)
 
     def take(self, key: bytes) -> Outcome | None:

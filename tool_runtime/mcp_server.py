@@ -272,4 +272,6 @@ def _told(error: BaseException) -> str:
     """The first cause, in one line."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
+    if isinstance(error, FileNotFoundError):
+        return "its command, or the cwd of its options, is not there"
     return f"{type(error).__name__}: {error}".partition("\n")[0]

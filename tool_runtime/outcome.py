@@ -65,6 +65,6 @@ def stopped(tool: Tool, has_begun: bool) -> Outcome:
 
 def not_known(tool: Tool) -> str:
     return (
-        f"The outcome of this call is unknown: {tool.name} was started, may have taken effect, "
+        f"The outcome of this call is unknown: {tool.name} may have run, may have taken effect, "
         "and was not run again. Check before you repeat it."
     )

@@ -37,8 +37,8 @@ class Attempt(Protocol):
 class Shared(Protocol):
     """Where processes meet. A failure of the way to it is as if nobody else was there."""
 
-    def attempt(self, answer: bytes) -> Attempt:
-        """`answer`: equal for whoever asks again for the same one."""
+    def attempt(self, answer: bytes, is_retry: bool = False) -> Attempt:
+        """`answer`: equal for whoever asks again for the same one. `is_retry`: the client says that it does."""
         ...
 
     def claimed(self, key: bytes) -> AbstractAsyncContextManager[Claimed]:

@@ -7,7 +7,8 @@ must not be repeated is not, if it may have run before: the model is told that i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
@@ -19,13 +20,12 @@ from gateway.batches import agent_asked, results
 from gateway.batches.agent_asked import AgentAsked
 from gateway.batches.asking import Asking
 from gateway.batches.objects import Batch, Finished, Line, Spent, new_id
-from gateway.batches.store import Store
+from gateway.batches.store import Store, StoreFailed
 from gateway.dialects import canonical
 from gateway.dialects.failures import openai_error
 from gateway.errors import Failure
 from gateway.exchange import Json
 from gateway.inprocess import InProcessResponder
-from gateway.transport import Headers
 from tool_runtime.outcome import not_known
 from tool_runtime.runtime import ToolRuntime
 from tool_runtime.types import Call, Context, Effect, Tools
@@ -52,9 +52,10 @@ class AgentRuns:
     session_ended: Callable[[str], None]
 
     async def answer(self, batch: Batch, line: Line, body: bytes, tools: Tools) -> Finished:
-        """`tools`: those that the batch's key may use."""
+        """`tools`: those that the batch's key may use. Raises StoreFailed."""
         asked = agent_asked.read(orjson.loads(body), tools)
-        kept = dict(await self.store.transcript(batch.id, line))
+        with _keeping():
+            kept = dict(await self.store.transcript(batch.id, line))
         run = _Run(self, batch, line, asked, kept)
         try:
             reply = _reply(200, await run.output())
@@ -118,7 +119,8 @@ class _Run:
         else:
             message, spent = await get()
             row = {"message": message, "spent": asdict(spent)}
-            await self.runs.store.append(self.batch.id, self.line, position, orjson.dumps(row))
+            with _keeping():
+                await self.runs.store.append(self.batch.id, self.line, position, orjson.dumps(row))
         self.spent += Spent(**row["spent"])
         message = row["message"]
         assert isinstance(message, dict)
@@ -138,11 +140,14 @@ class _Run:
     async def _run_calls(self, calls: list[Json], was_kept: bool) -> None:
         """All at once; their results stand in the order of the calls."""
         start = self.position
-        async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(self._at(start + n, self._calling(call, was_kept)))
-                for n, call in enumerate(calls)
-            ]
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(self._at(start + n, self._calling(call, was_kept)))
+                    for n, call in enumerate(calls)
+                ]
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
         self.position += len(calls)
         self.num_calls += len(calls)
         self.messages += [task.result() for task in tasks]
@@ -183,6 +188,15 @@ class _Run:
         return told | ({"messages": self.messages} if self.asked.wants_messages else {})
 
 
+@contextmanager
+def _keeping() -> Iterator[None]:
+    """Raises StoreFailed."""
+    try:
+        yield
+    except Exception as error:
+        raise StoreFailed(str(error)) from error
+
+
 async def _correction(problem: str) -> tuple[Json, Spent]:
     text = f"That answer does not fit the schema: {problem}. Answer again, with nothing but the JSON."
     return {"role": "user", "content": text}, Spent()
@@ -217,5 +231,5 @@ def _failed(code: str, message: str, status: int = 422) -> _Ended:
 
 def _reply(status: int, body: Json) -> InProcessResponder:
     reply = InProcessResponder()
-    reply.status, reply.body, reply.headers = status, orjson.dumps(body), Headers(())
+    reply.status, reply.body, reply.headers = status, orjson.dumps(body), {}
     return reply

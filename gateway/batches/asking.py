@@ -26,7 +26,7 @@ class LineKeys(Keys):
         super().__init__({})
         self._keys = keys
 
-    async def caller(self, headers: Mapping[str, str]) -> Caller:
+    def at_once(self, headers: Mapping[str, str]) -> Caller:
         tenant = headers[TENANT]
         salt = self._keys.salt_of(tenant)
         caller = Caller(tenant, may_prioritise=False, urgency=int(headers[URGENCY]), cache_salt=salt)

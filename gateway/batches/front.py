@@ -5,6 +5,8 @@ All that most gateways load of batches.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+
 from gateway.dialects import BY_PATH
 from gateway.errors import Failure
 from gateway.transport import Handler, Request, Responder
@@ -20,8 +22,8 @@ PURPOSES = ("assistants", "batch", "evals", "fine-tune", "user_data", "vision")
 def in_front_of(path: Handler, batches: Handler) -> Handler:
     """Sends each request where it belongs."""
 
-    async def handle(request: Request, responder: Responder) -> None:
-        await (batches if request.path.startswith((FILES, BATCHES)) else path)(request, responder)
+    def handle(request: Request, responder: Responder) -> Awaitable[None]:
+        return (batches if request.path.startswith((FILES, BATCHES)) else path)(request, responder)
 
     return handle
 

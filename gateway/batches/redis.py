@@ -16,6 +16,7 @@ from gateway.batches.objects import LIVE, Batch, File, Finished, Line, NotAllowe
 from gateway.batches.records import COUNTS, about, batch_of, counted, file_of
 from gateway.batches.store import Page
 from gateway.config import ConfigError
+from gateway.redis_client import client
 
 Pipeline: TypeAlias = Any
 """Of redis: commands that become one transaction."""
@@ -46,13 +47,10 @@ class RedisStore:
     def __init__(self, url: str) -> None:
         """Connects when it is first asked. Raises ConfigError without the redis package."""
         try:
-            from redis.asyncio import Redis
+            # Its types leave open whether answers are bytes or text: they are bytes.
+            self._redis: Any = client(url, TIMEOUT_S)
         except ImportError:
             raise ConfigError("batches.redis needs redis: pip install 'turngate[redis]'") from None
-        if url.startswith("valkey"):
-            url = url.replace("valkey", "redis", 1)
-        # Its types leave open whether answers are bytes or text: they are bytes.
-        self._redis: Any = Redis.from_url(url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S)
         self._finish = self._redis.register_script(_FINISH)
         self._hold = self._redis.register_script(_HOLD)
         self._let_go = self._redis.register_script(_LET_GO)

@@ -4,35 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import orjson
-
 from gateway import fields
 from gateway.exchange import Json
-from gateway.transport import Timeouts, Upstream, UpstreamCut, UpstreamRefused
-
-_NEWEST = "/v1/batches?limit=20"
-_MAX_PAGE_BYTES = 16 * 2**20
-
-
-class NotTold(Exception):
-    """The gateway did not say; the text says why."""
+from gateway.remote import page
+from gateway.transport import Upstream
 
 
 async def batches(upstream: Upstream, url: str, key: str, timeout_s: float) -> list[Json]:
     """The newest batches of the tenant of `key` (empty: none is sent). Raises NotTold."""
-    headers = [("Authorization", f"Bearer {key}")] if key else []
-    times = Timeouts(timeout_s, timeout_s, timeout_s)
-    try:
-        reply = await upstream.call("GET", url.rstrip("/").removesuffix("/v1") + _NEWEST, headers, None, times)
-        body = orjson.loads(await reply.read(_MAX_PAGE_BYTES))
-    except (UpstreamRefused, UpstreamCut) as error:
-        raise NotTold(f"{url} does not answer: {error}") from None
-    except orjson.JSONDecodeError:
-        body = {}
-    if reply.status != 200 or not isinstance(body, dict):
-        why = fields.text(fields.obj(body, "error"), "message") if isinstance(body, dict) else None
-        raise NotTold(f"{url} answered {reply.status}: {why or 'it is no Turngate'}")
-    return fields.items(body, "data")
+    return fields.items(await page(upstream, url, "/v1/batches?limit=20", key, timeout_s), "data")
 
 
 def as_text(rows: Iterable[Json], now: float) -> str:

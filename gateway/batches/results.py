@@ -11,6 +11,7 @@ from gateway.inprocess import InProcessResponder
 
 EXPIRED = ("batch_expired", "This request could not be executed before the completion window expired.")
 CANCELLED = ("batch_cancelled", "The batch was cancelled before this request was executed.")
+FAILED = ("gateway_error", "The gateway failed on this request. Its log says why.")
 
 
 def finished(custom_id: str, reply: InProcessResponder) -> Finished:

@@ -8,13 +8,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gateway.batches import lines
+from gateway.batches import lines, results
 from gateway.batches.blobs import Blobs
 from gateway.batches.closing import Closing
 from gateway.batches.lines import Endpoint
 from gateway.batches.metrics import BatchMetrics
 from gateway.batches.objects import Batch, Fault, Finished, Line, NotAllowed, Status
-from gateway.batches.store import Store
+from gateway.batches.store import Store, StoreFailed
 
 LOG = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ SWEEP_S = 600.0
 """Time between two looks for files that have expired."""
 
 Answer = Callable[[Batch, Line, bytes], Awaitable[Finished]]
-"""What becomes of a line, given the body of its request. Ends with its task only."""
+"""What becomes of a line, given the body of its request. Ends with its task only. Raises StoreFailed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +130,21 @@ class Runner:
 
     async def _finish(self, batch: Batch, line: Line, body: bytes, room: asyncio.Semaphore) -> None:
         try:
-            finished = await self.answer(batch, line, body)
+            finished = await self._finished(batch, line, body)
             if await self.store.finish(batch.id, line, finished):
                 self.metrics.finished(batch.endpoint, finished.is_ok)
         finally:
             room.release()
+
+    async def _finished(self, batch: Batch, line: Line, body: bytes) -> Finished:
+        """Law: what fails on one line is the end of that line only. Raises StoreFailed, as the store fails all."""
+        try:
+            return await self.answer(batch, line, body)
+        except StoreFailed:
+            raise
+        except Exception:
+            LOG.exception("batch %s: its line %d failed", batch.id, line.number)
+            return Finished(False, results.unfinished(line.custom_id, *results.FAILED))
 
     async def _sweep(self) -> None:
         while True:

@@ -20,6 +20,10 @@ class Page:
     """Oldest first."""
 
 
+class StoreFailed(Exception):
+    """It, or the way to it, failed in the middle of a line's work, with which nothing is wrong."""
+
+
 class Store(Protocol):
     """Files and batches of all tenants, and what is still to be done.
 

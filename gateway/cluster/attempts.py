@@ -2,6 +2,9 @@
 
 Keys: `calls:KEY` (those that attempts have started, a hash of number -> process and outcome) and `alive:PROCESS`
 (counts while it lives). KEY covers the request, the tool and its arguments.
+
+Law: while Redis is gone, a call is started unless this process knows that a lost attempt has started it, or its
+client says that it asks again: another process may have. What could not be told is told once Redis is back.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ import asyncio
 import itertools
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -18,7 +21,7 @@ from typing import Any, TypeAlias
 from gateway.cluster.board import BoardGone
 from gateway.cluster.outcomes import read, written
 from gateway.cluster.redis import asking
-from tool_runtime.attempts import KEPT_S, key_in
+from tool_runtime.attempts import KEPT_S, MAX_LOST, LocalAttempts, key_in
 from tool_runtime.outcome import Outcome
 from tool_runtime.shared import Claimed
 
@@ -68,7 +71,9 @@ if was then redis.call('HSET', KEYS[1], ARGV[1], ARGV[2] .. string.sub(was, 33))
 class RedisAttempts:
     """What this process has started, and what others had. Owns its heartbeat until `close`."""
 
-    def __init__(self, redis: Any, prefix: str) -> None:
+    def __init__(self, redis: Any, prefix: str, clock: Callable[[], float]) -> None:
+        self.told, self.untold = LocalAttempts(clock), LocalAttempts(clock)
+        """What lost attempts of this process have started: with Redis' knowledge, and without."""
         self._redis = redis
         self._prefix = prefix
         self._me = secrets.token_hex(16)
@@ -76,10 +81,12 @@ class RedisAttempts:
         self._beating: asyncio.Task[None] | None = None
         self._open: set[Started] = set()
         self._leaving: set[asyncio.Task[None]] = set()
+        self._left: dict[Started, bool] = {}
+        """What could not be told: calls that were left, and whether their answers were whole."""
         self._start, self._know, self._lose = map(redis.register_script, (_START, _KNOW, _LOSE))
 
-    def attempt(self, answer: bytes) -> RedisAttempt:
-        return RedisAttempt(self, answer)
+    def attempt(self, answer: bytes, is_retry: bool) -> RedisAttempt:
+        return RedisAttempt(self, answer, is_retry)
 
     async def start(self, call: Started, unknown: Outcome) -> Outcome | None:
         """What is known of the call that a lost attempt started; None: none did, and this one may start. Waits for
@@ -114,7 +121,8 @@ class RedisAttempts:
     def leave(self, calls: list[Started], is_whole: bool) -> None:
         self._open.difference_update(calls)
         if calls:
-            task = asyncio.create_task(self._leave(calls, is_whole), name="end of an attempt")
+            self._left.update(dict.fromkeys(calls, is_whole))
+            task = asyncio.create_task(self._leave(), name="end of an attempt")
             self._leaving.add(task)
             task.add_done_callback(self._leaving.discard)
 
@@ -128,15 +136,18 @@ class RedisAttempts:
                 async with asking():
                     await self._redis.delete(self._key("alive", self._me))
 
-    async def _leave(self, calls: list[Started], is_whole: bool) -> None:
-        with suppress(BoardGone):
+    async def _leave(self) -> None:
+        left, self._left = self._left, {}
+        try:
             async with asking(), self._redis.pipeline(transaction=False) as pipe:
-                for name, number in calls:
+                for (name, number), is_whole in left.items():
                     if is_whole:
                         pipe.hdel(self._key("calls", name), number)
                     else:
                         await self._lose([self._key("calls", name)], [number, NOBODY], pipe)
                 await pipe.execute()
+        except BoardGone:
+            self._left = dict(list((left | self._left).items())[-MAX_LOST:])
 
     async def _keep_beating(self) -> None:
         while True:
@@ -147,9 +158,20 @@ class RedisAttempts:
                     for name, _ in self._open:
                         pipe.pexpire(self._key("calls", name), KEPT_MS)
                     await pipe.execute()
+                if self._left:
+                    await self._leave()
 
     def _key(self, kind: str, name: str) -> str:
         return f"{self._prefix}:tools:{kind}:{name}"
+
+
+@dataclass(slots=True)
+class _Call:
+    key: bytes
+    started: Started
+    outcome: Outcome
+    is_told: bool = False
+    """Whether Redis knows of it."""
 
 
 @dataclass(slots=True)
@@ -158,19 +180,30 @@ class RedisAttempt:
 
     attempts: RedisAttempts
     answer: bytes
-    started: list[Started] = field(default_factory=list)
+    is_retry: bool
+    calls: list[_Call] = field(default_factory=list)
 
     @asynccontextmanager
     async def claimed(self, key: bytes, unknown: Outcome) -> AsyncIterator[Claimed]:
-        call = key_in(self.answer, key).hex(), f"{time.time_ns():020d}{secrets.token_hex(4)}"
-        self.started.append(call)
+        key, attempts = key_in(self.answer, key), self.attempts
+        told, untold = attempts.told.take(key), attempts.untold.take(key)
+        started = key.hex(), f"{time.time_ns():020d}{secrets.token_hex(4)}"
+        call = _Call(key, started, untold or told or unknown)
+        self.calls.append(call)
         claimed = Claimed()
-        with suppress(BoardGone):
-            claimed.outcome = await self.attempts.start(call, unknown)
+        try:
+            claimed.outcome = await attempts.start(started, unknown) or untold
+            call.is_told = True
+        except BoardGone:
+            claimed.outcome = untold or told or (unknown if self.is_retry else None)
+        call.outcome = claimed.outcome or unknown
         yield claimed
         if claimed.kept is not None:
-            await self.attempts.know(call, claimed.kept)
+            call.outcome = claimed.kept
+            await attempts.know(started, claimed.kept)
 
     def ended(self, is_whole: bool) -> None:
-        started, self.started = self.started, []
-        self.attempts.leave(started, is_whole)
+        calls, self.calls = self.calls, []
+        for call in calls if not is_whole else ():
+            (self.attempts.told if call.is_told else self.attempts.untold).lose(call.key, call.outcome)
+        self.attempts.leave([call.started for call in calls], is_whole)

@@ -180,7 +180,9 @@ class Front:
             pages = await self._ask(asked, self._others(), request)
             joined = views.joined(path, [body, *pages] if status == 200 else pages)
             status, body = (status, body) if joined is None else (200, joined)
-        headers = [(name, value) for name in ("Content-Type", "Retry-After") if (value := own.headers.get(name))]
+        headers = [
+            (name, value) for name in ("Content-Type", "Retry-After") if (value := own.headers.get(name.lower()))
+        ]
         await responder.reply(status, headers, body)
 
     async def _ask(self, path: str, members: Sequence[Member], request: Request | None) -> list[bytes]:

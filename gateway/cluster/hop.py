@@ -27,8 +27,8 @@ from gateway.transport import (
     taken,
 )
 
-HOP = "X-Turngate-Hop"
-FOR_ADMIN = "X-Turngate-Hop-Admin"
+HOP = "x-turngate-hop"
+FOR_ADMIN = "x-turngate-hop-admin"
 """Says that a question came in at the admin listener."""
 PAGES = "/cluster/"
 CONNECT_S = 1.0
@@ -80,8 +80,8 @@ class Hops:
             return 0, b""
 
     def _headers(self, request: Request) -> list[tuple[str, str]]:
-        ours = (HOP.lower(), FOR_ADMIN.lower())
-        return [*(h for h in end_to_end(request.header_list) if h[0].lower() not in ours), (HOP, self._secret)]
+        kept = (pair for pair in end_to_end(request.header_list) if pair[0].lower() not in (HOP, FOR_ADMIN))
+        return [*kept, (HOP, self._secret)]
 
 
 async def _pump(reply: UpstreamReply, responder: Responder) -> None:
@@ -89,11 +89,11 @@ async def _pump(reply: UpstreamReply, responder: Responder) -> None:
     direct = responder if isinstance(responder, Direct) else None
     chunks = aiter(reply.chunks())
 
-    def sink(chunk: bytes) -> bool:
+    def sink(chunks: list[bytes]) -> int:
         if direct is None or not direct.is_ready:
-            return False
-        direct.write_now(chunk)
-        return True
+            return 0
+        direct.write_now(b"".join(chunks))
+        return len(chunks)
 
     while True:
         if direct is not None and isinstance(reply, Pushing):

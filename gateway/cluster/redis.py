@@ -12,6 +12,7 @@ from gateway.cluster.board import BoardGone, State, decode, placed_of
 from gateway.cluster.member import Member
 from gateway.cluster.trail import Placed, Trail
 from gateway.config import ConfigError
+from gateway.redis_client import client
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -27,16 +28,9 @@ MAX_PLACED = 20_000
 def connected(url: str) -> Redis:
     """Connects when it is first asked. Raises ConfigError."""
     try:
-        from redis.asyncio import Redis
+        return client(url, TIMEOUT_S, retry=None, max_connections=64)
     except ImportError:
         raise ConfigError("cluster.redis: redis is not installed: pip install 'turngate[redis]'") from None
-    return Redis.from_url(
-        url.replace("valkey", "redis", 1) if url.startswith("valkey") else url,
-        socket_timeout=TIMEOUT_S,
-        socket_connect_timeout=TIMEOUT_S,
-        retry=None,
-        max_connections=64,
-    )
 
 
 @asynccontextmanager

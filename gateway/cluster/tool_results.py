@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -30,10 +31,10 @@ _LET_GO = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[
 class RedisResults:
     """A `tool_runtime.shared.Shared`."""
 
-    def __init__(self, redis: Any, prefix: str) -> None:
+    def __init__(self, redis: Any, prefix: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._redis = redis
         self._prefix = prefix
-        self._attempts = RedisAttempts(redis, prefix)
+        self._attempts = RedisAttempts(redis, prefix, clock)
         self._renew, self._let_go = redis.register_script(_RENEW), redis.register_script(_LET_GO)
 
     @asynccontextmanager
@@ -57,8 +58,8 @@ class RedisResults:
             with suppress(BoardGone):
                 await self._end(name, token, claimed)
 
-    def attempt(self, answer: bytes) -> RedisAttempt:
-        return self._attempts.attempt(answer)
+    def attempt(self, answer: bytes, is_retry: bool = False) -> RedisAttempt:
+        return self._attempts.attempt(answer, is_retry)
 
     async def close(self) -> None:
         await self._attempts.close()

@@ -6,14 +6,14 @@ A dialect never changes what it reads. Writers return bytes that are ready to se
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gateway.errors import Failure
 from gateway.exchange import Json, Reply
+from policies.types import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Script:
     """A conversation in canonical form, for lineage: what stays equal when a client re-serialises its history.
 
@@ -32,7 +32,7 @@ class Script:
     """Where `messages` are `Texts`: items of the conversation before the first of them."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Tools:
     """The tools of a request, in canonical form."""
 

@@ -17,6 +17,7 @@ from gateway.trimmed import trimmed
 VOLATILE = frozenset({"id", "status", "annotations", "logprobs", "cache_control", "provider_specific_fields"})
 """Keys that clients add, drop or renew from turn to turn; engines do not render them."""
 
+_ONLY_OBJECTS = {dict}
 _TOO_DEEP = b'"nested too deep to be told apart"'
 
 
@@ -40,7 +41,9 @@ def clean(value: Mapping[str, Any]) -> Json:
 
 def objects(values: Any) -> list[Json]:
     """The objects of a list; nothing of anything else."""
-    return [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []
+    if not isinstance(values, list):
+        return []
+    return values if set(map(type, values)) == _ONLY_OBJECTS else [one for one in values if isinstance(one, dict)]
 
 
 def content(value: Any) -> Any:
@@ -80,9 +83,8 @@ def arguments(value: Any) -> Any:
 
 def system(texts: Iterable[Any]) -> bytes:
     """The system text of contents that come before the first message."""
-    return b"\n".join(
-        text.encode() if isinstance(text, str) else dump(text) for text in map(content, texts) if text
-    )
+    found = [content(text) if isinstance(text, list) else text for text in texts]
+    return b"\n".join([text.encode() if isinstance(text, str) else dump(text) for text in found if text])
 
 
 def tools(definitions: Sequence[Json]) -> Tools:

@@ -38,7 +38,7 @@ class Chat(OpenAiFormat):
             num_system += 1
         return Script(
             tools=tools.texts,
-            system=canonical.system(message.get("content") for message in messages[:num_system]),
+            system=canonical.system([message.get("content") for message in messages[:num_system]]),
             messages=Texts(len(messages) - num_system, lambda at: _message(messages[num_system + at])),
             offers_tools=bool(tools.texts),
             tool_names=tools.names,
@@ -48,7 +48,7 @@ class Chat(OpenAiFormat):
     def max_tokens_key(self, body: Json) -> str | None:
         if body.get("max_completion_tokens") is not None:
             return "max_completion_tokens"
-        return super().max_tokens_key(body)
+        return "max_tokens" if body.get("max_tokens") is not None else None
 
     def read(self, event: Json, reply: Reply) -> None:
         """Of several choices (`n`) only the first is read."""
@@ -77,12 +77,13 @@ class Chat(OpenAiFormat):
 
 def _message(message: Json) -> bytes:
     """Only what templates render, and the ids of tool calls, which separate siblings that are equal otherwise."""
-    calls = [*_calls(message)]
+    content = message.get("content")
+    calls = [*_calls(message)] if "tool_calls" in message or "function_call" in message else None
     return canonical.message(
         fields.text(message, "role") or "",
         {
             "name": message.get("name"),
-            "content": canonical.content(message.get("content")),
+            "content": canonical.content(content) if isinstance(content, list) else content,
             "reasoning": message.get("reasoning_content") or message.get("reasoning"),
             "refusal": message.get("refusal"),
             "tool_calls": calls,

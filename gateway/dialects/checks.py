@@ -17,6 +17,7 @@ LIST: Shape = ((list,), "a list")
 OBJECT: Shape = ((dict,), "an object")
 TEXT_OR_LIST: Shape = ((str, list), "a string or a list")
 
+_ONLY_OBJECTS = {dict}
 COMMON: dict[str, Shape] = {"model": TEXT, "stream": FLAG, "stream_options": OBJECT}
 
 
@@ -32,9 +33,9 @@ def wrong_field(
             return refusal(key, f"`{key}` must be {description}, not {_named(value)}.")
     for key in objects_in:
         value = body.get(key)
-        for index, item in enumerate(value if isinstance(value, list) else ()):
-            if not isinstance(item, dict):
-                return refusal(f"{key}[{index}]", f"`{key}[{index}]` must be an object, not {_named(item)}.")
+        if isinstance(value, list) and not set(map(type, value)) <= _ONLY_OBJECTS:
+            index, item = next((at, one) for at, one in enumerate(value) if not isinstance(one, dict))
+            return refusal(f"{key}[{index}]", f"`{key}[{index}]` must be an object, not {_named(item)}.")
     return None
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from policies.types import Hints, Usage
+from policies.types import Hints, Usage, value
 
 Json = dict[str, Any]
 
@@ -93,6 +93,8 @@ class Abilities:
     """KV pools behind the address, as last reported, addressable or not."""
     lower_goes_first: bool = False
     """Polarity of `priority`."""
+    looks_like: str = ""
+    """What its metrics say it is, where that is not its kind."""
 
     def remember(self, refused: frozenset[str], sent: Outgoing) -> None:
         """Never send `refused` again. Tell it only when the same call without them was accepted, so that a
@@ -100,7 +102,7 @@ class Abilities:
         self.refused_fields |= refused - {sent.pin}
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Claims:
     """What a client's request says about its own rank and place."""
 
@@ -108,6 +110,9 @@ class Claims:
     """Top-level body keys."""
     headers: frozenset[str] = frozenset()
     """Lower-case names."""
+
+
+NO_CLAIMS = Claims()
 
 
 @dataclass(slots=True)
@@ -125,7 +130,7 @@ class Asked:
     """The client's own, case-insensitive."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Outgoing:
     """What to add to a request on its way to the engine. Body values are spliced, never re-serialised."""
 
@@ -156,6 +161,8 @@ class Repair:
 
     def __or__(self, other: Repair) -> Repair:
         """Both; they must be about different keys."""
+        if not other.body:
+            return self
         return Repair({**self.body, **other.body}, self.notes + other.notes)
 
 

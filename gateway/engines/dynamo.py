@@ -17,6 +17,7 @@ from gateway.engines.base import (
     COMPLETIONS,
     CONVERSATIONS,
     MESSAGES,
+    NO_CLAIMS,
     Abilities,
     Advice,
     Asked,
@@ -112,7 +113,7 @@ class Dynamo(OpenAI):
         if path not in CONVERSATIONS:
             return Outgoing()
         claims = self.claims(asked.body, asked.headers)
-        honoured, dropped = (claims, Claims()) if asked.may_prioritise else (Claims(), claims)
+        honoured, dropped = (claims, NO_CLAIMS) if asked.may_prioritise else (NO_CLAIMS, claims)
         theirs = fields.obj(asked.body, "nvext")
         headers = _session_headers(hints, asked.headers)
         names = ["session"] if headers else []

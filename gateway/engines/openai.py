@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from gateway import fields
-from gateway.engines.base import Abilities, Advice, Asked, Claims, Json, Outgoing, Pool, Repair, Report
+from gateway.engines.base import NO_CLAIMS, Abilities, Advice, Asked, Claims, Json, Outgoing, Pool, Repair, Report
 from gateway.engines.refusals import names_field
 from gateway.engines.responses_input import NONE
 from gateway.engines.usage import usage_of
@@ -18,6 +18,8 @@ from policies.types import Usage
 
 _REFUSAL_STATUSES = frozenset((400, 422))
 _LENGTH_KEYS = ("max_model_len", "context_window")
+_METRICS_OF = {"vllm": "vllm:", "sglang": "sglang:", "dynamo": "dynamo_", "turngate": "turngate_"}
+"""How the names of each kind's metrics begin."""
 
 
 class OpenAI:
@@ -38,6 +40,7 @@ class OpenAI:
     def learn(self, pages: Mapping[str, str], abilities: Abilities) -> None:
         if paths := fields.obj(json_page(pages, "/openapi.json"), "paths"):
             abilities.paths = frozenset(paths)
+        abilities.looks_like = _other_kind(pages.get("/metrics", ""), self.kind)
 
     def rendering(self, model: str, messages: list[Json], tools: list[Json]) -> tuple[str, Json] | None:
         return None
@@ -56,8 +59,9 @@ class OpenAI:
 
     def claims(self, body: Json, client_headers: Mapping[str, str]) -> Claims:
         """Those that this request makes; the caller honours them or drops them."""
-        headers = frozenset(name for name in self.claim_headers if name in client_headers)
-        return Claims(self.claim_keys.intersection(body), headers)
+        if self.claim_keys.isdisjoint(body) and self.claim_headers.isdisjoint(client_headers):
+            return NO_CLAIMS
+        return Claims(self.claim_keys.intersection(body), self.claim_headers.intersection(client_headers))
 
     def refused_fields(self, status: int, message: str, sent: Outgoing) -> frozenset[str]:
         if status not in _REFUSAL_STATUSES:
@@ -117,6 +121,14 @@ def is_at_least(version: str, least: tuple[int, int, int]) -> bool:
     """Whether `1.2.3+cpu` is that version or a later one; False when it is not a version."""
     numbers = re.match(r"v?(\d+)\.(\d+)(?:\.(\d+))?", version)
     return numbers is not None and tuple(int(n or 0) for n in numbers.groups()) >= least
+
+
+def _other_kind(metrics: str, kind: str) -> str:
+    """Empty: its own, or one that is not known by its metrics."""
+    if kind not in _METRICS_OF:
+        return ""
+    found = [other for other, prefix in _METRICS_OF.items() if f"\n{prefix}" in f"\n{metrics}"]
+    return found[0] if found and kind not in found else ""
 
 
 def _names(body: Mapping[str, Any], prefix: str = "") -> list[str]:

@@ -10,10 +10,10 @@ from gateway.engines.base import (
     COMPLETIONS,
     CONVERSATIONS,
     MESSAGES,
+    NO_CLAIMS,
     Abilities,
     Advice,
     Asked,
-    Claims,
     Json,
     Outgoing,
     Pool,
@@ -61,7 +61,7 @@ class SGLang(OpenAI):
         if path not in CONVERSATIONS:
             return Outgoing()
         claims = self.claims(asked.body, asked.headers)
-        honoured, dropped = (claims, Claims()) if asked.may_prioritise else (Claims(), claims)
+        honoured, dropped = (claims, NO_CLAIMS) if asked.may_prioritise else (NO_CLAIMS, claims)
         ours: Json = {}
         # /v1/messages is translated inside SGLang, which reads neither field there.
         if path != MESSAGES:

@@ -10,11 +10,11 @@ from gateway.engines.base import (
     COMPLETIONS,
     CONVERSATIONS,
     MESSAGES,
+    NO_CLAIMS,
     RESPONSES,
     Abilities,
     Advice,
     Asked,
-    Claims,
     Json,
     Outgoing,
     Pool,
@@ -23,11 +23,12 @@ from gateway.engines.base import (
 )
 from gateway.engines.exposition import Sample, samples, total
 from gateway.engines.openai import OpenAI, is_at_least, json_object, json_page, read_models
-from gateway.engines.responses_input import typed_messages, without_grammars
+from gateway.engines.responses_input import NONE, typed_messages, without_grammars
 
 PRIORITY_HEADER = "X-Vllm-Priority"
 RANK_HEADER = "X-data-parallel-rank"
 SESSION_HEADER = "X-Session-ID"
+_SESSION_NAME = SESSION_HEADER.lower()
 
 # The header is read since vLLM pull request 51089; 0.32 is the oldest release that was seen to order by it. It
 # overrides the body and also reaches /v1/messages, whose body has no `priority`.
@@ -73,11 +74,11 @@ class Vllm(OpenAI):
         if path not in CONVERSATIONS:
             return Outgoing()
         claims = self.claims(asked.body, asked.headers)
-        honoured, dropped = (claims, Claims()) if asked.may_prioritise else (Claims(), claims)
+        honoured, dropped = (claims, NO_CLAIMS) if asked.may_prioritise else (NO_CLAIMS, claims)
         headers: list[tuple[str, str]] = []
         put: Json = {}
         names = []
-        if hints.session_id and not (SESSION_HEADER in asked.headers or "session_id" in asked.body):
+        if hints.session_id and not (_SESSION_NAME in asked.headers or "session_id" in asked.body):
             headers.append((SESSION_HEADER, hints.session_id))
             names.append("session")
         has_own = honoured.keys or PRIORITY_HEADER.lower() in honoured.headers
@@ -94,7 +95,7 @@ class Vllm(OpenAI):
         return Outgoing(tuple(headers), put, dropped.keys.difference(put), tuple(names), dropped.headers, pin=pin)
 
     def repaired(self, path: str, body: Json) -> Repair:
-        return typed_messages(path, body) | without_grammars(path, body)
+        return NONE if path != RESPONSES else typed_messages(path, body) | without_grammars(path, body)
 
     def refused_fields(self, status: int, message: str, sent: Outgoing) -> frozenset[str]:
         found = super().refused_fields(status, message, sent)

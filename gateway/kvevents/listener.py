@@ -22,6 +22,8 @@ from policies.types import CacheLost, Fact, ReplicaId
 LOG = logging.getLogger(__name__)
 
 REPLAY_S = 5.0
+OPEN_AGAIN_S = 5.0
+"""A port that is taken now may be that of a gateway that is about to stop."""
 _NUMBER_BYTES = 8
 _END = (-1).to_bytes(_NUMBER_BYTES, "big", signed=True)
 _MOST_QUEUED = 100_000
@@ -44,10 +46,11 @@ class KvEventListener:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """A source that cannot be opened is logged and shown by `turngate doctor`; the others are heard."""
+        """A source that cannot be opened is logged, shown by `turngate doctor` and tried again; the others are
+        heard."""
         for source in self._sources:
-            if source.open():
-                self._tasks.append(asyncio.create_task(source.run(), name=f"KV events {source.url}"))
+            is_open = source.open()
+            self._tasks.append(asyncio.create_task(source.run(is_open), name=f"KV events {source.url}"))
 
     async def stop(self) -> None:
         for task in self._tasks:
@@ -89,13 +92,17 @@ class Source:
             else:
                 self._socket.connect(self.url)
         except zmq.ZMQError as error:
-            self._engine.kv_events.problem = f"{self.url}: {error}"
-            LOG.error("engine %s: KV events of %s cannot be heard: %s", self._engine.name, self.url, error)
+            problem = f"{self.url}: {error}"
+            if problem != self._engine.kv_events.problem:
+                LOG.error("engine %s: KV events of %s cannot be heard: %s", self._engine.name, self.url, error)
+            self._engine.kv_events.problem = problem
             return False
         return True
 
-    async def run(self) -> None:
+    async def run(self, is_open: bool) -> None:
         """Until cancelled. A message that cannot be read costs what was known, not the listener."""
+        if not is_open:
+            await self._open_again()
         while True:
             frames = await self._socket.recv_multipart()
             try:
@@ -104,6 +111,15 @@ class Source:
                 self._engine.kv_events.problem = f"{self.url}: {error}"
                 LOG.exception("engine %s: a KV event cannot be read", self._engine.name)
                 self.index.clear()
+
+    async def _open_again(self) -> None:
+        is_open = False
+        while not is_open:
+            await asyncio.sleep(OPEN_AGAIN_S)
+            is_open = self.open()
+        if self._engine.kv_events.problem.startswith(self.url):  # not that of another source
+            self._engine.kv_events.problem = ""
+        LOG.info("engine %s: KV events of %s are heard now", self._engine.name, self.url)
 
     async def _hear(self, number: int, payload: bytes) -> None:
         heard = self._sequence.hear(number)

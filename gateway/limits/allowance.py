@@ -44,9 +44,9 @@ class Limiter:
     """Told of each refusal, with its quantity."""
     held_s: dict[str, float] = field(default_factory=dict)
 
-    def allowance(self, terms: Terms | None) -> Allowance | None:
-        """Of a new request; nothing is taken yet. None: nothing is limited."""
-        return None if terms is None else Allowance(self, terms, self.now())
+    def allowance(self, terms: Terms) -> Allowance:
+        """Of a new request; nothing is taken yet."""
+        return Allowance(self, terms, self.now())
 
     def take(self, terms: Terms, amounts: Mapping[Quantity, float], now: float) -> None:
         """Adds the amounts to all meters, or to none; an amount of 0 wants a meter that is not used up. Raises

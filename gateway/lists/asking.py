@@ -110,13 +110,14 @@ class Streamed:
         stream = _Stream(self, part)
         responder = InProcessResponder(stream.feed)
         await self.handle(request, responder)
+        left = self.left(part)
+        if not left.indexes:
+            return  # what went wrong after the last answer is nobody's loss
         if stream.failure is not None:
-            raise PartFailed(self.left(part), stream.failure)
+            raise PartFailed(left, stream.failure)
         if responder.status != 200:
             raise _failed(part, responder, responder.body)
-        left = self.left(part)
-        if left.indexes:
-            raise PartFailed(left, Failure(502, "server_error", "An engine broke off in the middle of an answer."))
+        raise PartFailed(left, Failure(502, "server_error", "An engine broke off in the middle of an answer."))
 
     async def fail(self, index: int, failure: Failure) -> None:
         choices = [c for c in failed(index, self.n, failure) if not self.said(c["index"]).is_finished]

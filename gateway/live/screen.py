@@ -26,6 +26,12 @@ COLOURS: Mapping[str, str] = {
 _ORDER = {phase: number for number, phase in enumerate(COLOURS)}
 GAUGE_CELLS = 24
 ID_CHARS = 10
+COLUMNS = ("SESSION", "FAMILY", "TENANT", "PHASE", "FOR", "TURN", "LEFT", "TOKENS", "REPLICA")
+_NUMBERS = ("TURN", "LEFT", "TOKENS", "FOR")
+_LEFT_OUT = ((70, ("FAMILY", "LEFT")), (50, ("TOKENS", "REPLICA")))
+"""In a terminal with fewer columns."""
+_NAMES = {"residency": "room"}
+"""Of what is waited for, in the words of the head."""
 _OTHER_LINES = 6
 """Two of the head, the column names of both tables, how many sessions are not shown, the keys."""
 
@@ -42,18 +48,32 @@ class Screen:
     """One snapshot. With a `height` it fills it, and ends with the keys; `problem`: why there is no newer one."""
 
     def __init__(
-        self, told: Json | None, url: str, sort: str, height: int | None = None, problem: str = ""
+        self,
+        told: Json | None,
+        url: str,
+        sort: str,
+        height: int | None = None,
+        problem: str = "",
+        page: int = 0,
     ) -> None:
         self._told = told
         self._url = url
         self._sort = sort
         self._height = height
         self._problem = problem
+        self._page = page
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        lines = console.render_lines(Group(*self._parts()), options.update(height=None), pad=False)
+        lines = console.render_lines(
+            Group(*self._parts(options.max_width)), options.update(height=None), pad=False
+        )
         if self._height is not None:
-            keys = Text(f"q quit   s sort (now by {self._sort})", style="dim")
+            keys = Text(
+                f"q quit   space next page   s sort (now by {self._sort})",
+                style="dim",
+                no_wrap=True,
+                overflow="ellipsis",
+            )
             room = self._height - 1
             lines = [*lines[:room], *([[]] * (room - len(lines))), *console.render_lines(keys, options, pad=False)]
         for number, line in enumerate(lines, 1):
@@ -61,7 +81,7 @@ class Screen:
             if self._height is None or number < len(lines):
                 yield Segment.line()
 
-    def _parts(self) -> Iterator[RenderableType]:
+    def _parts(self, width: int) -> Iterator[RenderableType]:
         if self._problem:
             yield Text(self._problem, style="bold red")
         if self._told is None:
@@ -74,7 +94,7 @@ class Screen:
             rows = max(1, room - num_shown - bool(num_shown < num_replicas) - bool(self._problem))
         yield head(self._told, self._url)
         yield replicas(self._told, num_shown)
-        yield sessions(self._told, self._sort, rows)
+        yield sessions(self._told, self._sort, rows, self._page, width)
 
 
 def head(told: Json, url: str) -> Text:
@@ -112,31 +132,41 @@ def gauge(used: int, ceiling: int | None, full: int | None) -> Text:
     return Text("".join(cells), style="red" if used > ceiling else "yellow" if used > 0.9 * ceiling else "green")
 
 
-def sessions(told: Json, sort: str, rows_left: int | None) -> Table:
+def sessions(told: Json, sort: str, rows_left: int | None, page: int, width: int) -> Table:
+    """A page of them; after the last comes the first."""
     rows = sorted(told["sessions"], key=SORTS[sort])
-    has_tenants = any("tenant" in row for row in rows)
-    tenant = ("TENANT",) if has_tenants else ()
-    numbers = ("TURN", "LEFT", "TOKENS", "FOR")
-    table = _table(
-        "SESSION", "FAMILY", *tenant, "PHASE", "FOR", "TURN", "LEFT", "TOKENS", "REPLICA", right=numbers
-    )
-    for row in rows[:rows_left]:
-        phase = row["phase"] + (f":{row['waits_for']}" if "waits_for" in row else "")
-        table.add_row(
-            row["session"][:ID_CHARS],
-            row["family"][:6],
-            *([_clipped(row["tenant"], 8)] if has_tenants else []),
-            Text(phase, style=COLOURS.get(row["phase"], "")),
-            seconds(row["phase_s"]),
-            str(row["turn"]),
-            f"{row['expected_turns']:.1f}" if "expected_turns" in row else "",
-            amount(row["prompt_tokens"]) if "prompt_tokens" in row else "",
-            _clipped(row.get("replica", ""), 14),
-        )
-    hidden = told["total"] - min(len(rows), rows_left if rows_left is not None else len(rows))
-    table.caption = f"{hidden} more sessions" if hidden > 0 else None
+    num_pages = -(-len(rows) // rows_left) if rows and rows_left else 1
+    first = (page % num_pages) * (rows_left or 0)
+    shown = rows[first : first + rows_left] if rows_left is not None else rows
+    cells = [_cells(row) for row in shown]
+    left_out = {name for least, names in _LEFT_OUT if width < least for name in names}
+    if not any(row["TENANT"] for row in cells):
+        left_out.add("TENANT")
+    names = [name for name in COLUMNS if name not in left_out]
+    table = _table(*names, right=_NUMBERS)
+    for row in cells:
+        table.add_row(*(row[name] for name in names))
+    hidden = told["total"] - len(shown)
+    where = f", this is page {page % num_pages + 1} of {num_pages}" if num_pages > 1 else ""
+    table.caption = f"{hidden} more sessions{where}" if hidden > 0 else None
     table.caption_justify = "left"
     return table
+
+
+def _cells(row: Json) -> dict[str, str | Text]:
+    waits_for = row.get("waits_for", "")
+    phase = row["phase"] + (f":{_NAMES.get(waits_for, waits_for)}" if waits_for else "")
+    return {
+        "SESSION": row["session"][:ID_CHARS],
+        "FAMILY": row["family"][:6],
+        "TENANT": _clipped(row.get("tenant", ""), 8),
+        "PHASE": Text(phase, style=COLOURS.get(row["phase"], "")),
+        "FOR": seconds(row["phase_s"]),
+        "TURN": str(row["turn"]),
+        "LEFT": f"{row['expected_turns']:.1f}" if "expected_turns" in row else "",
+        "TOKENS": amount(row["prompt_tokens"]) if "prompt_tokens" in row else "",
+        "REPLICA": _clipped(row.get("replica", ""), 14),
+    }
 
 
 def amount(tokens: float) -> str:

@@ -36,7 +36,7 @@ def snapshot(
     view: FleetView, page: Sequence[Seen], num_sessions: int, spans: Iterable[Span], now: float, shows_tenant: bool
 ) -> Json:
     """`page`: the sessions to tell of, of all `num_sessions`; `view` names them; `spans`: their last turns."""
-    running = [span(exchange, None) for seen in page for exchange in seen.open.values()]
+    running = [span(exchange, None) for seen in page for exchange in seen.open]
     return {
         "replicas": [_replica(replica) for replica in view.replicas],
         "states": {state.value: view.sessions.get(state, 0) for state in SessionState},
@@ -50,7 +50,7 @@ def snapshot(
 
 def row(seen: Seen, told: SessionView | None, now: float, shows_tenant: bool) -> Json:
     """One session; keys without a value are left out. Seconds count from now."""
-    who, exchange = seen.who, next(reversed(seen.open.values()), None)
+    who, exchange = seen.who, seen.open[-1] if seen.open else None
     phase, since = _phase(exchange, told, seen.last_at)
     is_waiting, replica = phase is Phase.WAITING, seen.replica
     if exchange is not None and exchange.dispatch is not None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from gateway.exchange import Exchange, Outcome
 
 MAX_TURNS = 5_000
+
+_Values: TypeAlias = tuple[str, int, str, float, float | None, float | None, float | None, tuple[float, ...], bool]
+"""Those of a Span."""
 
 
 class Span(NamedTuple):
@@ -27,18 +30,18 @@ class Span(NamedTuple):
 
 
 class Timeline:
-    """Of one gateway."""
+    """Of one gateway. Spans are made for whoever looks at them."""
 
     def __init__(self, max_turns: int = MAX_TURNS) -> None:
-        self._ended: deque[Span] = deque(maxlen=max_turns)
+        self._ended: deque[_Values] = deque(maxlen=max_turns)
 
     def ended(self, exchange: Exchange, now: float) -> None:
         """A turn of a recognised session is over, however."""
-        self._ended.append(span(exchange, now))
+        self._ended.append(_values(exchange, now))
 
     def of(self, session_ids: Collection[str], since: float) -> Iterator[Span]:
         """Ended turns of these sessions that ended since then, newest first."""
-        for ended in reversed(self._ended):
+        for ended in map(Span._make, reversed(self._ended)):
             if ended.ended_at is not None and ended.ended_at < since:
                 return
             if ended.session_id in session_ids:
@@ -47,9 +50,13 @@ class Timeline:
 
 def span(exchange: Exchange, ended_at: float | None) -> Span:
     """A turn that has ended, or one that is in the gateway now."""
+    return Span(*_values(exchange, ended_at))
+
+
+def _values(exchange: Exchange, ended_at: float | None) -> _Values:
     who, times, dispatch = exchange.recognition, exchange.timings, exchange.dispatch
     assert who is not None
-    return Span(
+    return (
         who.session_id,
         who.turn_index,
         dispatch.replica_id if dispatch is not None else "",

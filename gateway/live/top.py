@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.live import Live
 
 from gateway.exchange import Json
-from gateway.live.ask import NotTold
 from gateway.live.screen import SORTS, Screen
+from gateway.remote import NotTold
 
 ROWS = 300
 _GONE = "\x04"
@@ -38,18 +38,21 @@ async def once(ask: Ask, url: str, sort: str, console: Console) -> int:
 
 async def watch(ask: Ask, url: str, sort: str, console: Console, pressed: Pressed, interval_s: float) -> int:
     """Until q is pressed. That a gateway does not answer stands over what it said last."""
-    told, problem, orders = None, "", list(SORTS)
+    told, problem, orders, page = None, "", list(SORTS), 0
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             try:
                 told, problem = await ask(), ""
             except NotTold as error:
                 problem = str(error)
-            live.update(Screen(told, url, sort, console.height, problem), refresh=True)
+            live.update(Screen(told, url, sort, console.height, problem, page), refresh=True)
             key = await _pressed_within(pressed, interval_s)
             if key in _QUIT:
                 return 0
+            if key == " ":
+                page += 1
             if key == "s":
+                page = 0
                 sort = orders[(orders.index(sort) + 1) % len(orders)]
 
 

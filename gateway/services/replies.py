@@ -8,7 +8,7 @@ import orjson
 
 from gateway.services.asked import Untranslatable
 from gateway.sse import EventTooLong
-from gateway.transport import HeaderList, Headers, UpstreamCut, UpstreamReply
+from gateway.transport import HeaderList, UpstreamCut, UpstreamReply, by_name
 
 _JSON = ("Content-Type", "application/json")
 _EVENTS = ("Content-Type", "text/event-stream; charset=utf-8")
@@ -22,7 +22,7 @@ class WholeReply:
     def __init__(self, status: int, header_list: HeaderList, body: bytes) -> None:
         self.status = status
         self.header_list = header_list
-        self.headers: Mapping[str, str] = Headers(header_list)
+        self.headers: Mapping[str, str] = by_name(header_list)
         self._body = body
 
     async def chunks(self) -> AsyncIterator[bytes]:
@@ -55,7 +55,7 @@ class TranslatedReply:
         self.status = reply.status
         kept = [(name, value) for name, value in reply.header_list if name.lower() in _KEPT]
         self.header_list: HeaderList = [_EVENTS if is_stream else _JSON, *kept]
-        self.headers: Mapping[str, str] = Headers(self.header_list)
+        self.headers: Mapping[str, str] = by_name(self.header_list)
         self._reply = reply
         self._translate = translate
 

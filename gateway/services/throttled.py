@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from gateway.engines.base import EngineAddress
 from gateway.monitor import RunningEngine
@@ -61,23 +62,26 @@ class ThrottledUpstream:
             fact = replace(fact, slots=min(line.throttle.limit, fact.slots or MOST))
         return replace(fact, capacity_tokens=ENDLESS_TOKENS) if engine.engine.is_rented else fact
 
-    async def call(
+    def call(
         self, method: str, url: str, headers: HeaderList, body: bytes | None, timeouts: Timeouts
-    ) -> UpstreamReply:
-        line = next((line for base, line in self._lines.items() if url.startswith(base + "/")), None)
-        if line is None or method != "POST":
-            return await self._upstream.call(method, url, headers, body, timeouts)
+    ) -> Coroutine[Any, Any, UpstreamReply]:
+        for base, line in self._lines.items() if method == "POST" else ():
+            if url.startswith(base + "/"):
+                return self._counted(line, lambda: self._upstream.call(method, url, headers, body, timeouts))
+        return self._upstream.call(method, url, headers, body, timeouts)
+
+    async def close(self) -> None:
+        await self._upstream.close()
+
+    async def _counted(self, line: _Line, send: Callable[[], Awaitable[UpstreamReply]]) -> UpstreamReply:
         line.in_flight += 1
         reply: UpstreamReply | None = None
         try:
-            reply = await self._patient(line, lambda: self._upstream.call(method, url, headers, body, timeouts))
+            reply = await self._patient(line, send)
             return _Counted(reply, line)
         finally:
             if reply is None:
                 line.in_flight -= 1
-
-    async def close(self) -> None:
-        await self._upstream.close()
 
     async def _patient(self, line: _Line, send: Callable[[], Awaitable[UpstreamReply]]) -> UpstreamReply:
         """The first answer that is no refusal, or the last refusal."""

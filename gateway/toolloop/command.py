@@ -26,6 +26,9 @@ async def called(section: Tools, name: str, arguments: str) -> int:
     """The result of a call, as a model would read it; 1 unless all went well."""
 
     async def call(tools: OwnTools) -> int:
+        if name not in (known := sorted(tools.runtime.tools)):
+            print(f"turngate: there is no tool {name!r}; there are: {', '.join(known) or 'none'}", file=sys.stderr)
+            return 1
         result = await tools.runtime.run(Call("call_1", name, arguments), _CALLER)
         print(result.text)
         print(f"{result.status} in {result.seconds:.3f} s", file=sys.stderr)
@@ -35,9 +38,12 @@ async def called(section: Tools, name: str, arguments: str) -> int:
 
 
 async def _list(tools: OwnTools) -> int:
-    for row in tools.toolbox.listing(("*",)):
+    rows = tools.toolbox.listing(("*",))
+    for row in rows:
         summary = row["description"].partition("\n")[0]
         print(f"{row['name']}: {row['source']}, {row['mode']}, {row['effect']}. {summary}")
+    if not rows:
+        print("No tools are configured: list them under `tools` (docs/tools.md), and let `keys` use them.")
     problems = tools.problems()
     for problem in problems:
         print(f"turngate: {problem}", file=sys.stderr)

@@ -10,7 +10,7 @@ from contextlib import suppress
 from aiohttp import HttpVersion11, web
 from multidict import CIMultiDict
 
-from gateway.transport import BodyBroken, BodyTooLarge, Handler, HeaderList, Headers, sendable
+from gateway.transport import BodyBroken, BodyTooLarge, Handler, HeaderList, by_name, sendable
 from gateway.transports.edge import (
     CANCEL_S,
     MAX_HEAD_BYTES,
@@ -87,7 +87,7 @@ class AiohttpRequest:
         self.path = incoming.rel_url.raw_path
         self.query = incoming.rel_url.raw_query_string
         self.header_list: HeaderList = tuple(incoming.headers.items())
-        self.headers: Mapping[str, str] = Headers(self.header_list)
+        self.headers: Mapping[str, str] = by_name(self.header_list)
         self.remote = incoming.remote or ""
 
     async def read(self, limit_bytes: int) -> bytes:

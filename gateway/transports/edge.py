@@ -34,7 +34,7 @@ class Ending(Responder, Protocol):
 async def serve(handler: Handler, request: Request, responder: Ending) -> None:
     """Run the handler. Whatever it does, the client gets one whole answer or a broken connection."""
     try:
-        if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+        if request.headers.get("content-encoding", "identity").lower() != "identity":
             await refuse(responder, 415, "Send the request body without Content-Encoding.")
         else:
             await handler(request, responder)

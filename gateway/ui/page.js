@@ -11,7 +11,7 @@ const COLUMNS = [
   {name: "session", of: (row) => row.session.slice(0, 12), class: "id"},
   {name: "family", of: (row) => row.family.slice(0, 8), class: "id"},
   {name: "tenant", of: (row) => row.tenant || ""},
-  {name: "phase", of: (row) => row.phase + (row.waits_for ? " for " + row.waits_for : ""), by: (row) => PHASES.indexOf(row.phase)},
+  {name: "phase", of: (row) => row.phase + (row.waits_for ? " for " + (row.waits_for === "residency" ? "room" : row.waits_for) : ""), by: (row) => PHASES.indexOf(row.phase)},
   {name: "for", of: (row) => span(row.phase_s), by: (row) => -row.phase_s, class: "number"},
   {name: "turn", of: (row) => row.turn, by: (row) => -row.turn, class: "number"},
   {name: "left", of: (row) => row.expected_turns ?? "", by: (row) => row.expected_turns ?? 1e9, class: "number"},

@@ -11,6 +11,7 @@ import pytest
 
 from batch_agent import AgentResult, BatchAgent
 from tests.batch_agent.scripted import Scripted
+from tests.clock import clock as clock
 
 
 @pytest.fixture(autouse=True)

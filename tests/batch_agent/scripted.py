@@ -9,9 +9,9 @@ from typing import Any
 import orjson
 from aiohttp import web
 
+from tests.deadline import DEADLINE_S
+
 Json = dict[str, Any]
-DEADLINE_S = 60.0
-"""Of every wait in a test for something that is to happen; real seconds."""
 
 
 class Asked:

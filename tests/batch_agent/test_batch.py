@@ -9,6 +9,8 @@ import pytest
 from batch_agent import AgentResult, BatchAgent, BatchSpec, Tool
 from tests.batch_agent.conftest import Run
 from tests.batch_agent.scripted import Asked, Scripted, calls, completion, refusal, says
+from tests.clock import Clock
+from tests.deadline import DEADLINE_S
 
 
 def inputs(count: int) -> list[dict[str, int]]:
@@ -72,7 +74,7 @@ async def test_leaving_a_stream_ends_everything(gateway: Scripted) -> None:
         assert result.index == 0
         break
     await gateway.until(lambda: gateway.num_running == 0)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(DEADLINE_S):
         await tool_ended.wait()
         while any("batch_agent/" in repr(task) for task in asyncio.all_tasks() - {asyncio.current_task()}):
             await asyncio.sleep(0)
@@ -99,14 +101,16 @@ async def test_one_agent_s_failure_is_its_own(gateway: Scripted, run: Run) -> No
 
 async def test_model_calls_at_once_are_bounded(gateway: Scripted, run: Run) -> None:
     async def script(asked: Asked) -> Any:
-        await asyncio.sleep(0.01)
+        await gateway.until(lambda: gateway.most_running >= 3)
         return says("x")
 
     gateway.script = script
     await run(inputs=[{}] * 12, max_inflight=3)
     assert gateway.most_running == 3
+    gateway.most_running = 0
+    gateway.script = lambda asked: says("x")
     await run(inputs=[{}] * 12, max_agents=2)
-    assert gateway.most_running == 3
+    assert gateway.most_running <= 2
 
 
 async def test_a_slot_is_free_while_tools_run(gateway: Scripted, run: Run) -> None:
@@ -125,7 +129,7 @@ async def test_a_slot_is_free_while_tools_run(gateway: Scripted, run: Run) -> No
         return says(asked.task)
 
     gateway.script = script
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(DEADLINE_S):
         results = await run(task="{n}", inputs=inputs(4), max_inflight=1, tools=[wait], max_turns=2)
     assert all(result.ok for result in results)
 
@@ -136,18 +140,22 @@ async def test_agents_begin_only_as_there_is_room(gateway: Scripted, run: Run) -
     assert gateway.most_running <= 2
 
 
-async def test_an_agent_has_a_deadline(gateway: Scripted, run: Run) -> None:
+async def test_an_agent_has_a_deadline(gateway: Scripted, run: Run, clock: Clock) -> None:
     async def script(asked: Asked) -> Any:
         if asked.task == "0":
             await asyncio.Event().wait()
+        await gateway.until(lambda: len(gateway.asked) == 2)
         return says("x")
 
+    def told(result: AgentResult) -> None:
+        clock.advance(600)
+
     gateway.script = script
-    late, good = await run(task="{n}", inputs=inputs(2), timeout_per_agent=0.1)
+    late, good = await run(task="{n}", inputs=inputs(2), timeout_per_agent=600, on_result=told)
     assert good.ok
     assert late.error is not None
     assert (late.error.type, late.error.retryable) == ("TimeoutError", True)
-    assert "0.1 s" in late.error.message
+    assert "600 s" in late.error.message
 
 
 async def test_a_batch_has_a_budget_of_tokens(gateway: Scripted, run: Run) -> None:

@@ -14,6 +14,7 @@ from batch_agent.connection import Connection
 from batch_agent.errors import BadAnswer, ConnectError, HTTPStatusError
 from batch_agent.slots import Slots
 from tests.batch_agent.scripted import Asked, Scripted, refusal, says
+from tests.clock import Clock
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "go"}]}
 
@@ -153,10 +154,11 @@ async def test_a_cut_answer_is_asked_for_again(gateway: Scripted, make: Make) ->
             return says("done")
         response = web.Response(status=200, headers={"Content-Length": "1000"})
         response.body = b"{"
+        response.force_close()
         return response
 
     gateway.script = cut
-    assert (await make(timeout_s=0.2).chat(BODY, {})).text == "done"
+    assert (await make().chat(BODY, {})).text == "done"
 
 
 async def test_an_answer_that_says_nothing_for_long_is_lost_unless_it_may_take_for_ever(gateway: Scripted) -> None:
@@ -185,13 +187,17 @@ async def test_nobody_at_the_address_says_so() -> None:
             await model_calls.chat(BODY, {})
 
 
-async def test_a_turn_has_its_own_deadline(gateway: Scripted, make: Make) -> None:
+async def test_a_turn_has_its_own_deadline(gateway: Scripted, make: Make, clock: Clock) -> None:
     async def stall(asked: Asked) -> Any:
         await asyncio.Event().wait()
 
     gateway.script = stall
+    call = asyncio.ensure_future(make(max_retries=1, timeout_s=600).chat(BODY, {}))
+    for num_asked in (1, 2):
+        await gateway.until(lambda n=num_asked: len(gateway.asked) == n)  # type: ignore[misc]
+        clock.advance(600)
     with pytest.raises(TimeoutError, match="timeout_per_turn"):
-        await make(max_retries=1, timeout_s=0.05).chat(BODY, {})
+        await call
     await gateway.until(lambda: gateway.num_running == 0)
     assert len(gateway.asked) == 2
 

@@ -11,7 +11,8 @@ from pydantic import BaseModel
 
 from batch_agent import AgentResult, BatchAgent
 from batch_agent.runtimes import CommandRuntime
-from tests.batch_agent.scripted import DEADLINE_S
+from tests.clock import Clock
+from tests.deadline import DEADLINE_S
 
 
 class Review(BaseModel):
@@ -149,6 +150,12 @@ def are_gone(pids: list[int]) -> bool:
     return all(map(is_gone, pids))
 
 
+async def until_children(place: Path, num: int) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not (place / "pids").exists() or (place / "pids").read_text().count("\n") < num:
+            await asyncio.sleep(0.01)
+
+
 async def until_gone(place: Path) -> None:
     pids = [int(line) for line in (place / "pids").read_text().split()]
     async with asyncio.timeout(DEADLINE_S):
@@ -156,9 +163,12 @@ async def until_gone(place: Path) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_worker_that_takes_too_long_is_ended_with_all_its_children(tmp_path: Path) -> None:
+async def test_a_worker_that_takes_too_long_is_ended_with_all_its_children(tmp_path: Path, clock: Clock) -> None:
     program = CHILD.replace("{place}", str(tmp_path)) + "time.sleep(600)"
-    results = await run(program, tmp_path, timeout_per_agent=3.0)
+    task = asyncio.ensure_future(run(program, tmp_path, timeout_per_agent=600))
+    await until_children(tmp_path, 2)
+    clock.advance(600)
+    results = await task
     assert [result.error.type for result in results if result.error] == ["TimeoutError"] * 2
     await until_gone(tmp_path)
 
@@ -174,9 +184,7 @@ async def test_children_that_a_worker_leaves_do_not_hold_it_up_and_are_ended(tmp
 async def test_a_cancelled_batch_ends_its_workers(tmp_path: Path) -> None:
     program = CHILD.replace("{place}", str(tmp_path)) + "time.sleep(600)"
     task = asyncio.ensure_future(run(program, tmp_path))
-    async with asyncio.timeout(DEADLINE_S):
-        while not (tmp_path / "pids").exists() or len((tmp_path / "pids").read_text().split()) < 2:
-            await asyncio.sleep(0.01)
+    await until_children(tmp_path, 2)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     await until_gone(tmp_path)
@@ -184,9 +192,11 @@ async def test_a_cancelled_batch_ends_its_workers(tmp_path: Path) -> None:
 
 async def test_processes_at_once_are_bounded(tmp_path: Path) -> None:
     program = (
-        f"import os, time, pathlib; place = pathlib.Path({str(tmp_path)!r}, 'running')\n"
-        "place.mkdir(exist_ok=True); mine = place / str(os.getpid()); mine.touch()\n"
-        "print(len(os.listdir(place))); time.sleep(0.1); mine.unlink()"
+        f"import os, time, pathlib; place = pathlib.Path({str(tmp_path)!r})\n"
+        "running, begun = place / 'running', place / 'begun'\n"
+        "for each in (running, begun): each.mkdir(exist_ok=True); (each / str(os.getpid())).touch()\n"
+        "while len(os.listdir(begun)) < 2: time.sleep(0.01)\n"
+        "print(len(os.listdir(running))); (running / str(os.getpid())).unlink()"
     )
     source = tmp_path / "source"
     source.mkdir()

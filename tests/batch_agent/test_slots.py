@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import asyncio
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batch_agent.slots import Slots
+from tests.deadline import DEADLINE_S
 
 
 async def settled() -> None:
@@ -38,7 +39,7 @@ async def test_a_waiter_that_is_granted_and_cancelled_at_once_gives_its_slot_bac
     waiter.cancel()
     await asyncio.gather(waiter, return_exceptions=True)
     assert slots.used == 0
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(DEADLINE_S):
         await slots.take(0)
 
 
@@ -59,7 +60,6 @@ async def test_room_is_told_only_while_nobody_waits() -> None:
     assert await asked == 1
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.sampled_from(["take", "give", "cancel"]), max_size=40), st.integers(1, 3))
 def test_no_order_of_events_loses_a_slot_or_hands_out_one_too_many(events: list[str], limit: int) -> None:
     async def play() -> None:

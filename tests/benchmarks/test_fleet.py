@@ -13,6 +13,7 @@ from benchmarks.fleet.fleets import FleetSpec
 from benchmarks.fleet.suites import Job
 from gateway.demo.agents import SessionRecord, TurnRecord
 from gateway.demo.workload import PlannedSession, PlannedTurn, Shape
+from tests.deadline import DEADLINE_S
 
 FLEET = FleetSpec(Shape(2, (2,)), num_blocks=100)
 TURNS = (PlannedTurn(1_000, 100, 0.5), PlannedTurn(1_500, 100, 0.5))
@@ -83,7 +84,7 @@ async def test_session_cap_lets_the_next_session_in_when_one_has_left() -> None:
     await asyncio.sleep(0)
     assert not waiting.done()
     await client.left(session(0))
-    await asyncio.wait_for(waiting, 1)
+    await asyncio.wait_for(waiting, DEADLINE_S)
 
 
 async def test_free_slot_goes_to_the_session_with_most_turns_done() -> None:
@@ -96,5 +97,5 @@ async def test_free_slot_goes_to_the_session_with_most_turns_done() -> None:
     async with client.place(session(0), 0):
         waiting = [asyncio.ensure_future(turn(number, index)) for number, index in ((1, 0), (2, 1), (3, 1))]
         await asyncio.sleep(0)
-    await asyncio.wait_for(asyncio.gather(*waiting), 1)
+    await asyncio.wait_for(asyncio.gather(*waiting), DEADLINE_S)
     assert order == [2, 3, 1]

@@ -6,6 +6,6 @@ from benchmarks.soak import soak
 
 
 async def test_every_request_ends_once_and_nothing_is_left_behind() -> None:
-    run = await soak(seconds=8, num_clients=12, faults=0.3, seed=11, rest_s=30)
-    assert len(run.clients.told) > 20
+    run = await soak(seconds=8, num_clients=12, faults=0.3, seed=11)
+    assert len(run.clients.told) >= 12
     assert list(run.faults(is_short=True)) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from gateway.cluster import attempts
 from gateway.cluster.redis import connected
 from gateway.cluster.tool_results import RedisResults
+from tests.deadline import DEADLINE_S
 from tests.valkey import valkey as valkey
 from tests.valkey import valkey_server as valkey_server
 from tool_runtime.runtime import ToolRuntime
@@ -47,7 +49,7 @@ class Gateway:
         """A call whose client leaves while it runs."""
         self.may_end.clear()
         call = asyncio.create_task(self.run(attempt))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(DEADLINE_S):
             while not self.num_runs:
                 await asyncio.sleep(0.01)
         call.cancel()
@@ -138,12 +140,117 @@ async def test_what_a_process_that_died_had_started_is_not_started_again(
     assert second.num_runs == 0
 
 
-async def test_without_valkey_calls_run() -> None:
-    lonely = Gateway("redis://127.0.0.1:9/0")
-    attempt = lonely.attempt()
-    assert (await lonely.run(attempt)).text == "order 1"
-    attempt.ended(is_whole=False)
-    await lonely.close()
+class Way:
+    """To a Valkey; it can be cut."""
+
+    def __init__(self, url: str) -> None:
+        self._port = int(url.rpartition(":")[2].partition("/")[0])
+        self._server: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._links: set[asyncio.Task[None]] = set()
+        self.port = 0
+
+    async def open(self) -> None:
+        self._server = await asyncio.start_server(self._link, "127.0.0.1", self.port)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def cut(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        for writer in self._writers:
+            writer.transport.abort()
+        await asyncio.gather(*self._links)
+
+    async def _link(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._port)
+        self._writers |= {writer, far_writer}
+        for one, other in ((reader, far_writer), (far_reader, writer)):
+            self._links.add(asyncio.create_task(self._pump(one, other)))
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            while data := await reader.read(65536):
+                writer.write(data)
+        writer.close()
+
+
+@pytest.fixture
+async def way(valkey: str) -> AsyncIterator[Way]:
+    way = Way(valkey)
+    await way.open()
+    yield way
+    await way.cut()
+
+
+@pytest.fixture
+async def far(way: Way) -> AsyncIterator[list[Gateway]]:
+    """Gateways that meet at the end of the way."""
+    both = [Gateway(f"redis://127.0.0.1:{way.port}/0") for _ in range(2)]
+    yield both
+    for one in both:
+        await one.close()
+
+
+async def test_while_valkey_is_gone_calls_run_but_not_those_that_an_attempt_of_this_gateway_lost(
+    way: Way, far: list[Gateway]
+) -> None:
+    one = far[0]
+    before = one.attempt()
+    await one.run(before)
+    await way.cut()
+    before.ended(is_whole=False)
+    told = one.attempt(b"another")
+    assert (await one.run(told)).text == "order 2"
+    told.ended(is_whole=False)
+    assert (await one.run(one.attempt())).text == "order 1"
+    assert (await one.run(one.attempt(b"another"))).text == "order 2"
+    assert one.num_runs == 2
+    await way.open()
+
+
+async def test_while_valkey_is_gone_a_client_that_says_that_it_asks_again_starts_nothing(
+    way: Way, far: list[Gateway]
+) -> None:
+    first, second = far
+    await first.run(first.attempt())
+    await way.cut()
+    result = await second.run(second.runtime.attempt(ANSWER, is_retry=True))
+    assert (result.status, second.num_runs) == (Status.UNKNOWN, 0)
+    assert "was not run again" in result.text
+    await second.run(second.attempt())
+    assert second.num_runs == 1
+    await way.open()
+
+
+async def test_what_was_lost_while_valkey_was_gone_is_told_once_it_is_back(
+    way: Way, far: list[Gateway], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempts, "BEAT_S", 0.05)
+    first, second = far
+    lost = first.attempt()
+    await first.run(lost)
+    await way.cut()
+    lost.ended(is_whole=False)
+    await settled(first)
+    await way.open()
+    async with asyncio.timeout(DEADLINE_S):
+        while first.shared._attempts._left:
+            await asyncio.sleep(0.01)
+    assert (await second.run(second.attempt())).text == "order 1"
+    assert second.num_runs == 0
+
+
+async def test_what_was_started_while_valkey_was_gone_is_known_here_when_it_is_back(
+    way: Way, far: list[Gateway]
+) -> None:
+    one = far[0]
+    await way.cut()
+    lost = one.attempt()
+    await one.run(lost)
+    lost.ended(is_whole=False)
+    await way.open()
+    assert (await one.run(one.attempt())).text == "order 1"
+    assert one.num_runs == 1
 
 
 async def settled(gateway: Gateway) -> None:

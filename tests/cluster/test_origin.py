@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.cluster.origin import Origin, origin_of
-from gateway.transport import Headers
+from gateway.transport import by_name
 
 SYSTEM = "You are an engineer. " * 30
 
@@ -23,7 +23,7 @@ def chat(*said: str, system: str = SYSTEM) -> dict[str, Any]:
 
 
 def origin(body: Any, tenant: str = "t", **headers: str) -> Origin:
-    return origin_of(tenant, Headers([(name.replace("_", "-"), value) for name, value in headers.items()]), body)
+    return origin_of(tenant, by_name([(name.replace("_", "-"), value) for name, value in headers.items()]), body)
 
 
 def test_a_session_keeps_its_origin_while_it_grows() -> None:
@@ -57,7 +57,7 @@ def test_a_name_is_not_what_somebody_else_said() -> None:
 
 def test_volatile_text_does_not_part_a_family() -> None:
     at = [re.compile(r"at \d+")]
-    one, other = (origin_of("t", Headers(()), chat("x", system=f"You work at {n}. "), at) for n in (1, 2))
+    one, other = (origin_of("t", by_name(()), chat("x", system=f"You work at {n}. "), at) for n in (1, 2))
     assert one.family == other.family
 
 

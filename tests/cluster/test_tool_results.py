@@ -12,6 +12,7 @@ import pytest
 from gateway.cluster import tool_results
 from gateway.cluster.redis import connected
 from gateway.cluster.tool_results import RedisResults
+from tests.deadline import DEADLINE_S
 from tests.valkey import valkey as valkey
 from tests.valkey import valkey_server as valkey_server
 from tool_runtime.runtime import ToolRuntime
@@ -58,9 +59,16 @@ def call(runtime: ToolRuntime, tenant: str = "a") -> asyncio.Task[Any]:
 
 
 async def until_runs(counted: Counted, num: int) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(DEADLINE_S):
         while counted.num_runs < num:
             await asyncio.sleep(0.01)
+
+
+async def until_waits(results: RedisResults) -> None:
+    """Its process has found the claim of another one, and looks for what becomes of it."""
+    async with results._redis.monitor() as heard, asyncio.timeout(DEADLINE_S):
+        while "MGET" not in (await heard.next_command())["command"]:
+            pass
 
 
 async def test_identical_calls_at_two_gateways_run_once(shared: list[RedisResults]) -> None:
@@ -69,7 +77,7 @@ async def test_identical_calls_at_two_gateways_run_once(shared: list[RedisResult
     one = call(first)
     await until_runs(counted, 1)
     other = call(second)
-    await asyncio.sleep(2 * tool_results.POLL_S)
+    await until_waits(shared[1])
     counted.may_end.set()
     results = [await one, await other]
     assert [result.text for result in results] == ["run 1", "run 1"]

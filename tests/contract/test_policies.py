@@ -124,7 +124,7 @@ class Play:
         self.waiting.add(turn_id)
         parts = ("shared", 10), (f"s{session}", self.rng.randrange(2, 25))
         kind = self.rng.choice([TurnKind.AGENT] * 8 + [TurnKind.SINGLE, TurnKind.SIDE])
-        remaining = self.rng.choice([None, None, 0, 2])
+        remaining = self.rng.choice([None, None, 0, 2, 40])
         self.tell(
             Arrived(
                 turn(turn_id, *parts, session=f"s{session}", at=self.now, family=f"f{session % 3}", kind=kind,

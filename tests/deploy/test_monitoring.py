@@ -36,8 +36,8 @@ def labels_by_series() -> dict[str, set[str]]:
     seen.retried("engine_cut")
     seen.faulted("vllm", Fault.ERROR)
     seen.limited("tokens")
-    seen.metrics.prefix_breaks("date").inc()
-    seen.metrics.prefix_break_tokens("date").inc()
+    seen.metrics.prefix_breaks.add(1, "date")
+    seen.metrics.prefix_break_tokens.add(1, "date")
     families = text_string_to_metric_families(seen.metrics.exposition().decode())
     return {sample.name: set(sample.labels) for family in families for sample in family.samples}
 

@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gateway.embedded.model import EngineSpec
 from gateway.embedded.server import EmbeddedEngine, EmbeddedSettings
 from gateway.transports.aiohttp_server import AiohttpServer
+from tests.deadline import DEADLINE_S
 
 SETTINGS = EmbeddedSettings(EngineSpec(num_blocks=1000, max_num_seqs=4), model="tiny", speed=20.0)
 TOOL = {"type": "function", "function": {"name": "ls", "parameters": {"type": "object"}}}
@@ -58,7 +59,7 @@ class Running:
             return {sample.name: sample.value for family in families for sample in family.samples}
 
     async def becomes_idle(self) -> None:
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(DEADLINE_S):
             while self.engine.model.num_running + self.engine.model.num_waiting:
                 await asyncio.sleep(0.005)
 
@@ -79,6 +80,13 @@ async def started(settings: EmbeddedSettings) -> AsyncIterator[Running]:
 @pytest.fixture
 async def running() -> AsyncIterator[Running]:
     async for one in started(SETTINGS):
+        yield one
+
+
+@pytest.fixture
+async def unhurried() -> AsyncIterator[Running]:
+    """Its longest answers outlast a test."""
+    async for one in started(replace(SETTINGS, speed=1.0)):
         yield one
 
 
@@ -226,19 +234,22 @@ async def test_an_engine_that_is_not_strict_answers_to_any_name() -> None:
 
 async def test_with_priority_scheduling_the_lowest_number_is_answered_first() -> None:
     spec = EngineSpec(num_blocks=1000, max_num_seqs=1, priority_scheduling=True)
-    async for running in started(replace(SETTINGS, spec=spec)):
+    async for running in started(replace(SETTINGS, spec=spec, speed=1.0)):
         order: list[int] = []
 
         async def ask(running: Running, order: list[int], priority: int) -> None:
             await running.chat(USER, priority=priority)
             order.append(priority)
 
-        async with asyncio.TaskGroup() as clients, asyncio.timeout(5):
-            clients.create_task(running.chat(USER, max_tokens=200, ignore_eos=True, priority=-9))
+        async with asyncio.TaskGroup() as clients, asyncio.timeout(DEADLINE_S):
+            first = clients.create_task(running.chat(USER, max_tokens=10_000, ignore_eos=True, priority=-9))
             for num_waiting, priority in enumerate((7, 3, 0, 5)):
                 while running.engine.model.num_waiting < num_waiting or not running.engine.model.num_running:
                     await asyncio.sleep(0.001)
                 clients.create_task(ask(running, order, priority))
+            while running.engine.model.num_waiting < 4:
+                await asyncio.sleep(0.001)
+            first.cancel()
         assert order == [0, 3, 5, 7]
 
 
@@ -275,32 +286,32 @@ async def test_metrics_carry_vllms_names_and_count_what_answers_said(running: Ru
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_client_that_leaves_stops_the_work_running_or_queued(running: Running, stream: bool) -> None:
+async def test_a_client_that_leaves_stops_the_work_running_or_queued(unhurried: Running, stream: bool) -> None:
     body = {"model": "tiny", "messages": [USER], "max_tokens": 10_000, "ignore_eos": True, "stream": stream}
 
     async def ask() -> None:
-        async with running.http.post("/v1/chat/completions", json=body) as reply:
+        async with unhurried.http.post("/v1/chat/completions", json=body) as reply:
             await reply.read()
 
     clients = [asyncio.create_task(ask()) for _ in range(6)]
-    async with asyncio.timeout(5):
-        while (running.engine.model.num_running, running.engine.model.num_waiting) != (4, 2):
+    async with asyncio.timeout(DEADLINE_S):
+        while (unhurried.engine.model.num_running, unhurried.engine.model.num_waiting) != (4, 2):
             await asyncio.sleep(0.005)
     for client in clients:
         client.cancel()
     await asyncio.gather(*clients, return_exceptions=True)
-    await running.becomes_idle()
-    assert running.engine.model.pool.num_used == 0
+    await unhurried.becomes_idle()
+    assert unhurried.engine.model.pool.num_used == 0
 
 
-async def test_a_stopped_engine_cuts_streams_and_refuses_the_rest(running: Running) -> None:
+async def test_a_stopped_engine_cuts_streams_and_refuses_the_rest(unhurried: Running) -> None:
     body = {"model": "tiny", "messages": [USER], "max_tokens": 10_000, "ignore_eos": True, "stream": True}
-    async with running.http.post("/v1/chat/completions", json=body) as reply:
+    async with unhurried.http.post("/v1/chat/completions", json=body) as reply:
         await reply.content.readany()
-        await running.engine.stop()
+        await unhurried.engine.stop()
         with pytest.raises(aiohttp.ClientError):
             await reply.read()
-    status, answer = await running.post("/v1/chat/completions", {"model": "tiny", "messages": [USER]})
+    status, answer = await unhurried.post("/v1/chat/completions", {"model": "tiny", "messages": [USER]})
     assert (status, answer["error"]["code"]) == (503, 503)
-    async with running.http.get("/health") as health:
+    async with unhurried.http.get("/health") as health:
         assert health.status == 503

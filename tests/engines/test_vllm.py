@@ -111,7 +111,7 @@ def test_a_clients_own_priority_counts_only_if_it_is_entitled(
 
 def test_a_session_id_of_the_client_stays() -> None:
     assert VLLM.outgoing(Asked(CHAT, {"session_id": "mine"}, Hints(session_id="s1")), new()) == Outgoing()
-    own = {"X-Session-ID": "mine"}
+    own = {"x-session-id": "mine"}
     assert VLLM.outgoing(Asked(CHAT, {}, Hints(session_id="s1"), headers=own), new()) == Outgoing()
 
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
 import pytest
 
-from gateway.transports.aiohttp_upstream import AiohttpUpstream
+from gateway.transports.choice import transport_of
 from tests.engines.recorded import pages
 from tests.gateway.fake_engine import FakeEngine, NewEngine, Watched
+from tests.transports.loops import AIOHTTP, FAST, LoopFactory, carrier
+
+
+def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Mapping[str, LoopFactory]:
+    """An engine is watched over both transports."""
+    return AIOHTTP | (FAST if "monitor" in item.path.stem else {})
 
 
 @pytest.fixture
 async def watched() -> AsyncIterator[Watched]:
-    watched = Watched(AiohttpUpstream())
+    watched = Watched(transport_of("aiohttp" if carrier() == "aiohttp" else "fast").upstream())
     yield watched
     if watched.monitor is not None:
         await watched.monitor.stop()

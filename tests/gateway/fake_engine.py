@@ -13,11 +13,10 @@ from gateway.engines.base import EngineAddress, Report
 from gateway.engines.vllm import Vllm
 from gateway.faults import Fault
 from gateway.monitor import Monitor
-from gateway.transports.aiohttp_upstream import AiohttpUpstream
+from gateway.transport import Upstream
 from policies.types import Fact
+from tests.deadline import DEADLINE_S
 from tests.engines.recorded import text
-
-TIMEOUT_S = 5.0
 
 
 class FakeEngine:
@@ -93,7 +92,7 @@ class Ticks:
 
     async def next_poll(self) -> None:
         """One sleep ends; returns when its poll is over."""
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(DEADLINE_S):
             await self._asleep.acquire()
             self._wake.release()
             await self._asleep.acquire()
@@ -103,7 +102,7 @@ class Ticks:
 class Watched:
     """A monitor with what it told."""
 
-    def __init__(self, upstream: AiohttpUpstream) -> None:
+    def __init__(self, upstream: Upstream) -> None:
         self.upstream = upstream
         self.facts: list[Fact] = []
         self.faults: list[Fault] = []
@@ -129,7 +128,7 @@ class Watched:
             faulted=lambda engine, fault: self.faults.append(fault),
             sleep=self.ticks.sleep,
         )
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(DEADLINE_S):
             await self.monitor.start()
         return self.monitor
 

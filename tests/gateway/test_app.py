@@ -44,6 +44,18 @@ async def test_a_port_that_is_taken_leaves_nothing_running() -> None:
     await first.stop()
 
 
+async def test_a_start_that_fails_before_it_listens_tells_its_own_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IDS", "a secret")
+    taken = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+    cluster = {"redis": "redis://127.0.0.1:1", "port": taken.sockets[0].getsockname()[1]}
+    more = {"identity": {"secret": "env:IDS"}, "cluster": cluster}
+    async with taken:
+        app = App(Settings.model_validate(SETTINGS.model_dump() | more))
+        with pytest.raises(OSError, match="address already in use"):
+            await app.start()
+        await app.stop()
+
+
 def test_a_policy_is_a_short_name_or_an_import_path() -> None:
     assert policy_of(Policy()).name == "turns"
     assert policy_of(Policy(name="policies.fifo:Fifo")).name == "fifo"

@@ -231,6 +231,21 @@ def test_engines_that_cannot_be_meant_are_refused(engines: list[Any], fault: str
         config.addresses(config.load({"engines": engines}, environ=NOTHING))
 
 
+@pytest.mark.parametrize(
+    ("text", "how"),
+    [
+        ("cluster: {redis: 'hush:6379'}", "write redis://host:6379/0, or env:NAME"),
+        ("tracing: {endpoint: 'hush:4318'}", "write http://collector:4318"),
+        ("tools: {mcp: [{name: a, command: [b], approval: hush}]}", "write never, always, or"),
+        ("tools: {mcp: [{name: hush}]}", "tools.mcp.0: give either its `command` or its `url`"),
+    ],
+)
+def test_what_is_written_in_another_form_is_told_how_to_write_it_and_not_repeated(text: str, how: str) -> None:
+    fault = fault_of(text)
+    assert how in fault
+    assert "hush" not in fault
+
+
 def test_kv_events_are_urls_or_objects_and_another_kind_of_address_is_refused() -> None:
     text = (
         'engines: [{url: "vllm://a:1", kv_events: ["tcp://*:5557", {url: "tcp://a:1", replay_url: "tcp://a:2"}]}]'
@@ -238,4 +253,5 @@ def test_kv_events_are_urls_or_objects_and_another_kind_of_address_is_refused() 
     (address,) = config.addresses(config.load(file=written(text), environ=NOTHING))
     assert address.kv_events == (KvEventSource("tcp://*:5557"), KvEventSource("tcp://a:1", "tcp://a:2"))
     assert "kv_events" in fault_of('engines: [{url: "vllm://a:1", kv_events: "http://a:1"}]')
+    assert "write tcp://host:5557" in fault_of('engines: [{url: "vllm://a:1", kv_events: ["http://a:1"]}]')
     assert "no such key" in fault_of('engines: [{url: "vllm://a:1", kv_events: [{uri: "tcp://a:1"}]}]')

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import orjson
+import pytest
 
 from gateway import doctor
 from gateway.engines import named
@@ -47,11 +48,34 @@ def test_the_text_names_flags_that_should_be_on() -> None:
     assert "--scheduling-policy priority" in text
 
 
-def test_an_engine_that_is_down_says_why_and_gets_no_advice() -> None:
+@pytest.mark.parametrize(
+    ("problem", "remedy"),
+    [
+        ("http://gpu1:8000 does not accept connections", "start it"),
+        ("GET /v1/models answered 401", "give the engine its key"),
+        ("GET /v1/models answered 404", "without a path"),
+        ("GET /v1/models answered 500", None),
+    ],
+)
+def test_an_engine_that_is_down_says_why_and_what_to_try_and_gets_no_advice_about_flags(
+    problem: str, remedy: str | None
+) -> None:
     engine = running("vllm", "vllm-0.32")
-    engine.is_up, engine.problem = False, "http://gpu1:8000 does not accept connections"
-    assert doctor.as_text([engine]) == "gpu1:8000  vllm 0.32.0  DOWN: http://gpu1:8000 does not accept connections"
+    engine.is_up, engine.problem = False, problem
+    first, *rest = doctor.as_text([engine]).splitlines()
+    assert first == f"gpu1:8000  vllm 0.32.0  DOWN: {problem}"
+    assert [remedy in line for line in rest if remedy] == ([True] if remedy else [])
     assert doctor.as_json([engine])[0]["advice"] == []
+
+
+def test_an_engine_of_another_kind_than_its_address_says_is_pointed_out() -> None:
+    engine = named("vllm")
+    for prefix, told in (("dynamo_frontend_", "dynamo://"), ("turngate_", "no engine"), ("vllm:", None)):
+        abilities = engine.abilities()
+        engine.learn({"/metrics": f"# HELP x\n{prefix}x 1\n"}, abilities)
+        one = replace(running("vllm", "vllm-0.32"), abilities=abilities)
+        advice = [f"{found.problem} {found.remedy}" for found in doctor.advice_of(one)]
+        assert any(told in text for text in advice) if told else not abilities.looks_like
 
 
 def test_the_embedded_engine_goes_by_its_own_name_and_gets_no_advice_about_flags() -> None:

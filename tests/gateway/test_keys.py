@@ -22,7 +22,7 @@ LONG, SHORT = key_hash.new_key(), "swordfish"
 
 
 def bearer(key: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {key}"}
+    return {"authorization": f"Bearer {key}"}
 
 
 def of(*entries: dict[str, Any], **sections: Any) -> Settings:
@@ -39,8 +39,8 @@ async def test_a_hashed_key_is_known_and_any_other_is_nobody(key: str) -> None:
     for wrong in (key + "x", key[:-1], "", key.upper()):
         assert await keys.caller(bearer(wrong)) is None
     assert await keys.caller({}) is None
-    assert await keys.caller({"Authorization": f"Basic {key}"}) is None
-    assert await keys.caller({"X-Api-Key": key}) == found
+    assert await keys.caller({"authorization": f"Basic {key}"}) is None
+    assert await keys.caller({"x-api-key": key}) == found
 
 
 async def test_a_hash_itself_opens_nothing() -> None:

@@ -233,7 +233,6 @@ def test_the_headers_say_limit_rest_and_reset_of_each_quantity() -> None:
 
 def test_nothing_is_kept_for_a_key_without_limits() -> None:
     assert Terms.of("key", KeyLimits()) is None
-    assert Limiter(LocalCounters(), {}, lambda: 0.0, print).allowance(None) is None
 
 
 def test_lines_of_batches_are_held_by_budgets_and_not_by_rates() -> None:

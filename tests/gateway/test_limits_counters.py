@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.limits.counters import LocalCounters
@@ -11,7 +11,6 @@ from gateway.limits.counters import LocalCounters
 W = 10.0
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(0.01, 8), st.floats(0, 6)), max_size=60), st.floats(0, 1e9))
 def test_what_is_admitted_stays_below_twice_the_limit_in_any_window(
     steps: list[tuple[float, float]], start: float
@@ -28,7 +27,6 @@ def test_what_is_admitted_stays_below_twice_the_limit_in_any_window(
         assert sum(current) <= limit + 1e-6
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(0.01, 4), st.floats(0, 6)), min_size=1, max_size=30), st.floats(0, 5))
 def test_use_has_faded_when_it_was_said_to_and_not_much_sooner(
     steps: list[tuple[float, float]], room: float

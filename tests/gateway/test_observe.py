@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from typing import cast
 
 import pytest
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry
 
 from gateway import logs
+from gateway.counts import Counter
+from gateway.errors import Failure
 from gateway.exchange import Outcome, Recognition, Timings
-from gateway.metrics import Bounded
 from gateway.observe import Observer, Recomputation
 from gateway.settings import Logging
 from gateway.transport import Request
@@ -118,9 +119,9 @@ def test_what_the_path_tells_is_counted() -> None:
 
 def test_label_sets_are_bounded_and_the_rest_is_one_other() -> None:
     registry = CollectorRegistry()
-    bounded = Bounded(Counter("c", "c", ["name"], registry=registry), max_label_sets=2)
+    registry.register(counted := Counter("c", "c", ["name"], max_label_sets=2))
     for name in ("a", "b", "c", "d", "a"):
-        bounded(name).inc()
+        counted.add(1, name)
     values = {name: registry.get_sample_value("c_total", {"name": name}) for name in ("a", "b", "c", "other")}
     assert values == {"a": 2, "b": 1, "c": None, "other": 2}
 
@@ -213,6 +214,14 @@ def test_one_line_is_logged_per_exchange_and_it_holds_no_content(log: io.StringI
         for part in (" info request id=x1 ", "outcome=answered", "session=s1", "queue_ms=2000.0", "model=gpt-5")
     )
     assert "secret" not in line
+
+
+def test_a_refusal_says_what_was_wrong_and_who_asked_but_not_in_its_words(log: io.StringIO) -> None:
+    failure = Failure(400, "invalid_request_error", "`mess` is unknown", param="messages", code="bad")
+    observer().finished(exchange(failure=failure, key_id="ci", outcome=Outcome.BAD_REQUEST))
+    line = log.getvalue()
+    assert all(f" {part} " in line for part in ("status=400", "code=bad", "param=messages", "key=ci"))
+    assert "mess`" not in line
 
 
 def test_trouble_is_logged_as_a_warning(log: io.StringIO) -> None:

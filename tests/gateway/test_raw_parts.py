@@ -65,7 +65,7 @@ def seen(path: str, told: list[list[Json]], cutter: Cutter) -> list[tuple[object
 
 
 @pytest.mark.parametrize("path", PATHS)
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 10_000))
 def test_nothing_is_recognised_otherwise_by_raw_text(path: str, seed: int) -> None:
     told = histories(seed)

@@ -12,10 +12,12 @@ import zmq.asyncio
 
 from gateway.engines import named
 from gateway.engines.base import EngineAddress, KvEventSource, Pool, Report
-from gateway.kvevents import listening
+from gateway.kvevents import listener, listening
 from gateway.monitor import RunningEngine
 from policies.types import CacheLost, Fact
+from tests.deadline import DEADLINE_S
 from tests.kvevents.batches import batch, cleared, removed, stored
+from tests.real.process import free_port
 
 END = (-1).to_bytes(8, "big", signed=True)
 
@@ -32,7 +34,8 @@ class Publisher:
 
     async def heard(self) -> None:
         """Until somebody has subscribed."""
-        await self.pub.recv()
+        async with asyncio.timeout(DEADLINE_S):
+            await self.pub.recv()
 
     async def send(self, *events: Any, is_lost: bool = False) -> None:
         self.sent.append(batch(*events))
@@ -59,7 +62,7 @@ class Told:
         self.evicted.append(told)
 
     async def next(self) -> Fact:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(DEADLINE_S):
             return await self.facts.get()
 
 
@@ -100,7 +103,7 @@ async def test_a_reset_is_told(publisher: Publisher) -> None:
 async def test_a_gap_is_filled_from_the_replay(publisher: Publisher, has_topic: bool) -> None:
     told = Told()
     source = KvEventSource(publisher.url, publisher.replay_url)
-    async with listening([engine(source)], told.facts.put_nowait, told.evict), asyncio.timeout(5):
+    async with listening([engine(source)], told.facts.put_nowait, told.evict), asyncio.timeout(DEADLINE_S):
         await publisher.heard()
         await publisher.send(stored(1, 2, size=256, session_id="s"), is_lost=True)
         await publisher.send(stored(3, size=256), is_lost=True)
@@ -152,11 +155,9 @@ async def test_a_message_that_cannot_be_read_is_shown_and_does_not_end_the_liste
 
 async def test_the_side_with_the_star_binds(publisher: Publisher) -> None:
     """An engine that is given a host connects; then the gateway has to be there."""
-    told = Told()
-    port = int(publisher.url.rpartition(":")[2])
-    publisher.pub.unbind(publisher.url)
-    async with listening([engine(KvEventSource(f"@tcp://127.0.0.1:{port}"))], told.facts.put_nowait, told.evict):
-        publisher.pub.connect(publisher.url)
+    told, url = Told(), f"tcp://127.0.0.1:{free_port()}"
+    async with listening([engine(KvEventSource(f"@{url}"))], told.facts.put_nowait, told.evict):
+        publisher.pub.connect(url)
         await publisher.heard()
         await publisher.send(cleared())
         assert await told.next() == CacheLost("gpu", None)
@@ -166,6 +167,24 @@ async def test_a_port_that_is_taken_is_said_and_costs_nothing_else(publisher: Pu
     running = engine(KvEventSource(f"@{publisher.url}"))
     async with listening([running], lambda fact: None, lambda *told: None):
         assert "in use" in running.kv_events.problem
+
+
+async def test_a_port_that_is_free_again_is_heard(publisher: Publisher, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "OPEN_AGAIN_S", 0.01)
+    told, url = Told(), f"tcp://127.0.0.1:{free_port()}"
+    running = engine(KvEventSource(f"@{url}"))
+    with zmq.Context() as other, other.socket(zmq.PUB) as holder:
+        holder.bind(url)
+        async with listening([running], told.facts.put_nowait, told.evict):
+            assert "in use" in running.kv_events.problem
+            holder.close(linger=0)
+            async with asyncio.timeout(DEADLINE_S):
+                while running.kv_events.problem:
+                    await asyncio.sleep(0.01)
+            publisher.pub.connect(url)
+            await publisher.heard()
+            await publisher.send(cleared())
+            assert await told.next() == CacheLost("gpu", None)
 
 
 async def test_without_a_configured_source_nothing_is_opened() -> None:

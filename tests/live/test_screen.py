@@ -43,7 +43,7 @@ def test_in_80_columns_nothing_that_matters_is_cut() -> None:
     assert "20 running  7 waiting (6 for room, 1 for a slot)  33 between turns" in lines[1]
     assert lines[2].split() == ["REPLICA", "RESIDENT", "TOKENS", "SLOTS"]
     assert lines[3].split() == ["gpu1", "############...........|", "500k", "of", "950k", "12/256"]
-    assert lines[5].split() == ["0000000000", "d7567c", "waiting:residency", "0s", "1", "3.5", "1.0k", "gpu1"]
+    assert lines[5].split() == ["0000000000", "d7567c", "waiting:room", "0s", "1", "3.5", "1.0k", "gpu1"]
     assert [line.split()[2].partition(":")[0] for line in lines[5:11]] == list(COLOURS)
 
 
@@ -53,6 +53,30 @@ def test_what_does_not_fit_is_counted() -> None:
     shown = sum(line.startswith("0000") for line in lines)
     assert f"{100 - shown} more sessions" in "\n".join(lines)
     assert "and 34 more" in "\n".join(lines)
+
+
+def test_pages_show_every_session_once_and_begin_anew() -> None:
+    told = snapshot(40, sessions=[session(number, session=f"0000{number:06}") for number in range(40)])
+
+    def ids(page: int) -> list[str]:
+        out = io.StringIO()
+        console = Console(file=out, width=80, height=24, no_color=True)
+        console.print(Screen(told, "http://127.0.0.1:8080", "phase", 24, page=page), end="")
+        return [line.split()[0] for line in out.getvalue().splitlines() if line.startswith("0000")]
+
+    pages = [ids(page) for page in range(3)]
+    seen = [session_id for page in pages for session_id in page]
+    assert len(seen) == len(set(seen)) == 40
+    assert ids(3) == pages[0]
+
+
+@pytest.mark.parametrize(
+    ("width", "names"), [(69, "SESSION PHASE FOR TURN TOKENS REPLICA"), (49, "SESSION PHASE FOR TURN")]
+)
+def test_a_narrow_terminal_shows_fewer_columns_whole(width: int, names: str) -> None:
+    lines = drawn(snapshot(6), height=24, width=width)
+    assert lines[4].split() == names.split()
+    assert not any("…" in line for line in lines[4:])
 
 
 def test_a_pipe_gets_all_of_it() -> None:

@@ -32,8 +32,17 @@ def asks(*times: float | None, who: Recognition = WHO, tools_at: list[float] | N
 
 
 def seen(open_: Exchange | None = None) -> Seen:
-    held = {} if open_ is None else {open_.id: open_}
-    return Seen(WHO, "team-a", 10.0, 90.0, num_turns=3, model="m", replica="a", prompt_tokens=800, open=held)
+    return Seen(
+        WHO,
+        "team-a",
+        10.0,
+        90.0,
+        num_turns=3,
+        model="m",
+        replica="a",
+        prompt_tokens=800,
+        open=(open_,) if open_ else (),
+    )
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from tests.deadline import DEADLINE_S
 from tests.live.told import snapshot
 
-DEADLINE_S = 20.0
 ENTERS, LEAVES = "\x1b[?1049h", "\x1b[?1049l"
 """The second screen of a terminal."""
 
@@ -94,7 +94,7 @@ async def test_it_follows_the_keys_and_leaves_the_terminal_as_it_was(url: str) -
     terminal, process, inner, before = await in_terminal("--gateway", url, "--every", "0.1")
     await terminal.until("now by phase")
     assert ENTERS in terminal.seen
-    assert "waiting:residency" in terminal.seen
+    assert "waiting:room" in terminal.seen
     terminal.type("s")
     await terminal.until("now by age")
     terminal.type("sq")

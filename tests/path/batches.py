@@ -10,6 +10,7 @@ import openai
 import orjson
 from openai.types import Batch
 
+from tests.deadline import DEADLINE_S
 from tests.path.fake_engine import FakeEngine
 
 CHAT = "/v1/chat/completions"
@@ -32,7 +33,7 @@ async def create(client: openai.AsyncOpenAI, rows: Iterable[dict[str, Any] | byt
 
 
 async def over(client: openai.AsyncOpenAI, batch: Batch) -> Batch:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(DEADLINE_S):
         while batch.status in ("validating", "in_progress", "finalizing", "cancelling"):
             await asyncio.sleep(0.02)
             batch = await client.batches.retrieve(batch.id)

@@ -1,4 +1,4 @@
-"""A gateway in front of fake engines, a client that sees raw bytes, and a clock that a test moves."""
+"""A gateway in front of fake engines, and a client that sees raw bytes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ import pytest
 
 from gateway.app import App
 from gateway.settings import Settings
-from tests.path.fake_engine import DEADLINE_S, FakeEngine
-from tests.transports.loops import AIOHTTP, FAST, FAST_ON_ASYNCIO, LoopFactory, can_move_time, carrier
+from tests.clock import Clock as Clock
+from tests.clock import clock as clock
+from tests.deadline import DEADLINE_S
+from tests.path.fake_engine import FakeEngine
+from tests.transports.loops import AIOHTTP, FAST, FAST_ON_ASYNCIO, LoopFactory, carrier
 
 
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Mapping[str, LoopFactory]:
@@ -24,34 +27,12 @@ def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> M
     source = _source(item.path)
     if "GatewayProcess" in source or "tests.path.fleet" in source:
         return FAST
-    return AIOHTTP | (FAST_ON_ASYNCIO if ".advance(" in source else FAST)
+    return AIOHTTP | (FAST_ON_ASYNCIO if "clock." in source else FAST)
 
 
 @cache
 def _source(path: Path) -> str:
     return path.read_text(encoding="utf-8")
-
-
-class Clock:
-    """The running loop's time, plus what the test added: timers of the loop follow it."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._real = self._loop.time
-        self._ahead_s = 0.0
-        if can_move_time():
-            self._loop.time = self.now  # type: ignore[method-assign]
-
-    def now(self) -> float:
-        return self._real() + self._ahead_s
-
-    def advance(self, seconds: float) -> None:
-        assert can_move_time()
-        self._ahead_s += seconds
-
-    def restore(self) -> None:
-        if can_move_time():
-            self._loop.time = self._real  # type: ignore[method-assign]
 
 
 @dataclass
@@ -125,13 +106,6 @@ async def rest_of(response: aiohttp.ClientResponse) -> Answer:
 
 
 Start = Callable[..., Awaitable[Gateway]]
-
-
-@pytest.fixture
-async def clock() -> AsyncIterator[Clock]:
-    clock = Clock()
-    yield clock
-    clock.restore()
 
 
 @pytest.fixture

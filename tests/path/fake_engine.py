@@ -10,8 +10,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-DEADLINE_S = 5.0
-"""Of every wait in a test for something that is to happen; real seconds."""
+from tests.deadline import DEADLINE_S
 
 
 class Call:

@@ -8,8 +8,6 @@ from typing import Any
 
 from aiohttp import web
 
-from tests.path.fake_engine import DEADLINE_S as DEADLINE_S
-
 
 @dataclass
 class Refusal:

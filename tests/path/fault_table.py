@@ -26,7 +26,7 @@ TESTS = [
 HEAD = """\
 # What goes wrong, and what comes of it
 
-Written by `python -m tests.path.fault_table` from the tests that are its rows; those of the path run over both
+Written by `python -m tests.path.fault_table` from the tests that are its rows, each of which runs over both
 transports. What fails before the first byte of an answer is not seen by the client while another replica is left;
 what fails after it resets the connection, since every client takes a clean end for a whole answer.
 """

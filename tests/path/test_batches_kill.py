@@ -11,6 +11,7 @@ import orjson
 import pytest
 from aiohttp import web
 
+from tests.deadline import DEADLINE_S
 from tests.path.fake_engine import Call, FakeEngine, completion
 from tests.path.killed import GatewayProcess, connected, rows_of
 
@@ -53,7 +54,7 @@ async def test_no_line_is_lost_and_none_is_twice_in_the_output(
             await engine.has_seen(num_calls)
         await gateway.kill()
         await gateway.start()
-    async with connected(gateway) as client, asyncio.timeout(60):
+    async with connected(gateway) as client, asyncio.timeout(DEADLINE_S):
         while batch.status in ("validating", "in_progress", "finalizing"):
             await asyncio.sleep(0.05)
             batch = await client.batches.retrieve(batch.id)

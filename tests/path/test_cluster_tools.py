@@ -10,8 +10,9 @@ import orjson
 import pytest
 from aiohttp import web
 
+from tests.deadline import DEADLINE_S
 from tests.path.counted_tools import ToolServer
-from tests.path.fake_engine import DEADLINE_S, Call
+from tests.path.fake_engine import Call
 from tests.path.fleet import Fleet
 from tests.path.fleet import start as start
 from tests.path.fleet import valkey_server as valkey_server
@@ -67,7 +68,7 @@ async def test_a_gateway_killed_in_mid_call_has_none_started_twice_that_must_run
     held_at = {n: calls_of(n)[n // 2 % 2] for n in range(NUM_SESSIONS)}
     tools.held = {(tool, session) for session, tool in held_at.items()}
     asked = [asyncio.create_task(fleet.turn(n, 0, messages(n))) for n in range(NUM_SESSIONS)]
-    async with asyncio.timeout(4 * DEADLINE_S):
+    async with asyncio.timeout(DEADLINE_S):
         while not tools.held <= tools.starts.keys():
             await asyncio.sleep(0.01)
 

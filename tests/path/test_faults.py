@@ -190,14 +190,6 @@ async def test_a_connection_that_breaks_after_the_end_marker_harms_nobody(
     assert (await receipt(gateway, answer.headers))["outcome"] == "answered"
 
 
-async def test_an_engine_that_goes_silent_in_its_answer_is_given_up(start: Start, engine: FakeEngine) -> None:
-    engine.plays = [stalls_after(chunk(content="half"))]
-    gateway = await start(engine, timeouts={"idle_s": 0.05, "shutdown_grace_s": 0})
-    answer = await gateway.ask(STREAM)
-    assert answer.is_cut
-    await gateway.is_empty()
-
-
 async def test_a_slow_drip_arrives_drop_by_drop(start: Start, engine: FakeEngine) -> None:
     go_on = asyncio.Event()
     rest = [finish(), DONE]

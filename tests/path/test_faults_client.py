@@ -13,9 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.deadline import DEADLINE_S
 from tests.path.conftest import Gateway, Start
 from tests.path.fake_engine import (
-    DEADLINE_S,
     DONE,
     FakeEngine,
     chunk,
@@ -234,7 +234,7 @@ async def test_no_value_in_any_field_is_a_fault_of_ours(start: Start, engine: Fa
             told = await response.text()
             assert response.status in (200, 400, 404, 501), told
 
-    @settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=120, suppress_health_check=list(HealthCheck))
     @given(
         st.sampled_from(sorted(PATHS)), st.dictionaries(st.sampled_from(FIELDS), VALUES, min_size=1, max_size=3)
     )

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from tests.path.conftest import Answer, Gateway, Start
-from tests.path.fake_engine import Call, FakeEngine, error
+from tests.path.fake_engine import DONE, Call, FakeEngine, error
 from tests.path.test_lists import PATH, SLOTS, asks, choice, echoes, event, plays, texts_of
 
 
@@ -54,6 +54,23 @@ async def test_an_answer_that_is_none_is_asked_for_again(
     assert answer.status == 200
     found = texts_of(answer) if stream else {c["index"]: c["text"] for c in orjson.loads(answer.body)["choices"]}
     assert found == {n: f"prompt {n}/0" for n in range(8)}
+    await gateway.is_empty()
+
+
+async def test_a_part_that_has_all_its_answers_is_not_asked_again_whatever_else_its_engine_says(
+    start: Start, engine: FakeEngine
+) -> None:
+    async def play(call: Call) -> web.StreamResponse:
+        await call.write(event([choice(n, text) for n, text in enumerate(call.body["prompt"])]))
+        await call.write(b"data: no JSON\n\n")
+        return await call.end()
+
+    plays(engine, play=play)
+    gateway = await start(engine, policy=SLOTS)
+    answer = await answered(gateway, asks(8, stream=True))
+    assert texts_of(answer) == {n: f"prompt {n}" for n in range(8)}
+    assert answer.body.endswith(DONE)
+    assert len(engine.calls) == 2
     await gateway.is_empty()
 
 

@@ -15,6 +15,7 @@ from gateway.live import ask, top
 from gateway.live.command import key_of
 from gateway.settings import Settings
 from gateway.transports.aiohttp_upstream import AiohttpUpstream
+from tests.deadline import DEADLINE_S
 from tests.path.conftest import Gateway, Start
 from tests.path.fake_engine import DONE, FakeEngine, chunk, finish, stalls_after, streams
 
@@ -46,7 +47,7 @@ async def test_a_session_is_followed_through_a_turn_and_its_tool(start: Start, e
     await engine.has_seen(1)
     assert await phase(gateway) == "prefill"
     speaks.set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(DEADLINE_S):
         while await phase(gateway) != "decode":
             await asyncio.sleep(0)
     ends.set()

@@ -50,7 +50,7 @@ def _part(pattern: ast.pattern) -> str:
 
 
 def of_views() -> set[str]:
-    texts = texts_of(admin) - {"/v1", "/v1/", "/models"}  # of which it only says something
+    texts = texts_of(admin) - {"/v1", "/v1/", "/v1/v1/", "/models"}  # of which it only says something
     return {UI, LIVE, *(text for text in texts if re.fullmatch(r"(/[a-z0-9]+)+/?", text))}
 
 

@@ -105,4 +105,4 @@ async def test_doctor_tells_them_of_a_running_gateway(start: Start, capsys: pyte
     assert "5 of 6 sessions break their siblings' prefix" in said
     assert "/srv" not in said
     assert await commands.doctor_of_gateway(Settings(), "http://127.0.0.1:1") == 1
-    assert "does not answer" in capsys.readouterr().err
+    assert "nothing answers at http://127.0.0.1:1" in capsys.readouterr().err

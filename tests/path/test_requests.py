@@ -65,6 +65,21 @@ async def test_paths_and_methods_that_are_not_there_are_said_to_be_so(start: Sta
     async with gateway.post(ASK, "/chat/completions") as response:
         assert response.status == 404
         assert "/v1/chat/completions" in (await response.json())["error"]["message"]
+    async with gateway.post(ASK, "/v1/v1/messages") as response:
+        assert "Did you mean /v1/messages?" in (await response.json())["error"]["message"]
+    async with gateway.get("/") as response:
+        assert "/openapi.json" in (await response.json())["error"]["message"]
+
+
+async def test_a_refusal_is_logged_with_its_status_and_field_and_none_of_its_words(
+    start: Start, engine: FakeEngine
+) -> None:
+    gateway = await start(engine)
+    answer = await gateway.ask({"model": "m", "messages": "hush"})
+    async with gateway.get("/v1/turngate/receipts/" + answer.headers["X-Turngate-Receipt"]) as response:
+        told = await response.json()
+    assert (told["outcome"], told["status"], told["param"]) == ("bad_request", 400, "messages")
+    assert "hush" not in str(told)
 
 
 async def test_a_websocket_upgrade_of_responses_is_426(start: Start, engine: FakeEngine) -> None:
@@ -173,15 +188,15 @@ async def test_a_prompt_that_is_too_long_is_the_clients_to_shorten(start: Start,
     assert len(engine.calls) == 1
 
 
-async def test_paths_that_no_engine_has_are_501_in_the_dialect(start: Start) -> None:
+async def test_paths_that_no_engine_has_are_404_in_the_dialect_which_no_client_asks_again(start: Start) -> None:
     engine = FakeEngine(lacks=frozenset(["/v1/messages", "/v1/embeddings"]))
     gateway = await start(engine)
     messages = await gateway.ask(ASK | {"max_tokens": 9}, "/v1/messages")
-    assert messages.status == 501
+    assert messages.status == 404
     assert orjson.loads(messages.body)["type"] == "error"
     assert b"/v1/messages" in messages.body
     embeddings = await gateway.ask({"model": "m", "input": "x"}, "/v1/embeddings")
-    assert embeddings.status == 501
+    assert embeddings.status == 404
     assert orjson.loads(embeddings.body)["error"]["code"] == "unsupported_path"
 
 

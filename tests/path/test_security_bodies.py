@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 import pytest
 
+from tests.deadline import DEADLINE_S
 from tests.path.conftest import Gateway, Start
 from tests.path.fake_engine import FakeEngine
 from tests.path.secured import by, keys
@@ -68,7 +69,7 @@ async def test_a_body_is_refused_while_it_is_too_long_not_after(start: Start, en
     writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
     for _ in range(4):  # and no end
         writer.write(b"200\r\n" + b"x" * 512 + b"\r\n")
-    assert b" 413 " in await asyncio.wait_for(reader.readline(), 5)
+    assert b" 413 " in await asyncio.wait_for(reader.readline(), DEADLINE_S)
     writer.close()
 
 
@@ -155,7 +156,7 @@ async def test_strange_header_values_make_no_header_of_an_answer_and_no_error(
         b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
     )
     writer.write(head + name.encode() + b": " + raw + b"\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
-    answer = await asyncio.wait_for(reader.read(), 5)
+    answer = await asyncio.wait_for(reader.read(), DEADLINE_S)
     writer.close()
     status = int(answer.split(b" ", 2)[1])
     assert status in (200, 400), answer
@@ -169,5 +170,5 @@ async def test_headers_are_bounded(start: Start, engine: FakeEngine, extra: byte
     gateway = await start(engine)
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.app.port)
     writer.write(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n" + extra + b"\r\n")
-    assert b" 4" in await asyncio.wait_for(reader.readline(), 5)
+    assert b" 4" in await asyncio.wait_for(reader.readline(), DEADLINE_S)
     writer.close()

@@ -9,11 +9,11 @@ from typing import Any
 
 import orjson
 
+from tests.deadline import DEADLINE_S
 from tests.path.conftest import Gateway, Start
 from tests.path.fake_engine import FakeEngine
 from tests.path.toolkit import Says, says
 
-DEADLINE_S = 60.0
 PROGRAM = Path(__file__).parents[1] / "tool_runtime" / "mcp_program.py"
 ASK: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "how much is it"}]}
 LAST = Says("That is all.", id="chatcmpl-2")

@@ -26,6 +26,12 @@ def test_a_pool_of_unknown_size_is_endless_until_it_evicts() -> None:
     assert capacity.tokens == LOWERED * 5_000
 
 
+def test_a_pool_of_unknown_size_learns_nothing_while_nobody_is_kept_there() -> None:
+    capacity = Capacity()
+    capacity.saw(1_000, 2_000, 1_000, 0)
+    assert capacity.tokens is None
+
+
 def test_what_the_engine_states_holds_while_residents_leave_room() -> None:
     capacity = stated(1_000)
     for _ in range(100):

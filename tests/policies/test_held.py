@@ -23,18 +23,20 @@ def nobody(_tenant: str) -> float:
     return 0.0
 
 
-def test_the_returning_go_before_the_new_and_the_least_served_tenant_before_others() -> None:
+def test_returning_before_new_before_parked_and_the_least_served_tenant_before_others() -> None:
     held = HeldTurns(lambda bucket: float(bucket.num_begun))
     held.put(turn("new of a"), Bucket(0, False, "a", "f", 1, None), 1.0)
     held.put(turn("next of a"), Bucket(0, False, "a", "f", 2, None), 1.0)
     held.put(turn("new of b"), Bucket(0, False, "b", "f", 9, None), 2.0)
     held.put(turn("back of a"), Bucket(0, True, "a", "f", 9, None), 3.0)
+    held.put(turn("parked of b"), Bucket(0, False, "b", "f", 1, 0, is_parked=True), 0.5)
     attained = {"a": 100.0, "b": 1.0}
-    order = ["back of a", "new of b", "new of a", "next of a"]
-    assert [head.id for head in held.heads(4, attained.__getitem__)] == order
+    order = ["back of a", "new of b", "new of a", "next of a", "parked of b"]
+    assert [head.id for head in held.heads(5, attained.__getitem__)] == order
     assert [head.id for head in held.heads(2, attained.__getitem__)] == order[:2]
     assert sorted(held.tenants) == ["a", "b"]
     held.take("new of b")
+    held.take("parked of b")
     assert list(held.tenants) == ["a"]
 
 
@@ -42,7 +44,7 @@ FAMILIES = st.sampled_from("xyz")
 
 
 @given(st.lists(st.tuples(st.sampled_from(["put", "take", "rank"]), FAMILIES, st.integers(0, 3)), max_size=60))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_the_incremental_order_equals_a_full_sort(steps: list[tuple[str, str, int]]) -> None:
     ranks = dict.fromkeys("xyz", 0.0)
     held = HeldTurns(lambda bucket: ranks[bucket.family_id] * bucket.num_begun)

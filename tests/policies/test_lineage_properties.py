@@ -76,7 +76,7 @@ steps = st.tuples(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(steps, max_size=80))
 def test_no_two_agents_are_ever_merged_and_no_agent_is_split(actions: list[tuple[str, int, int]]) -> None:
     """Siblings with equal tasks, forks, failures and retries, in any order, with many requests in flight."""
@@ -90,7 +90,7 @@ def test_no_two_agents_are_ever_merged_and_no_agent_is_split(actions: list[tuple
     assert len({one.family_id for agent in world.agents for one in agent.seen}) <= 1
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(steps, max_size=40), st.integers(1, 5))
 def test_memory_stays_bounded_and_the_index_holds_nothing_of_the_forgotten(
     actions: list[tuple[str, int, int]], limit: int

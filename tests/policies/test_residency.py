@@ -47,7 +47,7 @@ PARTS = st.lists(st.tuples(st.sampled_from("xyz"), st.integers(1, 4)), max_size=
 
 
 @given(st.lists(st.tuples(st.sampled_from(["hold", "release", "forget", "evict"]), NAMES, PARTS), max_size=40))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_the_ledger_equals_sets_counted_from_scratch(steps: list[tuple[str, str, list[tuple[str, int]]]]) -> None:
     ledger = Ledger()
     held: dict[str, tuple[int, ...]] = {}

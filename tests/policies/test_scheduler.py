@@ -121,7 +121,7 @@ def test_a_session_that_says_it_has_ended_frees_its_room_at_once() -> None:
 def test_past_the_bound_idle_residents_yield_to_the_oldest() -> None:
     fleet = Fleet()
     fleet.arrive(turn("a1", ("a", 60), session="a", remaining=50))
-    fleet.arrive(turn("b", ("b", 60), remaining=0))
+    fleet.arrive(turn("b", ("b", 60), remaining=60))
     for number in range(1, 12):
         assert fleet.tell(done(f"a{number}"), 5.0 * number) == []
         assert fleet.arrive(turn(f"a{number + 1}", ("a", 60), session="a", at=5.0 * number + 1, remaining=50))

@@ -17,7 +17,7 @@ steps = st.tuples(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(steps, max_size=60), st.sampled_from(["same words", "own words", "transcripts cut"]))
 def test_no_two_agents_are_merged_and_none_is_split_whose_words_are_its_own(
     actions: list[tuple[str, int, int]], world: str

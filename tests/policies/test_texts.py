@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.chains import message_chain
@@ -34,7 +34,6 @@ def test_only_the_new_end_of_a_prompt_is_looked_at() -> None:
     assert written == [18, 19]
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 6)), max_size=30), st.integers(1, 4))
 def test_a_chain_does_not_depend_on_what_is_remembered(asked: list[tuple[int, int]], limit: int) -> None:
     beginnings = Beginnings(limit)
@@ -43,7 +42,6 @@ def test_a_chain_does_not_depend_on_what_is_remembered(asked: list[tuple[int, in
         assert beginnings.chain(KEY, SYSTEM, texts(messages, [])) == message_chain(KEY, SYSTEM, messages)
 
 
-@settings(deadline=None)
 @given(st.lists(st.binary(max_size=3), max_size=6), st.integers(-7, 6), st.integers(-7, 6))
 def test_texts_are_as_a_tuple(messages: list[bytes], start: int, stop: int) -> None:
     found = texts(messages, [])

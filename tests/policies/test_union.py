@@ -19,7 +19,7 @@ def counted(held: dict[tuple[str, Way], tuple[int, ...]], way: Way) -> Counter[i
 
 
 @given(STEPS, PARTS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_the_union_equals_blocks_counted_one_by_one(
     steps: list[tuple[str, Way, list[tuple[str, int]]]], asked: list[tuple[str, int]]
 ) -> None:

@@ -147,6 +147,7 @@ async def test_the_engine_s_cache_proves_that_a_mixed_history_is_append_only(kin
         second = await client.chat.completions.with_raw_response.create(messages=[*ASK, said, result], **asked)
         assert (second.parse().choices[0].message.content or "").rstrip().endswith(VERDICT)
         assert_append_only(running.turns())
+        await running.gateway.until_idle()
         after = await running.gateway.receipt(second.headers["X-Turngate-Receipt"])
         before = running.gateway.receipts()[-2]
         last_prompt_tokens = before["rounds"][-1]["prompt_tokens"]

@@ -11,13 +11,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.deadline import DEADLINE_S
 from tool_runtime.mcp import McpServers
 from tool_runtime.runtime import ToolRuntime
 from tool_runtime.types import Call, Context, Result, Tool
 
 PROGRAM = str(Path(__file__).with_name("mcp_program.py"))
-READY_S = 60.0
-"""A starved machine starts Python slowly."""
 
 
 def stdio(name: str = "it", *arguments: str, **settings: Any) -> dict[str, Any]:
@@ -25,7 +24,7 @@ def stdio(name: str = "it", *arguments: str, **settings: Any) -> dict[str, Any]:
         "name": name,
         "command": sys.executable,
         "args": [PROGRAM, *arguments],
-        "start_timeout_s": READY_S,
+        "start_timeout_s": DEADLINE_S,
         **settings,
     }
 
@@ -74,7 +73,7 @@ class Joined:
 
 
 @asynccontextmanager
-async def joined(*settings: dict[str, Any], wait_s: float = READY_S) -> AsyncIterator[Joined]:
+async def joined(*settings: dict[str, Any], wait_s: float = DEADLINE_S) -> AsyncIterator[Joined]:
     everything = Joined(*settings)
     await everything.servers.start(wait_s)
     try:

@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from tests.tool_runtime.mcp_joined import READY_S, Joined, joined_by
+from tests.deadline import DEADLINE_S
+from tests.tool_runtime.mcp_joined import Joined, joined_by
 from tool_runtime.types import Effect, Status
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -62,5 +63,5 @@ async def test_a_changed_list_is_offered(it: Joined) -> None:
     assert "it_late" not in it.runtime.tools
     it.has_changed.clear()
     await it.call("it_grow")
-    await asyncio.wait_for(it.has_changed.wait(), READY_S)
+    await asyncio.wait_for(it.has_changed.wait(), DEADLINE_S)
     assert (await it.call("it_late")).text == "done: late"

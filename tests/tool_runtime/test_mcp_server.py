@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.tool_runtime.mcp_joined import READY_S, Http, joined, joined_by, stdio
+from tests.deadline import DEADLINE_S
+from tests.tool_runtime.mcp_joined import Http, joined, joined_by, stdio
+from tool_runtime import mcp_server
 from tool_runtime.mcp import McpServers
 from tool_runtime.mcp_options import Options
 from tool_runtime.mcp_server import McpServer
@@ -34,7 +36,8 @@ async def test_a_message_that_is_too_long_costs_that_call_only(kind: str) -> Non
         assert (await it.call("it_add", a=1, b=2)).text == "3"
 
 
-async def test_a_crash_is_told_as_it_is_and_the_server_is_started_again() -> None:
+async def test_a_crash_is_told_as_it_is_and_the_server_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp_server, "FIRST_PAUSE_S", 600.0)  # longer than the test
     async with joined(stdio(), stdio("other")) as it:
         hanging = asyncio.create_task(it.call("other_hang", "bob"))
         await it.call("other_wait_until", "bob", what="begun")
@@ -84,7 +87,7 @@ async def test_a_slow_server_keeps_nobody_waiting_but_its_own_calls() -> None:
     async with joined(stdio("slow", "--slow-s", "1"), stdio("quick"), wait_s=0.0) as it:
         assert not it.runtime.tools
         while "quick_add" not in it.runtime.tools:
-            await asyncio.wait_for(it.has_changed.wait(), READY_S)
+            await asyncio.wait_for(it.has_changed.wait(), DEADLINE_S)
             it.has_changed.clear()
         assert (await it.call("quick_add", a=1, b=2)).text == "3"
 
@@ -92,10 +95,10 @@ async def test_a_slow_server_keeps_nobody_waiting_but_its_own_calls() -> None:
 async def test_a_server_that_does_not_come_up_is_given_up_in_time(tmp_path: Path) -> None:
     child = tmp_path / "pid"
     async with joined(
-        stdio("never", "--slow-s", "600", "--child", str(child), start_timeout_s=3.0), stdio("quick")
+        stdio("never", "--slow-s", "600", "--child", str(child), start_timeout_s=0.5), stdio("quick")
     ) as it:
         never, quick = it.servers.states
-        assert (never.is_up, never.problem) == (False, "it gave no list of tools within 3 s")
+        assert (never.is_up, never.problem) == (False, "it gave no list of tools within 0.5 s")
         assert (quick.is_up, (await it.call("quick_add", a=1, b=2)).text) == (True, "3")
 
 
@@ -107,7 +110,7 @@ async def test_nothing_of_a_server_outlives_its_end(tmp_path: Path) -> None:
         watch = select.poll()
         watch.register(child, select.POLLIN)
         assert not watch.poll(0)
-    assert watch.poll(READY_S * 1000)
+    assert watch.poll(DEADLINE_S * 1000)
     os.close(child)
 
 
@@ -131,13 +134,13 @@ async def test_a_server_that_cannot_run_is_tried_after_growing_pauses(command: s
 
     server = McpServer(Options(name="it", command=command), lambda source, tools: None, sleep=sleep)
     server.start()
-    await asyncio.wait_for(enough.wait(), READY_S)
+    await asyncio.wait_for(enough.wait(), DEADLINE_S)
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
     assert server.state.problem in (
         "it ended with status 1",
-        "FileNotFoundError: [Errno 2] No such file or directory: '/no/such/program'",
+        "its command, or the cwd of its options, is not there",
     )
-    await asyncio.wait_for(server.close(), READY_S)
+    await asyncio.wait_for(server.close(), DEADLINE_S)
 
 
 async def test_names_that_are_taken_are_told_and_nothing_else_is_lost(http: Http) -> None:

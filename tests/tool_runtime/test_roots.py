@@ -111,11 +111,11 @@ def test_any_text_is_read_or_refused_and_nothing_else(roots: Roots, path: str) -
 
 
 def test_no_descriptor_is_left_open(roots: Roots) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = set(os.listdir("/proc/self/fd"))
     for path in ("docs/file", "docs/link", "docs/way/secret", "docs/absent", "docs/folder/inner", "docs/pipe"):
         with suppress(ToolError):
             read(roots, path)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert set(os.listdir("/proc/self/fd")) <= before
 
 
 @pytest.mark.parametrize(("name", "place"), [("a/b", "."), ("..", "."), ("", "."), ("docs", "absent")])

@@ -256,4 +256,4 @@ class Calls(RuleBasedStateMachine):
 
 
 TestCalls = Calls.TestCase
-TestCalls.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestCalls.settings = settings(max_examples=150, stateful_step_count=40)

@@ -11,14 +11,16 @@ import pytest
 
 from gateway.transport import Handler, Server, Upstream
 from gateway.transports.choice import Transport, transport_of
+from tests.clock import clock as clock
+from tests.deadline import DEADLINE_S
 from tests.transports.loops import AIOHTTP, FAST, FAST_ON_ASYNCIO, LoopFactory, carrier
 
-TIMEOUT_S = 5.0
 Serve: TypeAlias = Callable[[Handler], Awaitable[int]]
 
 
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Mapping[str, LoopFactory]:
-    return (AIOHTTP if "fast" not in item.path.stem else {}) | FAST | FAST_ON_ASYNCIO
+    on_asyncio = (AIOHTTP if "fast" not in item.path.stem else {}) | FAST_ON_ASYNCIO
+    return on_asyncio if "clock" in getattr(item, "fixturenames", ()) else on_asyncio | FAST
 
 
 @pytest.fixture
@@ -50,7 +52,7 @@ async def upstream(transport: Transport) -> AsyncIterator[Upstream]:
 
 @pytest.fixture
 async def http() -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)) as session:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=DEADLINE_S)) as session:
         yield session
 
 
@@ -62,4 +64,4 @@ async def raw(port: int, data: bytes) -> tuple[asyncio.StreamReader, asyncio.Str
 
 
 async def within(awaitable: Awaitable[object]) -> object:
-    return await asyncio.wait_for(awaitable, TIMEOUT_S)
+    return await asyncio.wait_for(awaitable, DEADLINE_S)

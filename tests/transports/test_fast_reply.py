@@ -5,35 +5,39 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.transports.fast.reply import FastReply
+from tests.deadline import DEADLINE_S
 
-CHUNKS = st.lists(st.tuples(st.binary(min_size=1, max_size=3), st.booleans(), st.booleans()), max_size=20)
-"""Each chunk, whether the sink takes what is offered then, and whether the reader runs behind it."""
+PARTS = st.lists(st.binary(min_size=1, max_size=3), min_size=1, max_size=3)
+READS = st.lists(st.tuples(PARTS, st.integers(0, 3), st.booleans()), max_size=20)
+"""What comes at once, how much of it the sink takes at most, and whether the reader runs behind it."""
 
 
 class Connection:
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+
     def resume(self) -> None: ...
 
     def abort(self) -> None: ...
 
 
-@settings(deadline=None)
-@given(CHUNKS)
+@given(READS)
 def test_a_sink_and_a_reader_share_an_answer_without_loss_or_reordering(
-    chunks: list[tuple[bytes, bool, bool]],
+    reads: list[tuple[list[bytes], int, bool]],
 ) -> None:
     async def answer() -> bytes:
         reply = FastReply(cast(Any, Connection()))
         got = bytearray()
-        takes = True
+        takes = 0
 
-        def sink(data: bytes) -> bool:
-            if takes:
-                got.extend(data)
-            return takes
+        def sink(parts: list[bytes]) -> int:
+            taken = parts[:takes]
+            got.extend(b"".join(taken))
+            return len(taken)
 
         async def read() -> None:
             while True:
@@ -43,11 +47,11 @@ def test_a_sink_and_a_reader_share_an_answer_without_loss_or_reordering(
                     return
                 got.extend(chunk)
 
-        async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+        async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as tasks:
             tasks.create_task(read())
-            for data, taken, runs in chunks:
-                takes = taken
-                reply.parts.append(data)
+            for parts, most, runs in reads:
+                takes = most
+                reply.parts.extend(parts)
                 reply.come()
                 if runs:
                     await asyncio.sleep(0)
@@ -55,4 +59,4 @@ def test_a_sink_and_a_reader_share_an_answer_without_loss_or_reordering(
             reply.finish()
         return bytes(got)
 
-    assert asyncio.run(answer()) == b"".join(data for data, _, _ in chunks)
+    assert asyncio.run(answer()) == b"".join(part for parts, _, _ in reads for part in parts)

@@ -11,11 +11,12 @@ import pytest
 from gateway.transport import Handler, Request, Responder
 from gateway.transports.fast.server import FastServer
 from gateway.transports.fast.watch import Limits
+from tests.clock import Clock
+from tests.deadline import DEADLINE_S
 from tests.transports.conftest import Serve, raw, within
 from tests.transports.test_pipelining import CHUNK_BYTES, body_of, get
 
 SHORT_S = 0.05
-LONG_S = 60.0
 Limited = Callable[[Handler, Limits], Awaitable[int]]
 
 
@@ -110,13 +111,18 @@ async def test_a_head_that_drips_is_no_reason_to_wait_longer(limited: Limited) -
     writer.close()
 
 
-async def test_a_handler_that_takes_its_time_is_left_alone(limited: Limited) -> None:
+async def test_a_handler_that_takes_its_time_is_left_alone(serve: Serve, clock: Clock) -> None:
+    asked, goes_on = asyncio.Event(), asyncio.Event()
+
     async def handler(request: Request, responder: Responder) -> None:
-        await asyncio.sleep(SHORT_S * 6)
+        asked.set()
+        await goes_on.wait()
         await responder.reply(200, [], b"late")
 
-    limits = Limits(head_s=SHORT_S, idle_s=SHORT_S, body_s=SHORT_S, write_s=SHORT_S, close_s=SHORT_S)
-    reader, writer = await raw(await limited(handler, limits), get("/"))
+    reader, writer = await raw(await serve(handler), get("/"))
+    await within(asked.wait())
+    await clock.passes(600)
+    goes_on.set()
     assert await body_of(reader) == b"late"
     writer.close()
 
@@ -161,7 +167,7 @@ async def test_nothing_is_left_of_connections_that_ended(limited: Limited) -> No
     for data in (get("/"), b"nonsense\r\n\r\n", b"GET / HT", b""):
         _, writer = await raw(port, data)
         writer.transport.abort()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(DEADLINE_S):
         while server.connections:
             await asyncio.sleep(0.001)
     await server.stop(grace_s=0)

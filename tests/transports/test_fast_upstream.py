@@ -12,6 +12,7 @@ import pytest
 
 from gateway.transport import Timeouts, Upstream, UpstreamCut
 from gateway.transports.fast import pool as pools
+from tests.deadline import DEADLINE_S
 from tests.transports.test_upstream import CHUNKED, OK, TIMEOUTS, Engine, take
 from tests.transports.test_upstream_answers import answering
 
@@ -62,7 +63,7 @@ async def test_idle_connections_are_closed_before_their_engine_does(
     async with engine as url:
         times = Timeouts(idle_s=0.05)
         await (await upstream.call("GET", url, [], None, times)).read(10)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(DEADLINE_S):
             await engine.gone.wait()
 
 

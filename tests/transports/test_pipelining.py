@@ -10,7 +10,8 @@ import pytest
 
 from gateway.transport import BodyTooLarge, Request, Responder, Timeouts
 from gateway.transports.choice import Transport
-from tests.transports.conftest import TIMEOUT_S, Serve, raw, within
+from tests.deadline import DEADLINE_S
+from tests.transports.conftest import Serve, raw, within
 
 CHUNK_BYTES = 65536
 
@@ -128,7 +129,7 @@ async def test_a_ready_socket_can_be_listened_on(transport: Transport, http: aio
     port = await server.start("", 0, sock=sock)
     async with http.get(f"http://127.0.0.1:{port}/") as response:
         assert await response.read() == b"yes"
-    await server.stop(grace_s=TIMEOUT_S)
+    await server.stop(grace_s=DEADLINE_S)
 
 
 async def test_servers_can_share_a_port(transport: Transport, http: aiohttp.ClientSession) -> None:

@@ -76,7 +76,7 @@ async def test_headers_of_one_connection_are_not_relayed_and_the_rest_is(
 
 async def test_header_bytes_that_are_no_utf8_do_no_harm(serve: Serve) -> None:
     async def handler(request: Request, responder: Responder) -> None:
-        await responder.reply(200, [("X-Echo", request.headers["X-Name"])], b"")
+        await responder.reply(200, [("X-Echo", request.headers["x-name"])], b"")
 
     port = await serve(handler)
     reader, writer = await raw(port, b"GET / HTTP/1.1\r\nHost: h\r\nX-Name: Jos\xe9 \xc3\xa9\r\n\r\n")
@@ -140,7 +140,7 @@ async def test_head_gets_the_headers_alone(serve: Serve, http: aiohttp.ClientSes
 
 async def test_an_upgrade_is_an_ordinary_request(serve: Serve) -> None:
     async def handler(request: Request, responder: Responder) -> None:
-        if request.headers.get("Upgrade") == "websocket":
+        if request.headers.get("upgrade") == "websocket":
             await responder.reply(426, [("Upgrade", "HTTP/1.1"), ("Connection", "Upgrade")], b"")
         else:
             await responder.reply(200, [], b"")

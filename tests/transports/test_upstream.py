@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import socket
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
@@ -11,9 +12,10 @@ import pytest
 from aiohttp import web
 
 from gateway.transport import Timeouts, Upstream, UpstreamCut, UpstreamRefused
-from tests.transports.conftest import TIMEOUT_S, within
+from tests.deadline import DEADLINE_S
+from tests.transports.conftest import within
 
-TIMEOUTS = Timeouts(connect_s=2.0, first_byte_s=TIMEOUT_S, idle_s=TIMEOUT_S)
+TIMEOUTS = Timeouts(connect_s=DEADLINE_S, first_byte_s=DEADLINE_S, idle_s=DEADLINE_S)
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
@@ -144,12 +146,10 @@ async def test_whole_answers_share_a_connection(upstream: Upstream) -> None:
 
 
 async def test_nobody_listening_is_refused(upstream: Upstream) -> None:
-    server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    server.close()
-    await server.wait_closed()
-    with pytest.raises(UpstreamRefused):
-        await upstream.call("GET", f"http://127.0.0.1:{port}/", [], None, TIMEOUTS)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        with pytest.raises(UpstreamRefused):
+            await upstream.call("GET", f"http://127.0.0.1:{taken.getsockname()[1]}/", [], None, TIMEOUTS)
 
 
 async def test_an_unknown_host_is_refused(upstream: Upstream) -> None:
@@ -251,6 +251,8 @@ async def test_closing_an_unread_answer_closes_its_connection(upstream: Upstream
 
 
 async def test_a_stale_pooled_connection_is_replaced_unseen(upstream: Upstream) -> None:
+    upstream = cast(Any, type(upstream))(stale_within_s=DEADLINE_S)
+
     async def act(number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await take(reader)
         writer.write(OK)
@@ -267,6 +269,7 @@ async def test_a_stale_pooled_connection_is_replaced_unseen(upstream: Upstream) 
         reply = await upstream.call("POST", url, [], b"{}", TIMEOUTS)
         assert await reply.read(10) == b"ok"
         assert engine.num_connections == 2
+    await upstream.close()
 
 
 async def test_a_call_that_an_engine_worked_on_is_not_sent_twice(upstream: Upstream) -> None:

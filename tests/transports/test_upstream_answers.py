@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from gateway.transport import Timeouts, Upstream, UpstreamCut, UpstreamRefused
-from tests.transports.conftest import TIMEOUT_S, within
+from tests.clock import Clock
+from tests.deadline import DEADLINE_S
+from tests.transports.conftest import within
 from tests.transports.test_upstream import CHUNKED, OK, TIMEOUTS, Engine, take
 
 Act = Callable[[int, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -113,7 +115,7 @@ async def test_what_follows_an_answer_is_nobodys(upstream: Upstream) -> None:
         assert engine.num_connections == 2
 
 
-async def test_a_fast_engine_waits_for_a_slow_reader(upstream: Upstream) -> None:
+async def test_a_fast_engine_waits_for_a_slow_reader(upstream: Upstream, clock: Clock) -> None:
     part = b"x" * 65536
     blocked = asyncio.Event()
 
@@ -127,8 +129,9 @@ async def test_a_fast_engine_waits_for_a_slow_reader(upstream: Upstream) -> None
             await writer.drain()
 
     async with Engine(act) as url:
-        reply = await upstream.call("GET", url, [], None, Timeouts(idle_s=0.2))
+        reply = await upstream.call("GET", url, [], None, Timeouts(idle_s=DEADLINE_S))
         await within(blocked.wait())
+        await clock.passes(2 * DEADLINE_S)
         assert len(await reply.read(10**9)) == 1000 * len(part)
 
 
@@ -182,5 +185,5 @@ async def test_an_engine_with_an_unknown_certificate_is_refused(upstream: Upstre
     server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=tls)
     port = server.sockets[0].getsockname()[1]
     with pytest.raises(UpstreamRefused, match="certificate"):
-        await upstream.call("GET", f"https://127.0.0.1:{port}/", [], None, Timeouts(connect_s=TIMEOUT_S))
+        await upstream.call("GET", f"https://127.0.0.1:{port}/", [], None, Timeouts(connect_s=DEADLINE_S))
     server.close()

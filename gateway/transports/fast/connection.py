@@ -31,7 +31,8 @@ class Connection(asyncio.Protocol):
         self.remote = ""
         self.task: asyncio.Task[None] | None = None
         """Runs the handler of `_current`."""
-        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self.lost: asyncio.Future[None] = self._loop.create_future()
         self.is_gone = False
         """Nothing reaches the client any more."""
         self.is_full = False
@@ -131,8 +132,9 @@ class Connection(asyncio.Protocol):
     async def drained(self) -> None:
         """Returns once the client has taken most of its answer. Raises ConnectionResetError when it has gone."""
         while self.is_full and not self.is_gone:
-            self._drained = asyncio.get_running_loop().create_future()
-            await self._drained
+            if self._drained is None or self._drained.done():
+                self._drained = self._loop.create_future()
+            await asyncio.shield(self._drained)  # the parts of a list wait here together
         if self.is_gone:
             raise ConnectionResetError("the client has gone")
 
@@ -153,7 +155,7 @@ class Connection(asyncio.Protocol):
 
     def _begin(self, request: FastRequest) -> None:
         self._current = request
-        self.task = asyncio.get_running_loop().create_task(self._answer(request))
+        self.task = self._loop.create_task(self._answer(request))
 
     async def _answer(self, request: FastRequest) -> None:
         try:

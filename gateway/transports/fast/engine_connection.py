@@ -23,15 +23,15 @@ class EngineConnection(asyncio.Protocol):
 
     transport: asyncio.Transport
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
         self.is_reused = False
         self.has_answered = False
         """Whether a byte has come since it was asked."""
-        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.lost: asyncio.Future[None] = loop.create_future()
         self.since = 0.0
         """When it was asked, heard at the latest sweep, or came back to the pool."""
         self._pool = pool
-        self._loop = asyncio.get_running_loop()
         self._parser: HttpResponseParser | None = HttpResponseParser(self)
         self._headers: RawHeaders = []
         self._bodiless_bytes = 0
@@ -43,12 +43,12 @@ class EngineConnection(asyncio.Protocol):
         self._is_paused = False
         self._has_heard = False
 
-    def ask(self, head: bytes, body: bytes | None, is_head: bool, timeouts: Timeouts) -> FastReply:
+    def ask(self, head: bytes, body: bytes | None, is_head: bool, timeouts: Timeouts, now: float) -> FastReply:
         self._reply = reply = FastReply(self)
         self.has_answered = False
         self._is_head = is_head
         self._timeouts = timeouts
-        self.since = self._loop.time()
+        self.since = now
         if body:
             self.transport.writelines((head, body))
         else:
@@ -80,6 +80,7 @@ class EngineConnection(asyncio.Protocol):
         if self._bodiless_bytes > MAX_HEAD_BYTES:
             self._lose("the engine's headers or trailers are too long")
         elif reply.parts:
+            reply.held_bytes += len(data)
             reply.come()
             if reply.held_bytes >= BUFFER_BYTES and self._reply is reply and not self._is_paused:
                 self._is_paused = True
@@ -112,9 +113,11 @@ class EngineConnection(asyncio.Protocol):
         header_list = decoded(self._headers)
         reply.begin(status, header_list)
         headers = reply.headers
-        is_chunked = headers.get("transfer-encoding", "").lower().endswith("chunked")
         self._ends_with_connection = not (
-            is_chunked or "content-length" in headers or status in _BODILESS or self._is_head
+            "content-length" in headers
+            or headers.get("transfer-encoding", "").lower().endswith("chunked")
+            or status in _BODILESS
+            or self._is_head
         )
         if self._is_head:
             self._complete(reply, is_reusable=False)  # the parser cannot be told that no body follows
@@ -123,7 +126,6 @@ class EngineConnection(asyncio.Protocol):
         self._bodiless_bytes = 0
         if (reply := self._reply) is not None:
             reply.parts.append(data)
-            reply.held_bytes += len(data)
 
     def on_message_complete(self) -> None:
         reply, parser = self._reply, self._parser
@@ -158,7 +160,7 @@ class EngineConnection(asyncio.Protocol):
         reply.finish()
         # A request that has not been taken whole would be continued by the next one.
         if is_reusable and not self.transport.get_write_buffer_size() and not self.transport.is_closing():
-            self._pool.take_back(self, self._loop.time())
+            self._pool.take_back(self, self.loop.time())
         else:
             self._lose("")
 

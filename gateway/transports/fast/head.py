@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from functools import lru_cache
 from http import HTTPStatus
+from operator import itemgetter
 
 from gateway.transport import HeaderList, sendable
 
 RawHeaders = list[tuple[bytes, bytes]]
+_NAME = itemgetter(0)
 
 
 @lru_cache(maxsize=1024)
@@ -33,11 +35,17 @@ def status_line(status: int) -> str:
     return f"HTTP/1.1 {status} {phrase}\r\n"
 
 
+@lru_cache(maxsize=4096)
+def size_line(size_bytes: int) -> bytes:
+    """Before a chunk of this size."""
+    return b"%x\r\n" % size_bytes
+
+
 def encoded(headers: HeaderList, left_out: frozenset[str]) -> str:
     """The header lines but for those left out, each with its end."""
-    lines = [f"{name}: {value}\r\n" for name, value in headers if name.lower() not in left_out]
-    text = "".join(lines)
-    if text.isascii() and text.count("\n") == text.count("\r") == len(lines) and "\0" not in text:
-        return text
-    kept = [(name, value) for name, value in headers if name.lower() not in left_out]
-    return "".join([f"{sendable(name)}: {sendable(value)}\r\n" for name, value in kept])
+    if not left_out.isdisjoint(map(str.lower, map(_NAME, headers))):
+        headers = [pair for pair in headers if pair[0].lower() not in left_out]
+    text = "\r\n".join(map(": ".join, headers))
+    if text.isascii() and text.count("\n") == text.count("\r") == len(headers) - 1 and "\0" not in text:
+        return text + "\r\n"
+    return "".join([f"{sendable(name)}: {sendable(value)}\r\n" for name, value in headers])

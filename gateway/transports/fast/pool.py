@@ -34,18 +34,22 @@ class Pool:
         self.connections: set[EngineConnection] = set()
         self._idle: list[EngineConnection] = []
 
-    async def connection(self, now: float, connect_s: float | None) -> EngineConnection:
-        """An idle one, else a new one. Raises UpstreamRefused."""
+    def idle(self, now: float) -> EngineConnection | None:
+        """One that is open, to be asked at once. None: there is none."""
         while self._idle:
             connection = self._idle.pop()
             if now - connection.since < KEEPALIVE_S and not connection.transport.is_closing():
                 return connection
             connection.abort()
+        return None
+
+    async def connect(self, connect_s: float | None) -> EngineConnection:
+        """A new one. Raises UpstreamRefused."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(connect_s):
                 _, made = await loop.create_connection(
-                    lambda: EngineConnection(self), self._host, self._port, ssl=self._tls
+                    lambda: EngineConnection(self, loop), self._host, self._port, ssl=self._tls
                 )
                 return made
         except TimeoutError:

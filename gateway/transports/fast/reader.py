@@ -6,7 +6,7 @@ from typing import Protocol
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
-from gateway.transport import Headers
+from gateway.transport import by_name
 from gateway.transports.edge import MAX_HEAD_BYTES, fault_of
 from gateway.transports.fast.head import RawHeaders, decoded, size_bytes
 from gateway.transports.fast.request import FastRequest, Source
@@ -100,7 +100,7 @@ class RequestReader:
             raise _Refused(f"its headers are longer than {MAX_HEAD_BYTES} bytes")
         target, version = self._target.decode("ascii"), parser.get_http_version()
         header_list = decoded(raw)
-        headers = Headers(header_list)
+        headers = by_name(header_list)
         if (fault := fault_of(version, target, header_list, headers)) is not None:
             raise _Refused(fault)
         self._incoming = FastRequest(

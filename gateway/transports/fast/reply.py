@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING
 
-from gateway.transport import HeaderList, Headers, UpstreamCut, joined
+from gateway.transport import HeaderList, Pushing, Sink, UpstreamCut, by_name, joined
 
 if TYPE_CHECKING:
     from gateway.transports.fast.engine_connection import EngineConnection
@@ -15,7 +15,7 @@ BUFFER_BYTES = 256 * 1024
 """Read ahead of a slow reader; then reading from the engine pauses."""
 
 
-class FastReply:
+class FastReply(Pushing):
     """A `transport.UpstreamReply`. Its connection fills it; after `finish` or `cut` the two are apart."""
 
     __slots__ = (
@@ -35,21 +35,17 @@ class FastReply:
     def __init__(self, connection: EngineConnection) -> None:
         self.status = 0
         self.header_list: HeaderList = ()
-        self.headers: Mapping[str, str] = Headers(())
+        self.headers: Mapping[str, str] = {}
         self.has_begun = False
         self.is_complete = False
         self.parts: list[bytes] = []
         """That have come and not been read."""
         self.held_bytes = 0
+        """Of these parts, framing included."""
         self._connection: EngineConnection | None = connection
         self._fault: str | None = None
-        self._sink: Callable[[bytes], bool] | None = None
+        self._sink: Sink | None = None
         self._waiter: asyncio.Future[None] | None = None
-
-    async def headers_come(self) -> None:
-        """Raises UpstreamCut."""
-        while not self.has_begun:
-            await self._more()
 
     def chunks(self) -> AsyncIterator[bytes]:
         return self
@@ -61,10 +57,12 @@ class FastReply:
         while not self.parts:
             if self.is_complete:
                 raise StopAsyncIteration
-            await self._more()
+            await self.more()
         return self._taken()
 
     async def read(self, limit_bytes: int) -> bytes:
+        if self.is_complete and self.held_bytes <= limit_bytes:
+            return self._taken()
         return await joined(self, limit_bytes)
 
     def close(self, *, reuse: bool) -> None:
@@ -75,7 +73,7 @@ class FastReply:
     def begin(self, status: int, header_list: HeaderList) -> None:
         self.status = status
         self.header_list = header_list
-        self.headers = Headers(header_list)
+        self.headers = by_name(header_list)
         self.has_begun = True
         self.wake()
 
@@ -89,23 +87,33 @@ class FastReply:
         self._fault = fault
         self.wake()
 
-    def push(self, sink: Callable[[bytes], bool]) -> None:
-        """As `transport.Pushing`."""
+    def push(self, sink: Sink) -> None:
         self._sink = sink
 
     def come(self) -> None:
         """More has come: for the sink, or else for whoever reads."""
         parts, sink = self.parts, self._sink
         if sink is not None:
-            if sink(parts[0] if len(parts) == 1 else b"".join(parts)):
-                self.parts, self.held_bytes = [], 0
+            num_taken = sink(parts)
+            if num_taken == len(parts):
+                parts.clear()
+                self.held_bytes = 0
                 return
+            del parts[:num_taken]
             self._sink = None
         self.wake()
 
     def wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def more(self) -> asyncio.Future[None]:
+        """Done at the next event. Raises UpstreamCut when there will be none."""
+        if self._connection is None:
+            raise UpstreamCut(self._fault)
+        self._waiter = waiter = self._connection.loop.create_future()
+        return waiter
 
     def _taken(self) -> bytes:
         """All parts that have come, as one chunk."""
@@ -113,13 +121,3 @@ class FastReply:
         if self._connection is not None:
             self._connection.resume()
         return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    async def _more(self) -> None:
-        """Returns after the next event. Raises UpstreamCut when there will be none."""
-        if self._fault is not None:
-            raise UpstreamCut(self._fault)
-        self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from typing import Protocol
 
-from gateway.transport import BodyBroken, BodyTooLarge, HeaderList, Headers
+from gateway.transport import BodyBroken, BodyTooLarge, HeaderList
 
 BUFFER_BYTES = 256 * 1024
 """Of a body that nobody has asked for yet; then reading from the connection pauses."""
@@ -53,14 +53,14 @@ class FastRequest:
         target: str,
         version: str,
         header_list: HeaderList,
-        headers: Headers,
+        headers: Mapping[str, str],
         is_kept_alive: bool,
     ) -> None:
         self.method = method
         self.path, _, query = target.partition("?")
         self.query = query.partition("#")[0] if query else ""
         self.header_list: HeaderList = header_list
-        self.headers: Mapping[str, str] = headers
+        self.headers = headers
         self.remote = source.remote
         self.version = version
         self.is_kept_alive = is_kept_alive
@@ -76,7 +76,8 @@ class FastRequest:
         self._waiter: asyncio.Future[None] | None = None
 
     async def read(self, limit_bytes: int) -> bytes:
-        await self._ready(limit_bytes, limit_bytes + 1)
+        if not self.is_complete or self._size_bytes > limit_bytes:
+            await self._ready(limit_bytes, limit_bytes + 1)
         return self._take()
 
     async def chunks(self, limit_bytes: int) -> AsyncIterator[bytes]:

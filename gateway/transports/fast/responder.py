@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gateway.transport import HeaderList
-from gateway.transports.fast.head import encoded, status_line
+from gateway.transport import Direct, HeaderList
+from gateway.transports.fast.head import encoded, size_line, status_line
 from gateway.transports.fast.request import FastRequest
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ _FRAMING_BUT_LENGTH = _FRAMING - {"content-length"}
 _BODILESS = frozenset((204, 304))
 
 
-class FastResponder:
+class FastResponder(Direct):
     """A `transport.Responder`."""
 
     __slots__ = (
@@ -77,11 +77,9 @@ class FastResponder:
 
     @property
     def is_ready(self) -> bool:
-        """As `transport.Direct`."""
         return self.has_started and not (self._connection.is_full or self._connection.is_gone)
 
     def write_now(self, data: bytes) -> None:
-        """As `transport.Direct`."""
         if not data or self._is_bodiless:
             return
         transport = self._connection.transport
@@ -89,9 +87,9 @@ class FastResponder:
             self._count(data)
             transport.write(data)
         elif len(data) < _LARGE_BYTES:
-            transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+            transport.write(b"%b%b\r\n" % (size_line(len(data)), data))
         else:
-            transport.writelines((b"%x\r\n" % len(data), data, b"\r\n"))
+            transport.writelines((size_line(len(data)), data, b"\r\n"))
 
     async def end(self) -> None:
         assert self.has_started, "start comes before end"

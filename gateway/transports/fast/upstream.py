@@ -14,6 +14,7 @@ from gateway.transports.fast.sweep import Sweep
 STALE_WITHIN_S = 1.0
 
 _OWN_HEADERS = HOP_BY_HOP | {"host", "content-length"}
+_MOST_PLACES = 256
 
 
 class FastUpstream:
@@ -23,6 +24,10 @@ class FastUpstream:
         self._stale_within_s = stale_within_s
         self._loop = asyncio.get_running_loop()
         self._pools: dict[str, Pool] = {}
+        self._places: dict[str, tuple[Pool, str]] = {}
+        """Of URLs that were asked before."""
+        self._timeouts: Timeouts | None = None
+        """Those that the sweep was told of last."""
         self._sweep = Sweep(self._tick)
 
     async def call(
@@ -34,18 +39,24 @@ class FastUpstream:
         byte of answer: that peer had closed before it could read. Each try takes one dead connection out of the
         pool, and a new connection is never retried, so this ends.
         """
-        pool, target = self._pool_of(url)
-        self._sweep.serves(timeouts.first_byte_s)
-        self._sweep.serves(timeouts.idle_s)
+        pool, target = self._places.get(url) or self._place_of(url)
+        if timeouts is not self._timeouts:
+            self._timeouts = timeouts
+            self._sweep.serves(timeouts.first_byte_s)
+            self._sweep.serves(timeouts.idle_s)
         length = "" if body is None else f"Content-Length: {len(body)}\r\n"
         lines = f"{pool.host_line}{encoded(headers, _OWN_HEADERS)}{length}"
         head = f"{method} {target} HTTP/1.1\r\n{lines}\r\n".encode()
         while True:
             asked_at = self._loop.time()
-            connection = await pool.connection(asked_at, timeouts.connect_s)
-            reply = connection.ask(head, body, method == "HEAD", timeouts)
+            connection = pool.idle(asked_at)
+            if connection is None:
+                connection = await pool.connect(timeouts.connect_s)
+                asked_at = self._loop.time()
+            reply = connection.ask(head, body, method == "HEAD", timeouts, asked_at)
             try:
-                await reply.headers_come()
+                while not reply.has_begun:
+                    await reply.more()
                 return reply
             except UpstreamCut as cut:
                 is_late = cut.is_silent or self._loop.time() - asked_at > self._stale_within_s
@@ -60,7 +71,7 @@ class FastUpstream:
         for pool in self._pools.values():
             await pool.close()
 
-    def _pool_of(self, url: str) -> tuple[Pool, str]:
+    def _place_of(self, url: str) -> tuple[Pool, str]:
         """The pool of a URL's origin, and what follows it. Raises UpstreamRefused."""
         start = url.find("/", url.find("://") + 3)
         origin, target = (url[:start], url[start:]) if start > 0 else (url, "/")
@@ -70,7 +81,10 @@ class FastUpstream:
         pool = self._pools.get(origin)
         if pool is None:
             pool = self._pools[origin] = Pool(origin)
-        return pool, target
+        if len(self._places) >= _MOST_PLACES:
+            self._places.clear()
+        place = self._places[url] = pool, target
+        return place
 
     def _tick(self, now: float) -> None:
         for pool in self._pools.values():

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from tests.deadline import DEADLINE_S
 from tests.path.batches import asks, create
 from tests.path.fake_engine import Call, FakeEngine, completion
 from tests.path.killed import GatewayProcess, connected, rows_of
@@ -48,7 +49,7 @@ async def test_when_the_gateway_that_works_on_a_batch_is_killed_another_goes_on(
         batch: Any = await create(client, [asks(f"r{n}") for n in range(NUM_LINES)])
     await engine.has_seen(NUM_LINES // 3)
     await gateways[0].kill()
-    async with connected(gateways[1]) as client, asyncio.timeout(60):
+    async with connected(gateways[1]) as client, asyncio.timeout(DEADLINE_S):
         while batch.status in ("validating", "in_progress", "finalizing"):
             await asyncio.sleep(0.2)
             batch = await client.batches.retrieve(batch.id)

@@ -86,7 +86,7 @@ STEPS: st.SearchStrategy[list[tuple[str, Status | int]]] = st.lists(
 
 
 @given(STEPS)
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_batch_makes_allowed_moves_only_and_each_line_is_finished_once(
     opened: Open, steps: list[tuple[str, Status | int]]
 ) -> None:

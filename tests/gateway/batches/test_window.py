@@ -7,6 +7,7 @@ import pytest
 
 from gateway.batches.pace import Load, Pace
 from gateway.batches.window import LOW, ORDINARY, STARVED_S, Window
+from tests.deadline import DEADLINE_S
 
 
 class Fleet:
@@ -21,7 +22,7 @@ class Fleet:
 
     async def is_looked_at(self) -> None:
         self.looked.clear()
-        await asyncio.wait_for(self.looked.wait(), 5)
+        await asyncio.wait_for(self.looked.wait(), DEADLINE_S)
 
 
 @pytest.fixture
@@ -60,7 +61,7 @@ class Asked:
             await self.leave[number].wait()
 
     async def until(self, num_in: int) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(DEADLINE_S):
             while len(self.order) < num_in:
                 await asyncio.sleep(0)
 

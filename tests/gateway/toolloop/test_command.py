@@ -26,7 +26,13 @@ def test_a_tool_can_be_called_by_hand(capsys: pytest.CaptureFixture[str]) -> Non
     assert run("call", "search", '{"q": "a"}') == 0
     assert capsys.readouterr().out == "search found a\n"
     assert run("call", "write") == 1
+    assert "there is no tool 'write'; there are: search" in capsys.readouterr().err
     assert run("call") == 2
+
+
+def test_without_tools_the_list_says_where_they_are_configured(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["tools", "list"]) == 0
+    assert capsys.readouterr().out.startswith("No tools are configured")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,71 @@
+"""Laws of the order in which turns get the slots of a replica."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from policies.line import FAIR
+from policies.ready import Ready
+from policies.types import Turn
+from tests.policies.turns_of import turn
+
+BOUND_S = 60.0
+
+
+def ready(*turns: tuple[Turn, float]) -> Ready:
+    waiting = Ready()
+    for one, rank in turns:
+        waiting.put(one, (rank,))
+    return waiting
+
+
+def test_the_best_goes_first() -> None:
+    waiting = ready((turn("slow"), 2.0), (turn("quick"), 1.0))
+    assert [waiting.pop(-BOUND_S).id for _ in range(2)] == ["quick", "slow"]
+
+
+@pytest.mark.parametrize("num_before", [0, 1, 9])
+def test_nobody_is_overtaken_for_ever(num_before: int) -> None:
+    """One slot a second, and each second somebody comes who is better."""
+    waiting = ready(*((turn(f"before {n}"), 0.0) for n in range(num_before)), (turn("unlucky"), 9.0))
+    for second in range(1, 1_000):
+        waiting.put(turn(f"t{second}", at=second), (0.0,))
+        if waiting.pop(second - BOUND_S).id == "unlucky":
+            assert second == max(BOUND_S, FAIR * (num_before + 1))
+            return
+    raise AssertionError("it starves")
+
+
+def test_where_all_wait_too_long_every_other_slot_still_goes_to_the_best() -> None:
+    waiting = ready(*((turn(f"t{n}"), -n) for n in range(10)))
+    assert [waiting.pop(3_600.0 - BOUND_S).id for _ in range(6)] == ["t9", "t0", "t8", "t1", "t7", "t2"]
+
+
+def test_who_failed_at_another_replica_has_waited_since_it_came() -> None:
+    waiting = ready(*((turn(f"t{n}", at=100.0), 0.0) for n in range(4)))
+    waiting.put(turn("again", at=10.0, is_retry=True), (9.0,))
+    for second in range(1, 100):
+        waiting.put(turn(f"n{second}", at=100.0 + second), (0.0,))
+        if waiting.pop(100.0 + second - BOUND_S).id == "again":
+            assert second == FAIR * 5
+            return
+    raise AssertionError("it starves")
+
+
+def test_a_class_below_the_others_waits_for_as_long_as_they_come() -> None:
+    waiting = ready((turn("batch", urgency=-1), 1.0))
+    for second in range(1, 500):
+        waiting.put(turn(f"t{second}", at=second), (0.0,))
+        assert waiting.pop(second - BOUND_S).id != "batch"
+
+
+def test_what_has_left_is_not_kept() -> None:
+    waiting, chance = ready((turn("stays"), 9.0)), random.Random(1)
+    for number in range(5_000):
+        waiting.put(turn(f"t{number}"), (chance.random(),))
+        waiting.take(f"t{number}")
+    assert len(waiting) == 1
+    assert len(waiting._best) + len(waiting._oldest) <= 200
+    assert waiting.pop(-BOUND_S).id == "stays"
