@@ -24,7 +24,7 @@ def spare_collections() -> None:
     its defaults looks at all sessions again and again: a sixth of the CPU time."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 50, 100)
+    gc.set_threshold(20_000, 5, 1_000)
 
 
 def give_memory_back() -> None:

@@ -83,9 +83,10 @@ def values_of(exchange: Exchange) -> Values:
 
 
 def receipt(values: Values) -> Json:
-    """A flat object; keys without a value are left out. Token counts of an answer of several model calls are sums;
-    the calls stand beside them."""
+    """A flat object; keys without a value are left out. Turns count from 1. Token counts of an answer of several
+    model calls are sums; the calls stand beside them."""
     told: Json = dict(zip(_NAMES, values, strict=False))
+    told["turn"] = None if told["turn"] is None else told["turn"] + 1
     times = Timings(*values[len(_NAMES) :])
     told |= {"queue_ms": _ms(queued_s(times)), "ttft_ms": _ms(ttft_s(times)), "total_ms": _ms(total_s(times))}
     told["notes"] = list(told.pop("notes"))

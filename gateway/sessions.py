@@ -58,7 +58,6 @@ class Sessions:
             seen.num_side_requests += 1
         else:
             seen.who = who
-        if who.kind is TurnKind.AGENT:
             seen.num_turns = max(seen.num_turns, who.turn_index + 1)
         seen.model = exchange.engine_model
         seen.open = (*seen.open, exchange)

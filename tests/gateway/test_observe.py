@@ -183,7 +183,7 @@ def test_a_receipt_tells_the_decision_and_the_measurements_without_empty_fields(
         told.items()
         >= {
             "session": "s1",
-            "turn": 1,
+            "turn": 2,
             "source": "chain",
             "replica": "a",
             "reason": "resident",

@@ -61,7 +61,7 @@ def test_families_count_their_sessions() -> None:
     (family,) = sessions.families("a")
     assert family == {
         "family": "f1",
-        "turns": 4,
+        "turns": 5,
         "sessions": {"agent": 2, "single": 1},
         "states": {"waiting": 3},
     }

@@ -91,7 +91,7 @@ async def test_what_breaks_often_is_learned_and_a_sessions_turns_stay_one_sessio
     for run, (_, earlier) in zip(RUNS, begun, strict=True):
         turn = [*first(run), {"role": "assistant", "content": "Done."}, {"role": "user", "content": "Thanks."}]
         cached, receipt = await client.ask(*turn)
-        assert (receipt["session"], receipt["turn"]) == (earlier["session"], 1)
+        assert (receipt["session"], receipt["turn"]) == (earlier["session"], 2)
         assert cached > 0.9 * earlier["prompt_tokens"]
 
 
