@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from gateway.doctor import advice_of
 from gateway.hosts import EMBEDDED
 from gateway.monitor import RunningEngine
+from gateway.watch import counted_pools
 
 
 def about(engine: RunningEngine) -> Iterator[str]:
@@ -16,10 +17,9 @@ def about(engine: RunningEngine) -> Iterator[str]:
     report, version = engine.report, engine.abilities.version
     sizes = [pool.capacity_tokens for pool in report.pools]
     size = f"{sum(filter(None, sizes)):,} tokens" if all(sizes) else "unknown size"
-    pools = "1 KV pool" if len(sizes) == 1 else f"{len(sizes)} KV pools"
     kind = (
         f"{engine.address.kind} {version}".rstrip() if engine.address.kind != EMBEDDED else "a model of an engine"
     )
-    yield f"{engine.name}: {kind} serving {', '.join(report.models)}; {pools}, {size}"
+    yield f"{engine.name}: {kind} serving {', '.join(report.models)}; {counted_pools(report)}, {size}"
     for advice in advice_of(engine):
         yield f"  {advice.problem}: {advice.remedy}"

@@ -32,3 +32,8 @@ def obj(body: Mapping[str, Any], key: str) -> dict[str, Any]:
     """The object itself, or a new empty one."""
     value = body.get(key)
     return value if isinstance(value, dict) else {}
+
+
+def has_only_objects(values: list[Any]) -> bool:
+    """Whether a list holds nothing else; a look at each in C."""
+    return {dict}.issuperset(map(type, values))

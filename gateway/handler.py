@@ -33,7 +33,7 @@ from gateway.limits.body import too_many
 from gateway.lists.answer import Lists
 from gateway.monitor import Monitor
 from gateway.observe import Observer
-from gateway.plain import PlainCalls, no_such_answer
+from gateway.plain import PlainCalls, no_such_answer, serves_path
 from gateway.routes import methods_of
 from gateway.sessions import Sessions
 from gateway.settings import Settings
@@ -257,7 +257,7 @@ class Path:
     def _unable(self, exchange: Exchange) -> frozenset[ReplicaId]:
         """Replicas that are known not to serve its path as its key wants. Raises Refused when none is left."""
         path, engines = exchange.request.path, self.monitor.engines
-        unable = [one for one in engines if one.abilities.paths is not None and path not in one.abilities.paths]
+        unable = [engine for engine in engines if not serves_path(engine, path)]
         if unable and len(unable) == len(engines):
             raise engine_errors.lacks_path(unable[0].name, path)
         if exchange.cache_salt:

@@ -88,8 +88,7 @@ class Identity:
                 self._tools.popitem(last=False)
         messages, items = script.messages, raw.items[script.num_system :]
         if isinstance(messages, Texts) and len(items) == len(messages):
-            scope = exchange.tenant, exchange.engine_model or exchange.asked_model
-            last = hash((*scope, dialect.name, self._cutter.fingerprint(script.system)))
+            last = hash((exchange.tenant, _model(exchange), dialect.name, self._cutter.fingerprint(script.system)))
             messages.fingerprints = [last := hash((last, item)) for item in items]
         return script
 
@@ -134,7 +133,7 @@ class Identity:
     def _call(
         self, exchange: Exchange, script: Script, claim: Claim = claims.NO_CLAIM, group: str | None = None
     ) -> Call:
-        model, messages = exchange.engine_model or exchange.asked_model, script.messages
+        model, messages = _model(exchange), script.messages
         if isinstance(messages, Texts) and not messages.fingerprints:
             messages = messages[:]  # all are looked at
         return Call(
@@ -165,6 +164,10 @@ class Identity:
         """The id as the rest of the gateway sees it. Not by model, so that a title asked of a small model stays
         with its session; agents on two models under one id are two sessions by their chains, which are."""
         return chains.name(self._secret, tenant.encode(), id_.encode())
+
+
+def _model(exchange: Exchange) -> str:
+    return exchange.engine_model or exchange.asked_model
 
 
 def _source(sighting: Sighting, claim: Claim, group: str | None) -> str:

@@ -36,9 +36,8 @@ async def page(upstream: Upstream, url: str, path: str, key: str, timeout_s: flo
         told = None
     if reply.status in (401, 403):
         raise NotTold(f"{base} asks for a key: --key env:NAME, or name it in the configuration (--config)")
+    if reply.status == 200 and isinstance(told, dict):
+        return told
     failure = fields.obj(told, "error") if isinstance(told, dict) else {}
-    if reply.status != 200 or not isinstance(told, dict):
-        why = fields.text(failure, "message") or "it is no Turngate, or an old one"
-        raise NotTold(f"{base} answered {reply.status}: {why}")
-    page: Json = told
-    return page
+    why = fields.text(failure, "message") or "it is no Turngate, or an old one"
+    raise NotTold(f"{base} answered {reply.status}: {why}")

@@ -211,8 +211,7 @@ class Watch:
         engine.report = report
         if not engine.is_up:
             engine.is_up, engine.problem, engine.changed_at = True, "", self._clock()
-            pools = "1 KV pool" if len(report.pools) == 1 else f"{len(report.pools)} KV pools"
-            LOG.info("engine %s is up: %s, %s", engine.name, ", ".join(report.models), pools)
+            LOG.info("engine %s is up: %s, %s", engine.name, ", ".join(report.models), counted_pools(report))
         for replica_id in sorted(known.difference(engine.replica_ids)):
             self._tell(ReplicaLost(replica_id))
         for pool in report.pools:
@@ -264,3 +263,8 @@ def _pooled(pools: Sequence[Pool]) -> Pool:
         total([pool.running for pool in pools]),
         total([pool.waiting for pool in pools]),
     )
+
+
+def counted_pools(report: Report) -> str:
+    """For people."""
+    return "1 KV pool" if len(report.pools) == 1 else f"{len(report.pools)} KV pools"

@@ -186,9 +186,9 @@ class Admission:
         return line.heads(self._limits.tries, lambda tenant: self.shares.attained(tenant, now)), False
 
     def _try(self, turn: Turn, now: float, is_first: bool, is_overdue: bool) -> Admitted | None:
-        """1. it fits; 2. it is the first, and somebody who probably has ended gives way, or
-        one with longer to go is parked; 3. it is overdue, and
-        idle residents yield; 4. it fits beside nobody, and has the pool to itself."""
+        """1. it fits; 2. it is the first, and somebody who probably has ended gives way, or one with longer to go
+        is parked; 3. it is overdue, and idle residents yield; 4. it fits beside nobody, and has the pool to
+        itself."""
         pools = self._fleet.eligible(turn)
         fitting = [pool for pool in pools if self._fits(turn, pool)]
         if fitting:

@@ -212,7 +212,7 @@ class Lineage:
     def _sent(self, strand: Strand, rule: Rule, asked: Asked, blocks: Chain, now: float) -> Sighting:
         call = asked.call
         told = None
-        if call.name is None and not asked.tools and rule is not Rule.NEXT and rule is not Rule.TAIL:
+        if call.name is None and not asked.tools and rule not in (Rule.NEXT, Rule.TAIL):
             told = telling(self._strands, call, now)
         strand.blocks = blocks
         strand.tools_first = call.tools_first

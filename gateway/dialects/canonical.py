@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 
+from gateway import fields
 from gateway.dialects.base import Tools
 from gateway.exchange import Json
 from gateway.trimmed import trimmed
@@ -17,7 +18,6 @@ from gateway.trimmed import trimmed
 VOLATILE = frozenset({"id", "status", "annotations", "logprobs", "cache_control", "provider_specific_fields"})
 """Keys that clients add, drop or renew from turn to turn; engines do not render them."""
 
-_ONLY_OBJECTS = {dict}
 _TOO_DEEP = b'"nested too deep to be told apart"'
 
 
@@ -43,7 +43,7 @@ def objects(values: Any) -> list[Json]:
     """The objects of a list; nothing of anything else."""
     if not isinstance(values, list):
         return []
-    return values if set(map(type, values)) == _ONLY_OBJECTS else [one for one in values if isinstance(one, dict)]
+    return values if fields.has_only_objects(values) else [one for one in values if isinstance(one, dict)]
 
 
 def content(value: Any) -> Any:

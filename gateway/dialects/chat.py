@@ -48,7 +48,7 @@ class Chat(OpenAiFormat):
     def max_tokens_key(self, body: Json) -> str | None:
         if body.get("max_completion_tokens") is not None:
             return "max_completion_tokens"
-        return "max_tokens" if body.get("max_tokens") is not None else None
+        return super().max_tokens_key(body)
 
     def read(self, event: Json, reply: Reply) -> None:
         """Of several choices (`n`) only the first is read."""

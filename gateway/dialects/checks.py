@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeAlias
 
+from gateway import fields
 from gateway.errors import Failure
 from gateway.exchange import Json
 
@@ -17,7 +18,6 @@ LIST: Shape = ((list,), "a list")
 OBJECT: Shape = ((dict,), "an object")
 TEXT_OR_LIST: Shape = ((str, list), "a string or a list")
 
-_ONLY_OBJECTS = {dict}
 COMMON: dict[str, Shape] = {"model": TEXT, "stream": FLAG, "stream_options": OBJECT}
 
 
@@ -33,7 +33,7 @@ def wrong_field(
             return refusal(key, f"`{key}` must be {description}, not {_named(value)}.")
     for key in objects_in:
         value = body.get(key)
-        if isinstance(value, list) and not set(map(type, value)) <= _ONLY_OBJECTS:
+        if isinstance(value, list) and not fields.has_only_objects(value):
             index, item = next((at, one) for at, one in enumerate(value) if not isinstance(one, dict))
             return refusal(f"{key}[{index}]", f"`{key}[{index}]` must be an object, not {_named(item)}.")
     return None

@@ -17,7 +17,6 @@ from gateway.engines.base import (
     COMPLETIONS,
     CONVERSATIONS,
     MESSAGES,
-    NO_CLAIMS,
     Abilities,
     Advice,
     Asked,
@@ -112,8 +111,7 @@ class Dynamo(OpenAI):
         path, hints, pool = asked.path, asked.hints, asked.pool
         if path not in CONVERSATIONS:
             return Outgoing()
-        claims = self.claims(asked.body, asked.headers)
-        honoured, dropped = (claims, NO_CLAIMS) if asked.may_prioritise else (NO_CLAIMS, claims)
+        honoured, dropped = self.claims(asked)
         theirs = fields.obj(asked.body, "nvext")
         headers = _session_headers(hints, asked.headers)
         names = ["session"] if headers else []

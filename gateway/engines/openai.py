@@ -57,11 +57,12 @@ class OpenAI:
     def repaired(self, path: str, body: Json) -> Repair:
         return NONE
 
-    def claims(self, body: Json, client_headers: Mapping[str, str]) -> Claims:
-        """Those that this request makes; the caller honours them or drops them."""
-        if self.claim_keys.isdisjoint(body) and self.claim_headers.isdisjoint(client_headers):
-            return NO_CLAIMS
-        return Claims(self.claim_keys.intersection(body), self.claim_headers.intersection(client_headers))
+    def claims(self, asked: Asked) -> tuple[Claims, Claims]:
+        """Those that the client's request makes: honoured, and dropped."""
+        if self.claim_keys.isdisjoint(asked.body) and self.claim_headers.isdisjoint(asked.headers):
+            return NO_CLAIMS, NO_CLAIMS
+        made = Claims(self.claim_keys.intersection(asked.body), self.claim_headers.intersection(asked.headers))
+        return (made, NO_CLAIMS) if asked.may_prioritise else (NO_CLAIMS, made)
 
     def refused_fields(self, status: int, message: str, sent: Outgoing) -> frozenset[str]:
         if status not in _REFUSAL_STATUSES:
@@ -127,7 +128,8 @@ def _other_kind(metrics: str, kind: str) -> str:
     """Empty: its own, or one that is not known by its metrics."""
     if kind not in _METRICS_OF:
         return ""
-    found = [other for other, prefix in _METRICS_OF.items() if f"\n{prefix}" in f"\n{metrics}"]
+    page = f"\n{metrics}"
+    found = [other for other, prefix in _METRICS_OF.items() if f"\n{prefix}" in page]
     return found[0] if found and kind not in found else ""
 
 

@@ -10,7 +10,6 @@ from gateway.engines.base import (
     COMPLETIONS,
     CONVERSATIONS,
     MESSAGES,
-    NO_CLAIMS,
     Abilities,
     Advice,
     Asked,
@@ -60,8 +59,7 @@ class SGLang(OpenAI):
         path, hints, pool = asked.path, asked.hints, asked.pool
         if path not in CONVERSATIONS:
             return Outgoing()
-        claims = self.claims(asked.body, asked.headers)
-        honoured, dropped = (claims, NO_CLAIMS) if asked.may_prioritise else (NO_CLAIMS, claims)
+        honoured, dropped = self.claims(asked)
         ours: Json = {}
         # /v1/messages is translated inside SGLang, which reads neither field there.
         if path != MESSAGES:

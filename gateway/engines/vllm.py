@@ -10,7 +10,6 @@ from gateway.engines.base import (
     COMPLETIONS,
     CONVERSATIONS,
     MESSAGES,
-    NO_CLAIMS,
     RESPONSES,
     Abilities,
     Advice,
@@ -73,8 +72,7 @@ class Vllm(OpenAI):
         path, hints, pool = asked.path, asked.hints, asked.pool
         if path not in CONVERSATIONS:
             return Outgoing()
-        claims = self.claims(asked.body, asked.headers)
-        honoured, dropped = (claims, NO_CLAIMS) if asked.may_prioritise else (NO_CLAIMS, claims)
+        honoured, dropped = self.claims(asked)
         headers: list[tuple[str, str]] = []
         put: Json = {}
         names = []
