@@ -1,13 +1,13 @@
 """Subscribes to the KV events of engines and tells what they mean: evicted prefixes, cleared caches.
 
-The only file that imports zmq. Each configured source has one task and one socket, between `start` and `stop`.
+The only file that imports zmq. Each source of an engine that is followed has one task and one socket.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 
 import zmq
 import zmq.asyncio
@@ -36,28 +36,35 @@ Evicted = Callable[[ReplicaId, int, float | None], None]
 class KvEventListener:
     """Owns the sockets and their tasks."""
 
-    def __init__(self, engines: Iterable[RunningEngine], tell: Callable[[Fact], None], evicted: Evicted) -> None:
+    def __init__(self, tell: Callable[[Fact], None], evicted: Evicted) -> None:
         self._context = zmq.asyncio.Context()
-        self._sources = [
-            Source(engine, source, self._context, tell, evicted)
-            for engine in engines
-            for source in engine.address.kv_events
-        ]
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tell = tell
+        self._evicted = evicted
+        self._tasks: dict[RunningEngine, dict[asyncio.Task[None], Source]] = {}
 
-    def start(self) -> None:
-        """A source that cannot be opened is logged, shown by `turngate doctor` and tried again; the others are
-        heard."""
-        for source in self._sources:
-            is_open = source.open()
-            self._tasks.append(asyncio.create_task(source.run(is_open), name=f"KV events {source.url}"))
+    async def follow(self, engines: Collection[RunningEngine]) -> None:
+        """Hear these from now on, and no others. A source that cannot be opened is logged, shown by `turngate
+        doctor` and tried again; the others are heard."""
+        for gone in self._tasks.keys() - set(engines):
+            await self._leave(self._tasks.pop(gone))
+        for engine in engines:
+            if engine not in self._tasks:
+                self._tasks[engine] = dict(self._heard(engine, source) for source in engine.address.kv_events)
 
     async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks.clear()
+        await self.follow(())
         self._context.destroy(linger=0)
+
+    def _heard(self, engine: RunningEngine, told: KvEventSource) -> tuple[asyncio.Task[None], Source]:
+        source = Source(engine, told, self._context, self._tell, self._evicted)
+        return asyncio.create_task(source.run(source.open()), name=f"KV events {source.url}"), source
+
+    async def _leave(self, sources: Mapping[asyncio.Task[None], Source]) -> None:
+        for task in sources:
+            task.cancel()
+        await asyncio.gather(*sources, return_exceptions=True)
+        for source in sources.values():
+            source.close()
 
 
 class Source:
@@ -98,6 +105,10 @@ class Source:
             self._engine.kv_events.problem = problem
             return False
         return True
+
+    def close(self) -> None:
+        """Leave the port, or the publisher."""
+        self._socket.close(linger=0)
 
     async def run(self, is_open: bool) -> None:
         """Until cancelled. A message that cannot be read costs what was known, not the listener."""

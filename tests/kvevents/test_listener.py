@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -35,7 +36,12 @@ class Publisher:
     async def heard(self) -> None:
         """Until somebody has subscribed."""
         async with asyncio.timeout(DEADLINE_S):
-            await self.pub.recv()
+            assert await self.pub.recv() == b"\x01"
+
+    async def left(self) -> None:
+        """Until nobody has."""
+        async with asyncio.timeout(DEADLINE_S):
+            assert await self.pub.recv() == b"\x00"
 
     async def send(self, *events: Any, is_lost: bool = False) -> None:
         self.sent.append(batch(*events))
@@ -192,3 +198,37 @@ async def test_without_a_configured_source_nothing_is_opened() -> None:
     running = RunningEngine(EngineAddress("vllm", "http://gpu:8000"), kind, kind.abilities())
     async with listening([running], lambda fact: None, lambda *told: None):
         assert running.kv_events.num_batches == 0
+
+
+async def test_engines_that_come_are_heard_and_those_that_go_are_not(publisher: Publisher) -> None:
+    told = Told()
+    async with listening([], told.facts.put_nowait, told.evict) as follow:
+        for _ in range(2):
+            await follow([engine(KvEventSource(publisher.url))])
+            await publisher.heard()
+            publisher.sent.clear()
+            await publisher.send(cleared())
+            assert await told.next() == CacheLost("gpu", None)
+            await follow([])
+            await publisher.left()
+
+
+async def test_an_engine_that_goes_leaves_its_port(publisher: Publisher) -> None:
+    port = free_port()
+    running = engine(KvEventSource(f"@tcp://127.0.0.1:{port}"))
+    async with listening([running], lambda fact: None, lambda *told: None) as follow:
+        assert not is_free(port)
+        await follow([])
+        async with asyncio.timeout(DEADLINE_S):
+            while not is_free(port):
+                await asyncio.sleep(0)
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            other.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
