@@ -90,13 +90,12 @@ class Keys:
         self._num_waiting += 1
         try:
             async with self._deriving:
-                slow = self._slow
-                for hashed, caller in slow.items():
+                for hashed in self._slow:
                     if await asyncio.to_thread(key_hash.matches, hashed, key):
-                        if slow is not self._slow:  # other keys are in force by now
-                            return None
-                        self._callers[key_hash.fast(key)] = caller
-                        return caller
+                        now = self._slow.get(hashed)  # other keys may be in force by now
+                        if now is not None:
+                            self._callers[key_hash.fast(key)] = now
+                        return now
         finally:
             self._num_waiting -= 1
         return None

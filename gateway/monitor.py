@@ -95,7 +95,7 @@ class Monitor:
 
     def failed(self, engine: RunningEngine) -> None:
         """It refused a connection: its replicas leave at once. The next poll that works brings them back."""
-        if (watch := self._watches.get(engine.name)) is not None:
+        if (watch := self._watches.get(engine.name)) is not None and watch.engine is engine:
             watch.lose("it refused a connection")
 
     def worked(self, replica_id: ReplicaId) -> None:

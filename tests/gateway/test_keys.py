@@ -78,6 +78,18 @@ async def test_a_key_that_is_taken_away_while_it_is_compared_stays_away() -> Non
     assert await keys.caller(bearer(LONG)) is not None
 
 
+async def test_a_key_that_stays_is_known_also_while_others_change() -> None:
+    entry = {"key": key_hash.hashed(SHORT), "name": "n"}
+    keys = Keys(callers(of(entry)))
+    asked = asyncio.ensure_future(keys.caller(bearer(SHORT)))
+    await asyncio.sleep(0)
+    keys.become(callers(of(entry | {"tenant": "b"}, {"key": key_hash.hashed(LONG)})))
+    found = await asked
+    assert found is not None
+    assert found.tenant == "b"
+    assert keys.at_once(bearer(SHORT)) == found
+
+
 async def test_a_reference_may_lead_to_a_key_or_to_its_hash(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

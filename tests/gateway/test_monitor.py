@@ -63,6 +63,18 @@ async def test_a_failed_connection_takes_it_out_at_once_and_a_poll_brings_it_bac
     assert [type(fact) for fact in watched.told()] == [ReplicaReported]
 
 
+async def test_an_engine_is_not_taken_out_for_one_that_had_its_name(
+    watched: Watched, new_engine: NewEngine
+) -> None:
+    monitor = await watched.start(new_engine("vllm-0.32"))
+    (gone,) = monitor.engines
+    monitor.remove("e0")
+    await monitor.add(gone.address)
+    watched.told()
+    monitor.failed(gone)
+    assert watched.told() == []
+
+
 @fault(ENGINE, "a poll fails", "once: nothing; twice in a row: no turn until one works", faults("poll"))
 async def test_one_failed_poll_is_a_hiccup_and_two_are_a_dead_engine(
     watched: Watched, new_engine: NewEngine
