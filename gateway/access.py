@@ -50,17 +50,20 @@ class Access:
     admins: Keys | None
     """Those of the admin key. None: there is none, and whoever reaches the admin listener is an administrator."""
     has_listener: bool
-    is_guarded: bool
-    """Other machines reach the gateway, and it asks them for keys."""
+    is_public: bool
+    """Other machines reach the gateway."""
 
     @staticmethod
     def of(settings: Settings, keys: Keys) -> Access:
         """Raises ConfigError when the admin key cannot be read."""
         admin = settings.admin
         admins = Keys({hash_of(admin.key): ANYBODY}) if admin.key else None
-        return Access(
-            keys, admins, admin.port is not None, bool(settings.keys) and not settings.listen.is_loopback
-        )
+        return Access(keys, admins, admin.port is not None, not settings.listen.is_loopback)
+
+    @property
+    def is_guarded(self) -> bool:
+        """Other machines reach it, and it asks them for keys, as a reload may have it."""
+        return self.is_public and not self.keys.is_open
 
     async def viewer(self, headers: Mapping[str, str], is_private: bool) -> Viewer | Failure:
         """Whose views these headers open."""

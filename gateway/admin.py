@@ -19,12 +19,12 @@ from gateway.limits.allowance import Limiter
 from gateway.limits.report import report
 from gateway.live.live import PATH as LIVE
 from gateway.live.live import Live
+from gateway.live_settings import RequestSettings
 from gateway.metrics import CONTENT_TYPE
 from gateway.monitor import Monitor, RunningEngine
 from gateway.observe import Observer
 from gateway.routes import wrong_method
 from gateway.sessions import Sessions
-from gateway.settings import Models
 from gateway.transport import Request, Responder
 from gateway.ui.page import PATH as UI
 from gateway.ui.page import Page
@@ -50,7 +50,7 @@ class Admin:
 
     access: Access
     limiter: Limiter
-    names: Models
+    settings: Callable[[], RequestSettings]
     monitor: Monitor
     observer: Observer
     sessions: Sessions
@@ -126,12 +126,12 @@ class Admin:
         return _told(_unknown(request))
 
     def _models(self, path: str, viewer: Viewer) -> tuple[int, str, bytes]:
-        lengths = self._lengths()
+        names, lengths = self.settings().models, self._lengths()
         if path == _MODELS:
             usable = {name: length for name, length in lengths.items() if may_use(viewer.models, name)}
-            return 200, JSON_TYPE, models.listing(self.names, usable)
+            return 200, JSON_TYPE, models.listing(names, usable)
         name = path.removeprefix(_MODELS + "/").replace("%2F", "/")
-        root, row = models.engine_model(name, self.names, lengths), models.row(name, self.names, lengths)
+        root, row = models.engine_model(name, names, lengths), models.row(name, names, lengths)
         if row is not None and may_use(viewer.models, root or ""):
             return 200, JSON_TYPE, row
         return _told(Failure(404, "not_found_error", f"The model {name!r} does not exist here."))

@@ -16,7 +16,6 @@ from gateway.forward import Forward, ModelCall
 from gateway.gate import Gate, Place, Rejected
 from gateway.incoming import Answer
 from gateway.observe import Observer
-from gateway.settings import Settings
 from gateway.transport import Responder
 from gateway.waiting import Waiting
 from gateway.warmup import WarmUps
@@ -25,8 +24,6 @@ from policies.types import Dispatch, Ending, Refusal, Turn, TurnKind
 if TYPE_CHECKING:
     from gateway.toolloop.loop import ToolLoop
 
-PLAIN_DEADLINE_S = 590.0
-"""An answer that is not streamed comes before this: SDKs give up at 600 s (facts, clients 5)."""
 KEPT_PLACE = 2.0
 """A refused session keeps its place for this many times the wait that it was told."""
 
@@ -51,11 +48,9 @@ class Answering:
     gate: Gate
     forward: Forward
     observer: Observer
-    settings: Settings
     clock: Callable[[], float]
     warm_ups: WarmUps | None = None
     """None: sessions that lost their cache are not warmed up."""
-    plain_deadline_s: float = PLAIN_DEADLINE_S
 
     async def answer(self, turn: Turn, exchange: Exchange, responder: Responder) -> None:
         """Answer a turn, however long that takes.
@@ -66,17 +61,18 @@ class Answering:
         if exchange.wants_stream:
             await self._answer(turn, exchange, responder)
             return
+        deadline_s = exchange.settings.plain_deadline_s
         try:
-            async with asyncio.timeout(self.plain_deadline_s - (self.clock() - exchange.timings.received_at)):
+            async with asyncio.timeout(deadline_s - (self.clock() - exchange.timings.received_at)):
                 await self._answer(turn, exchange, responder)
         except TimeoutError:
             if exchange.timings.leased_at is None:
-                raise _refused(Refusal.TOO_LONG, self.settings.policy.max_wait_plain_s) from None
-            text = f"No answer within {self.plain_deadline_s:.0f} s; ask for a stream, which is kept alive."
+                raise _refused(Refusal.TOO_LONG, turn.max_wait_s) from None
+            text = f"No answer within {deadline_s:.0f} s; ask for a stream, which is kept alive."
             raise Refused(Outcome.ENGINE_FAILED, Failure(504, "server_error", text)) from None
 
     async def _answer(self, turn: Turn, exchange: Exchange, responder: Responder) -> None:
-        waiting = Waiting(exchange, responder, self.settings.stream, self.clock, self.observer.receipt_headers)
+        waiting = Waiting(exchange, responder, exchange.settings.stream, self.clock, self.observer.receipt_headers)
         if exchange.loop is None:
             answer = await self._one(turn, exchange, responder, waiting)
         else:
@@ -104,7 +100,7 @@ class Answering:
     async def _one(self, turn: Turn, exchange: Exchange, responder: Responder, waiting: Waiting) -> Answer:
         """One model call, on as many replicas as it takes, up to the end of its relay."""
         failed: EngineFailed | None = None
-        for attempt in range(1, self.settings.limits.attempts + 1):
+        for attempt in range(1, exchange.settings.limits.attempts + 1):
             exchange.num_attempts = attempt
             try:
                 return await self._attempt(turn, exchange, responder, waiting)

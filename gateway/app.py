@@ -42,6 +42,7 @@ from gateway.kvevents import listening
 from gateway.limits.allowance import Limiter
 from gateway.lists.answer import Lists
 from gateway.live.live import Live
+from gateway.live_settings import LiveSettings
 from gateway.monitor import Monitor
 from gateway.observe import Observer
 from gateway.plain import PlainCalls
@@ -50,7 +51,7 @@ from gateway.scheduling import limits_of, policy_of, recorded
 from gateway.services.throttled import obeying
 from gateway.sessions import Sessions
 from gateway.settings import Settings
-from gateway.transport import Handler, Server, Timeouts, Upstream
+from gateway.transport import Handler, Server, Upstream
 from gateway.transports.choice import transport_of
 from gateway.ui.page import Page
 from gateway.warmup import WarmUps
@@ -72,12 +73,16 @@ class App:
         """`place`: among the workers of a supervisor. Raises ConfigError."""
         self._place = place
         self._trail = Trail() if is_member(settings, place) else None
-        self._settings = settings = settings if place is None else place.of(settings)
+        settings = settings if place is None else place.of(settings)
+        self.settings = LiveSettings(settings)
         self._clock = clock
-        self._addresses = config.addresses(settings)
-        refuse_missing(settings, self._addresses)
+        self.addresses = config.addresses(settings)
+        """Of the engines, as the configuration says now."""
+        refuse_missing(settings, self.addresses)
         self._transport = transport_of(settings.transport)
-        self._keys = Keys(callers(settings))
+        self.callers = callers(settings)
+        """Of the client keys, by their hashes, likewise."""
+        self._keys = Keys(self.callers)
         self._counters = counters_of(self._keys, is_shared=self._trail is not None)
         self._secret = config.identity_secret(settings) or (place.secret.encode() if place else os.urandom(32))
         self._policy = policy_of(settings.policy)
@@ -92,7 +97,8 @@ class App:
 
     async def start(self) -> None:
         """Engines first, then the listener. Raises OSError when it cannot listen; `stop` cleans up then too."""
-        addresses = [await self._hosted(address) for address in self._addresses]
+        settings = self.settings.current
+        addresses = [await self._hosted(address) for address in self.addresses]
         upstream = self._transport.upstream()
         self._running.push_async_callback(upstream.close)
         self._rented = obeying(upstream, addresses, self._clock)
@@ -100,15 +106,14 @@ class App:
         self._running.callback(self.observer.close)
         self._running.callback(self.gate.stop)
         self._running.push_async_callback(self.monitor.stop)
-        await self._running.enter_async_context(
+        self.follow_kv_events = await self._running.enter_async_context(
             listening(self.monitor.engines, self.gate.tell, self.observer.evicted)
         )
         await self.monitor.start()
         if self.tools is not None:
             await self.tools.start()
-        batches = off if self._settings.batches.directory is None else await self._batches()
-        public = in_front_of(lambda *both: self.path.handle(*both), batches)  # a reload replaces the path
-        await self._listen(public, lambda *both: self.path.admin.handle_private(*both))
+        batches = off if settings.batches.directory is None else await self._batches()
+        await self._listen(in_front_of(self.path.handle, batches), self.path.admin.handle_private)
 
     async def _listen(self, public: Handler, for_admin: Handler) -> None:
         if self._trail is not None:
@@ -116,7 +121,7 @@ class App:
             public, for_admin = self._joined.public, self._joined.admin
         server, shares_port = self._transport.server(public), self._place is not None
         self._running.push_async_callback(self._close, server)
-        listen, admin = self._settings.listen, self._settings.admin
+        listen, admin = self.settings.current.listen, self.settings.current.admin
         self.port = await server.start(listen.host, listen.port, reuse_port=shares_port)
         if admin.port is not None:
             private = self._transport.server(for_admin)
@@ -126,12 +131,13 @@ class App:
     async def stop(self) -> None:
         """Turn away who waits and who comes, let answers finish for the grace period, then end everything."""
         self._drain.is_on = True
-        self._stops_at = self._clock() + self._settings.timeouts.shutdown_grace_s
+        grace_s = self.settings.current.timeouts.shutdown_grace_s
+        self._stops_at = self._clock() + grace_s
         if self._joined is not None:
             await self._joined.leave()
         if self.port:
             self.gate.turn_away()
-            await self._drain.until_idle(self._settings.timeouts.shutdown_grace_s)
+            await self._drain.until_idle(grace_s)
         await self._running.aclose()
 
     async def _close(self, server: Server) -> None:
@@ -139,7 +145,7 @@ class App:
 
     def banner(self) -> str:
         """What was found at the engines, where to look at it, and which base URL to set."""
-        host = self._settings.listen.host
+        host = self.settings.current.listen.host
         shown = "127.0.0.1" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host  # noqa: S104
         lines = [line for engine in self.monitor.engines for line in about(engine)]
         base = f"http://{shown}:{self.port}"
@@ -147,8 +153,8 @@ class App:
         return "\n".join([*lines, f"Ready. Point your agents at it: OPENAI_BASE_URL={base}/v1"])
 
     def _wire(self, addresses: list[EngineAddress], upstream: Upstream) -> None:
-        settings, clock = self._settings, self._clock
-        probing, times = settings.probing, settings.timeouts
+        settings, clock = self.settings.current, self._clock
+        probing = settings.probing
         facts = FactLog(FilePath(settings.logging.facts), recorded(settings)) if settings.logging.facts else None
         receipts = Receipts(settings.receipts.keep_s, settings.receipts.max_kept)
         self.gate = gate = Gate(
@@ -173,28 +179,27 @@ class App:
         lineage = Lineage(settings.identity.max_sessions, settings.identity.session_ttl_s)
         self.identity = Identity(lineage, self._secret)
         self.tools = self._own_tools(upstream) if settings.tools.use or settings.tools.mcp else None
-        timeouts = Timeouts(times.connect_s, times.first_byte_s, times.idle_s)
-        forward = Forward(upstream, monitor, observer, timeouts, clock)
-        self.warm_ups = WarmUps(settings.policy.warm_up_bytes, forward)
+        forward = Forward(upstream, monitor, observer, clock)
+        self.warm_ups = WarmUps(settings.policy.warm_up_bytes, forward, self.settings.of_clients)
         self.errands = Errands(self.warm_ups, monitor, Asking(upstream, probing.timeout_s), gate.tell)
         self._running.push_async_callback(self.errands.stop)
         self.path = self._path(forward)
 
     def _path(self, forward: Forward) -> Path:
-        settings, clock, monitor, observer = self._settings, self._clock, self.monitor, self.observer
+        settings, clock, monitor, observer = self.settings.current, self._clock, self.monitor, self.observer
         homes, sessions = Homes(), Sessions(settings.identity.max_sessions, settings.identity.session_ttl_s)
         breaks = PrefixBreaks(settings.identity, observer.metrics)
         limiter = Limiter(self._counters, settings.prices, time.time, observer.limited)
         return Path(
-            settings,
+            self.settings.of_clients,
             self._drain,
             self._keys,
             limiter,
             monitor,
             self.identity,
             self.gate,
-            Answering(self.gate, forward, observer, settings, clock, self.warm_ups),
-            PlainCalls(forward, monitor, homes, observer, settings.limits.attempts),
+            Answering(self.gate, forward, observer, clock, self.warm_ups),
+            PlainCalls(forward, monitor, homes, observer),
             homes,
             observer,
             sessions,
@@ -203,7 +208,7 @@ class App:
             Admin(
                 Access.of(settings, self._keys),
                 limiter,
-                settings.models,
+                self.settings.of_clients,
                 monitor,
                 observer,
                 sessions,
@@ -223,7 +228,7 @@ class App:
         from gateway.cluster.service import results_of
         from gateway.toolloop.wiring import OwnTools
 
-        settings, registry = self._settings, self.observer.metrics.registry
+        settings, registry = self.settings.current, self.observer.metrics.registry
         shared = results_of(settings, self._secret, self._running)
         tools = OwnTools(settings.tools, upstream, registry, self._clock, self.identity.residency, shared)
         self._running.push_async_callback(tools.close)
@@ -243,23 +248,24 @@ class App:
             self._counters,
             self.gate,
             self.observer.metrics,
+            self.settings.of_clients,
             self._clock,
         )
         return await self._running.enter_async_context(
-            joined(self._settings, self._place, public, for_admin, around)
+            joined(self.settings.current, self._place, public, for_admin, around)
         )
 
     async def _batches(self) -> Handler:
         from gateway.batches.wiring import batches_on
 
         runtime = self.tools.runtime if self.tools is not None else None
-        return await self._running.enter_async_context(batches_on(self.path, self._secret, runtime))
+        return await self._running.enter_async_context(batches_on(self.path, self.settings, self._secret, runtime))
 
     def _tell(self, fact: Fact) -> None:
         """Facts of the monitor, with what the configuration knows better, and what identity learns from them."""
         if isinstance(fact, ReplicaReported):
             fact = self._rented.reported(fact, self.monitor.target(fact.replica_id).engine)
-            policy = self._settings.policy
+            policy = self.settings.current.policy
             is_on_trial = self.monitor.state(fact.replica_id) is State.HALF_OPEN
             if policy.slots_per_replica is not None and not is_on_trial:
                 fact = replace(fact, slots=policy.slots_per_replica)
@@ -277,7 +283,7 @@ class App:
             return address
         from gateway.hosted import HostedEngine  # which few need, and which is a tenth of the start
 
-        engine = HostedEngine(self._settings.embedded)
+        engine = HostedEngine(self.settings.current.embedded)
         self._running.push_async_callback(engine.stop)
         port = await engine.start()
         return replace(address, base_url=f"http://127.0.0.1:{port}")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from gateway.live_settings import RequestSettings
 from policies.breaks import Found
 from policies.types import Blocks, Dispatch, TurnKind, Usage, value
 
@@ -149,6 +150,8 @@ class Exchange:
     notes: list[str] = field(default_factory=list)
     """What the gateway changed or dropped, for the receipt; never content."""
     reply: Reply = field(default_factory=Reply)
+    settings: RequestSettings = RequestSettings()
+    """Those that it began under, to its end."""
     is_delivered: bool = False
     """Whether its client was sent a stream up to the event that ends the answer. Some leave right after it."""
     outcome: Outcome | None = None

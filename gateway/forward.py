@@ -34,13 +34,12 @@ class Forward:
     upstream: Upstream
     monitor: Monitor
     observer: Observer
-    timeouts: Timeouts
     clock: Callable[[], float]
 
-    async def send(self, engine: RunningEngine, call: Call) -> UpstreamReply:
+    async def send(self, engine: RunningEngine, call: Call, timeouts: Timeouts) -> UpstreamReply:
         """Status and headers of an answer. Raises EngineFailed."""
         try:
-            return await self.upstream.call(call.method, call.url, call.headers, call.body, self.timeouts)
+            return await self.upstream.call(call.method, call.url, call.headers, call.body, timeouts)
         except UpstreamRefused:
             self.monitor.failed(engine)
             raise engine_errors.unreachable(engine.name) from None
@@ -85,9 +84,10 @@ class ModelCall:
             self._faulted(fault)
 
     def _faulted(self, fault: Fault) -> None:
-        self._forward.observer.faulted(self._target.engine.name, fault)
-        if fault not in OVERLOADS:
-            self._forward.monitor.erred(self._replica_id)
+        engine, monitor = self._target.engine, self._forward.monitor
+        self._forward.observer.faulted(engine.name, fault)
+        if fault not in OVERLOADS and engine in monitor.engines:  # else another one has its name by now
+            monitor.erred(self._replica_id)
 
     async def begin(self) -> Answer:
         """The answer, begun. A 400 about what is ours, or what we may lower, is repaired and asked again. Raises
@@ -122,7 +122,7 @@ class ModelCall:
             headers = exchange.trace.asks(exchange, engine.engine.kind, engine.address.base_url, call.headers)
             call = replace(call, headers=headers)
         exchange.reply, self.sent = Reply(), call
-        reply = await self._forward.send(engine, call)
+        reply = await self._forward.send(engine, call, exchange.settings.timeouts)
         if self._answer is not None:
             self._answer.close()
         self._answer = answer = Answer(exchange, engine.engine, call, reply)

@@ -15,6 +15,7 @@ from gateway import claims, engine_errors, fields, models
 from gateway.admin import Admin
 from gateway.answer import Answering
 from gateway.breaks import PrefixBreaks
+from gateway.callers import Caller
 from gateway.cluster.trail import Trail
 from gateway.dialects import BY_PATH
 from gateway.dialects.base import Dialect
@@ -25,18 +26,18 @@ from gateway.exchange import Exchange, Outcome, Recognition, Timings
 from gateway.gate import Gate
 from gateway.homes import Homes
 from gateway.identity import Identity
-from gateway.inprocess import InProcessRequest
+from gateway.inprocess import HandedOn, InProcessRequest
 from gateway.isolation import leaking
 from gateway.keys import Keys, may_use, model_not_allowed, says_one_model
 from gateway.limits.allowance import Limiter
 from gateway.limits.body import too_many
 from gateway.lists.answer import Lists
+from gateway.live_settings import RequestSettings
 from gateway.monitor import Monitor
 from gateway.observe import Observer
 from gateway.plain import PlainCalls, no_such_answer, serves_path
 from gateway.routes import methods_of
 from gateway.sessions import Sessions
-from gateway.settings import Settings
 from gateway.splice import splice
 from gateway.transport import BodyTooLarge, HeaderList, Request, Responder
 from policies.types import ReplicaId, SessionEnded, Turn, TurnKind
@@ -55,7 +56,8 @@ _NONE: frozenset[ReplicaId] = frozenset()
 class Path:
     """Takes every request of the server, and ends each with one answer and one outcome."""
 
-    settings: Settings
+    settings: Callable[[], RequestSettings]
+    """Those for a request that begins now."""
     drain: Drain
     keys: Keys
     limiter: Limiter
@@ -94,7 +96,9 @@ class Path:
 
     async def _exchange(self, dialect: Dialect, request: Request, responder: Responder) -> None:
         """Law: however this ends, `finished` is told once, with one outcome."""
-        exchange = Exchange(os.urandom(16).hex(), request, dialect, "", Timings(self.clock()))
+        begun = request.begun if isinstance(request, HandedOn) else None
+        settings = begun.settings if begun is not None else self.settings()
+        exchange = Exchange(os.urandom(16).hex(), request, dialect, "", Timings(self.clock()), settings=settings)
         self.observer.began(exchange)
         is_clients = not isinstance(request, InProcessRequest)
         self.drain.num_running += is_clients
@@ -102,7 +106,7 @@ class Path:
             try:
                 if self.drain.is_on and is_clients:
                     raise stopping()
-                await self._serve(exchange, responder)
+                await self._serve(exchange, responder, begun.caller if begun is not None else None)
             except Refused as refused:
                 exchange.outcome, exchange.failure = refused.outcome, refused.failure
                 await self._refuse(exchange, responder, refused)
@@ -120,9 +124,10 @@ class Path:
             self.observer.finished(exchange)
             self.drain.left(is_clients)
 
-    async def _serve(self, exchange: Exchange, responder: Responder) -> None:
-        request, limit_bytes = exchange.request, self.settings.limits.body_bytes
-        caller = self.keys.at_once(request.headers) or await self.keys.known(request.headers)
+    async def _serve(self, exchange: Exchange, responder: Responder, caller: Caller | None) -> None:
+        """`caller`: None where nobody has asked for the key yet."""
+        request, limit_bytes = exchange.request, exchange.settings.limits.body_bytes
+        caller = caller or self.keys.at_once(request.headers) or await self.keys.known(request.headers)
         exchange.tenant, exchange.may_prioritise = caller.tenant, caller.may_prioritise
         exchange.key_id, exchange.cache_salt = caller.id, caller.cache_salt
         exchange.urgency, exchange.weight = caller.urgency, caller.weight
@@ -139,14 +144,14 @@ class Path:
             await self.plain.answer_stored(exchange, responder)
             return
         self._parse(exchange)
-        exchange.engine_model = self._engine_model(exchange.asked_model)
+        exchange.engine_model = self._engine_model(exchange.asked_model, exchange.settings)
         if "*" not in caller.models:
             if not may_use(caller.models, exchange.engine_model):
                 raise model_not_allowed(caller, exchange.asked_model)
             if not says_one_model(exchange.raw):
                 exchange.raw = splice(exchange.raw, exchange.body, {"model": exchange.asked_model}, ())
         if self.lists.takes(exchange):
-            await self.lists.answer(exchange, responder, self.handle)
+            await self.lists.answer(exchange, responder, self.handle, caller)
             return
         if exchange.allowance is not None:
             exchange.allowance.reserve(exchange)
@@ -167,8 +172,9 @@ class Path:
         self.breaks.recognised(exchange, script, exchange.engine_model in self.identity.tools_first)
         is_complete = False
         try:
-            if who.kind is TurnKind.SIDE and self.settings.models.side_model is not None:
-                exchange.engine_model = self._engine_model(self.settings.models.side_model)
+            side_model = exchange.settings.models.side_model
+            if who.kind is TurnKind.SIDE and side_model is not None:
+                exchange.engine_model = self._engine_model(side_model, exchange.settings)
             turn = self._turn(exchange, who)
             if self.toolbox is not None:
                 turn = self.toolbox.begin(turn, exchange, allowed_tools)
@@ -206,7 +212,7 @@ class Path:
             raise Refused(Outcome.BAD_REQUEST, Failure(400, "invalid_request_error", text))
         failure = dialect.check(body)
         if failure is None and dialect.is_conversation:
-            failure = too_many(body, self.settings.limits)
+            failure = too_many(body, exchange.settings.limits)
         if failure is not None:
             raise Refused(Outcome.BAD_REQUEST, failure)
         exchange.body = body
@@ -214,19 +220,19 @@ class Path:
         exchange.wants_stream = fields.flag(body, "stream")
         exchange.wants_usage = exchange.wants_stream and dialect.wants_usage(body)
 
-    def _engine_model(self, asked: str) -> str:
-        return models.served_as(asked, self.settings.models, self.monitor.engines)
+    def _engine_model(self, asked: str, settings: RequestSettings) -> str:
+        return models.served_as(asked, settings.models, self.monitor.engines)
 
     def wrong_model(self, asked: str) -> str | None:
         """Why nothing serves a model; None where something does."""
         try:
-            self._engine_model(asked)
+            self._engine_model(asked, self.settings())
         except Refused as refused:
             return refused.failure.message
         return None
 
     def _turn(self, exchange: Exchange, who: Recognition) -> Turn:
-        body, dialect, policy = exchange.body, exchange.dialect, self.settings.policy
+        body, dialect, settings = exchange.body, exchange.dialect, exchange.settings
         bound_key = dialect.max_tokens_key(body)
         stateful_id = dialect.stateful_id(body)
         if stateful_id and self.homes.is_anothers(exchange.tenant, stateful_id):
@@ -248,7 +254,7 @@ class Path:
             urgency=exchange.urgency,
             weight=exchange.weight,
             deadline_at=_deadline_at(exchange),
-            max_wait_s=policy.max_wait_s if exchange.wants_stream else policy.max_wait_plain_s,
+            max_wait_s=settings.max_wait_s if exchange.wants_stream else settings.max_wait_plain_s,
             cached_at=self.trail.found(exchange) if self.trail is not None else None,
             pinned_to=self.homes.home(exchange.tenant, stateful_id) if stateful_id else None,
             excluded=self._unable(exchange),

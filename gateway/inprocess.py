@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
 
+from gateway.callers import Caller
+from gateway.live_settings import RequestSettings
 from gateway.transport import BodyTooLarge, Handler, HeaderList, by_name
 
 LOG = logging.getLogger(__name__)
@@ -13,7 +16,22 @@ FAILED = (
 )
 
 
-class InProcessRequest:
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What a request goes on with that another part of the gateway has begun."""
+
+    settings: RequestSettings
+    caller: Caller
+
+
+class HandedOn:
+    """A `transport.Request` that reaches the path from another part of the gateway, not from a listener."""
+
+    begun: Begun | None = None
+    """None: it begins there."""
+
+
+class InProcessRequest(HandedOn):
     """A `transport.Request`."""
 
     method = "POST"

@@ -26,7 +26,6 @@ class PlainCalls:
     monitor: Monitor
     homes: Homes
     observer: Observer
-    attempts: int
 
     async def answer(self, exchange: Exchange, responder: Responder) -> None:
         """At the least loaded engine that serves the model and the path. Raises Refused."""
@@ -35,7 +34,7 @@ class PlainCalls:
         able = [engine for engine in engines if serves_path(engine, path)]
         if engines and not able:
             raise engine_errors.lacks_path(engines[0].name, path)
-        await self._answer(exchange, responder, sorted(able, key=_load)[: self.attempts])
+        await self._answer(exchange, responder, sorted(able, key=_load)[: exchange.settings.limits.attempts])
 
     async def answer_stored(self, exchange: Exchange, responder: Responder) -> None:
         """At the replica that holds the answer that the path names. Raises Refused."""
@@ -69,7 +68,7 @@ class PlainCalls:
     async def _ask(self, exchange: Exchange, engine: RunningEngine) -> tuple[UpstreamReply, bytes]:
         exchange.num_attempts += 1
         exchange.engine_kind = engine.engine.kind
-        reply = await self.forward.send(engine, plain_call(exchange, engine))
+        reply = await self.forward.send(engine, plain_call(exchange, engine), exchange.settings.timeouts)
         try:
             body = await taken(reply, MAX_BODY_BYTES if reply.status < 400 else MAX_ERROR_BYTES)
         except UpstreamCut as error:

@@ -1,6 +1,7 @@
 """Takes over a changed configuration while requests run: all of it is checked first, then what can change does.
 
-A request that has begun ends under the configuration that it began with.
+A request that has begun ends under the configuration that it began with: it holds what it read then of the one
+holder (`live_settings`), which is written here alone.
 """
 
 from __future__ import annotations
@@ -8,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gateway import config
-from gateway.callers import callers
+from gateway.callers import Caller, callers
+from gateway.engines.base import EngineAddress
+from gateway.extras import refuse_missing
 from gateway.settings import Settings
-from gateway.transport import Timeouts
 
 if TYPE_CHECKING:
     from gateway.app import App
@@ -77,35 +79,56 @@ def effective(old: Settings, new: Settings) -> Settings:
 
 async def reload(app: App, new: Settings) -> list[Change]:
     """Make a running gateway follow `new`; what differs. Raises ConfigError, and then nothing has changed."""
-    old = app.path.settings
-    settings, keys = effective(old, new), callers(new)
+    old = app.settings.current
+    settings = effective(old, new)
+    keys, addresses = callers(settings), config.addresses(settings)
     config.refuse_exposure(settings)
-    before = {address.name: address for address in config.addresses(old)}
-    after = {address.name: address for address in config.addresses(settings)}
+    refuse_missing(settings, addresses)
+    before, after = _by_name(app.addresses), _by_name(addresses)
     for name, address in after.items():
         if before.get(name) != address and address.kind not in ADDABLE:
             raise config.ConfigError(f"engine {name}: one of kind {address.kind} can only be added by a restart")
+    found = list(changes(old, new))
+    app.settings.become(settings)
     app.path.keys.become(keys)
-    _use(app, settings)
+    app.path.limiter.counters.look()
+    logging.getLogger().setLevel(settings.logging.level.upper())
+    found += _in_files({"engines", "hosts_file"}, before, after, found)
+    found += _in_files({"keys"}, _by_id(app.callers), _by_id(keys), found)
+    app.addresses, app.callers = addresses, keys
+    await _exchange_engines(app, before, after)
+    return found
+
+
+async def _exchange_engines(
+    app: App, before: Mapping[str, EngineAddress], after: Mapping[str, EngineAddress]
+) -> None:
+    """Those that come are asked before those go that they stand for, so that some engine is there all the time."""
+    await asyncio.gather(*(app.monitor.add(after[name]) for name in after if name not in before))
     for name in before:
         if before[name] != after.get(name):
             app.monitor.remove(name)
-    await asyncio.gather(*(app.monitor.add(after[name]) for name in after if before.get(name) != after[name]))
-    return list(changes(old, new))
+    others = [after[name] for name in before if before[name] != after.get(name, before[name])]
+    await asyncio.gather(*(app.monitor.add(address) for address in others))
+    await app.follow_kv_events(app.monitor.engines)
 
 
-def _use(app: App, settings: Settings) -> None:
-    """Requests that come from now on take this path; those under way keep theirs."""
-    path, times = app.path, settings.timeouts
-    forward = replace(path.answering.forward, timeouts=Timeouts(times.connect_s, times.first_byte_s, times.idle_s))
-    app.path = replace(
-        path,
-        settings=settings,
-        answering=replace(path.answering, settings=settings, forward=forward),
-        plain=replace(path.plain, forward=forward, attempts=settings.limits.attempts),
-        admin=replace(path.admin, names=settings.models),
-    )
-    logging.getLogger().setLevel(settings.logging.level.upper())
+def _in_files(
+    keys: set[str], before: Mapping[str, object], after: Mapping[str, object], found: Iterable[Change]
+) -> Iterator[Change]:
+    """What differs by name where none of these keys does: a file that one refers to says something else now."""
+    if before != after and keys.isdisjoint(change.key for change in found):
+        told = (name if before.get(name) == what else f"{name} (new)" for name, what in after.items())
+        yield Change(min(keys), tuple(before), tuple(told))
+
+
+def _by_name(addresses: Iterable[EngineAddress]) -> dict[str, EngineAddress]:
+    return {address.name: address for address in addresses}
+
+
+def _by_id(callers: Mapping[str, Caller]) -> dict[str, tuple[str, Caller]]:
+    """Of the client keys, with their hashes."""
+    return {caller.id: (hashed, caller) for hashed, caller in callers.items()}
 
 
 class Reloading:
@@ -116,6 +139,7 @@ class Reloading:
         self._app = app
         self._read = read
         self._task: asyncio.Task[None] | None = None
+        self._is_asked = False
 
     def __enter__(self) -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._begin)
@@ -126,8 +150,15 @@ class Reloading:
             self._task.cancel()
 
     def _begin(self) -> None:
+        self._is_asked = True
         if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._reload(), name="reload")
+            self._task = asyncio.create_task(self._run(), name="reload")
+
+    async def _run(self) -> None:
+        """Once more after a signal that came while one was under way: that one may have read the file before."""
+        while self._is_asked:
+            self._is_asked = False
+            await self._reload()
 
     async def _reload(self) -> None:
         try:

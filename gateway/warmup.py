@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Callable
 
 import orjson
 
 from gateway.dialects.base import Dialect
 from gateway.engine_errors import EngineFailed
 from gateway.forward import Forward, ModelCall
+from gateway.live_settings import RequestSettings
 from gateway.monitor import RunningEngine
 from gateway.outgoing import Call
 from gateway.splice import splice
-from gateway.transport import HeaderList, UpstreamCut, taken
+from gateway.transport import HeaderList, Timeouts, UpstreamCut, taken
 from policies.types import SessionId, value
 
 MAX_ANSWER_BYTES = 2**20
@@ -37,8 +39,8 @@ class _Kept:
 class WarmUps:
     """Keeps the last call of each session, as many as fit `max_bytes`, in memory only."""
 
-    def __init__(self, max_bytes: int, forward: Forward) -> None:
-        self._max_bytes, self._forward = max_bytes, forward
+    def __init__(self, max_bytes: int, forward: Forward, settings: Callable[[], RequestSettings]) -> None:
+        self._max_bytes, self._forward, self._settings = max_bytes, forward, settings
         self._kept: OrderedDict[SessionId, _Kept] = OrderedDict()
         self._num_bytes = 0
 
@@ -61,14 +63,15 @@ class WarmUps:
             return False
         try:
             async with asyncio.timeout(WITHIN_S):
-                return await _computed(self._forward, kept)
+                return await _computed(self._forward, kept, self._settings().timeouts)
         except (EngineFailed, UpstreamCut, TimeoutError):
             return False  # the next turn computes it, as it would have
 
 
-async def _computed(forward: Forward, kept: _Kept) -> bool:
+async def _computed(forward: Forward, kept: _Kept, timeouts: Timeouts) -> bool:
     """Whether the engine answered. Raises EngineFailed, UpstreamCut."""
-    reply = await forward.send(kept.engine, Call("POST", kept.url, kept.headers, _for_one_token(kept)))
+    call = Call("POST", kept.url, kept.headers, _for_one_token(kept))
+    reply = await forward.send(kept.engine, call, timeouts)
     await taken(reply, MAX_ANSWER_BYTES)
     return reply.status == 200
 

@@ -41,7 +41,8 @@ class Runner:
     metrics: BatchMetrics
     now: Callable[[], float]
     """Unix seconds."""
-    max_line_bytes: int
+    max_line_bytes: Callable[[], int]
+    """Of a file that is read from now on."""
     max_open: int
     """Lines of one batch that are held in memory."""
     tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
@@ -106,7 +107,7 @@ class Runner:
     async def _validate(self, batch: Batch) -> Batch:
         file, endpoint = self.blobs.path(batch.input_file_id), self.endpoint(batch)
         try:
-            found = await asyncio.to_thread(lines.read, file, endpoint, self.max_line_bytes)
+            found = await asyncio.to_thread(lines.read, file, endpoint, self.max_line_bytes())
         except FileNotFoundError:
             found = lines.Input(faults=[Fault("file_not_found", "The input file does not exist any more.")])
         if found.faults:

@@ -51,7 +51,7 @@ class Surroundings:
     """Of the gateway's tools."""
     session_ended: Callable[[str], None]
     registry: CollectorRegistry
-    max_line_bytes: int
+    max_line_bytes: Callable[[], int]
     clock: Callable[[], float]
     """Monotonic seconds."""
     now: Callable[[], float] = time.time

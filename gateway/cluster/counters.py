@@ -91,7 +91,7 @@ class SharedCounters:
         self.look()
 
     def look(self) -> None:
-        """Takes over what a reload has changed. Windows of what is gone are kept: they fade."""
+        """As `Counters` says. Windows of what is gone are kept: they fade."""
         meters = list(self._meters())
         self.limits = {meter.name: meter.limit for meter in meters}
         self._windows_s |= {meter.name: meter.window_s for meter in meters}

@@ -18,10 +18,11 @@ from gateway.cluster.origin import origin_of
 from gateway.cluster.peers import Peers
 from gateway.cluster.sums import summed
 from gateway.dialects import BY_PATH
-from gateway.errors import Failure
+from gateway.errors import Failure, Refused
 from gateway.homes import Homes
-from gateway.inprocess import InProcessResponder
+from gateway.inprocess import Begun, InProcessResponder
 from gateway.keys import Keys
+from gateway.live_settings import RequestSettings
 from gateway.transport import BodyTooLarge, Handler, Request, Responder, UpstreamCut, UpstreamRefused
 
 METRICS, HEALTH = "/metrics", "/health"
@@ -57,7 +58,8 @@ class Front:
     """What is degraded, for /health."""
     forwarded: Forwarded
     volatile: Sequence[Pattern[str]]
-    max_body_bytes: int
+    settings: Callable[[], RequestSettings]
+    """Those for a request that begins now."""
     max_file_bytes: int
     shares_batches: bool
     """Any member serves files and batches."""
@@ -68,33 +70,36 @@ class Front:
 
     async def handle(self, request: Request, responder: Responder) -> None:
         """A `transport.Handler`."""
-        path = request.path
+        path, settings = request.path, self.settings()
         if request.method == "POST" and (dialect := BY_PATH.get(path)) is not None:
             if dialect.is_conversation:
-                await self._conversation(request, responder)
+                await self._conversation(request, responder, settings)
             else:
                 await self.serve(request, responder)
         elif path.startswith(RESPONSES + "/"):
             holder = await self._holder(path.split("/")[3])
-            await self._go(request, None, responder, [holder] if holder is not None else [self.peers.me])
+            homes = [holder] if holder is not None else [self.peers.me]
+            await self._go(request, settings.limits.body_bytes, responder, homes, settings)
         elif path.startswith((FILES, BATCHES)) and not self.shares_batches:
-            await self._go(request, self.max_file_bytes, responder, [self._first_worker()])
+            await self._go(request, self.max_file_bytes, responder, [self._first_worker()], settings)
         elif path in (METRICS, HEALTH) or path.startswith(views.PREFIX):
             await self._together(request, responder)
         else:
             await self.serve(request, responder)
 
-    async def _conversation(self, request: Request, responder: Responder) -> None:
-        caller = await self.keys.caller(request.headers)
-        if caller is None:
-            await self.serve(request, responder)
-            return
+    async def _conversation(self, request: Request, responder: Responder, settings: RequestSettings) -> None:
         try:
-            raw = await request.read(self.max_body_bytes)
-        except BodyTooLarge:
-            await self.serve(ReadRequest(request, None), responder)
+            caller = self.keys.at_once(request.headers) or await self.keys.known(request.headers)
+        except Refused:
+            await self.serve(request, responder)  # which refuses it in its own format
             return
-        read = ReadRequest(request, raw)
+        begun = Begun(settings, caller)
+        try:
+            raw = await request.read(settings.limits.body_bytes)
+        except BodyTooLarge:
+            await self.serve(ReadRequest(request, None, begun), responder)
+            return
+        read = ReadRequest(request, raw, begun)
         try:
             body = orjson.loads(raw)
         except orjson.JSONDecodeError:
@@ -107,26 +112,43 @@ class Front:
         if (stored_id := body.get("previous_response_id")) and isinstance(stored_id, str):
             holder = await self._holder(stored_id)
             homes = [holder] if holder is not None else homes
-        await self._serve_at(homes, read, raw, responder)
+        await self._serve_at(homes, read, raw, responder, settings)
 
     async def _go(
-        self, request: Request, limit_bytes: int | None, responder: Responder, homes: list[Member]
+        self,
+        request: Request,
+        limit_bytes: int,
+        responder: Responder,
+        homes: list[Member],
+        settings: RequestSettings,
     ) -> None:
         """A request that belongs to one certain member."""
         if homes == [self.peers.me]:
             await self.serve(request, responder)
             return
-        raw = await request.read(limit_bytes or self.max_body_bytes) if request.method == "POST" else b""
-        await self._serve_at(homes, ReadRequest(request, raw), raw, responder)
+        try:
+            raw = await request.read(limit_bytes) if request.method == "POST" else b""
+        except BodyTooLarge:
+            text = f"The body is longer than {limit_bytes} bytes."
+            await _tell(request, responder, Failure(413, "invalid_request_error", text))
+            return
+        await self._serve_at(homes, ReadRequest(request, raw), raw, responder, settings)
 
-    async def _serve_at(self, homes: Sequence[Member], request: Request, raw: bytes, responder: Responder) -> None:
+    async def _serve_at(
+        self,
+        homes: Sequence[Member],
+        request: Request,
+        raw: bytes,
+        responder: Responder,
+        settings: RequestSettings,
+    ) -> None:
         """At the first that is there."""
         for member in homes:
             if member == self.peers.me:
                 await self.serve(request, responder)
                 return
             try:
-                await self.hops.relay(member, request, raw, responder)
+                await self.hops.relay(member, request, raw, responder, settings.timeouts.idle_s)
             except UpstreamRefused:
                 self.forwarded("refused")
                 self.peers.lost(member)
@@ -138,12 +160,7 @@ class Front:
             else:
                 self.forwarded("relayed")
                 return
-        await self._tell_gone(request, responder)
-
-    async def _tell_gone(self, request: Request, responder: Responder) -> None:
-        dialect = BY_PATH.get(request.path, BY_PATH["/v1/chat/completions"])
-        headers = [("Content-Type", "application/json"), ("Retry-After", "1")]
-        await responder.reply(GONE.status, headers, dialect.error_body(GONE))
+        await _tell(request, responder, GONE, ("Retry-After", "1"))
 
     async def _holder(self, answer_id: str) -> Member | None:
         """Who has a stored answer; None: nobody, or nobody but this member."""
@@ -196,3 +213,9 @@ class Front:
             "shares": self.peers.shares,
             "problems": self.problems(),
         }
+
+
+async def _tell(request: Request, responder: Responder, failure: Failure, *more: tuple[str, str]) -> None:
+    dialect = BY_PATH.get(request.path, BY_PATH["/v1/chat/completions"])
+    headers = [("Content-Type", "application/json"), *more]
+    await responder.reply(failure.status, headers, dialect.error_body(failure))

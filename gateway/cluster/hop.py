@@ -9,6 +9,7 @@ import hmac
 from collections.abc import AsyncIterator, Callable, Mapping
 
 from gateway.cluster.member import Member
+from gateway.inprocess import Begun, HandedOn
 from gateway.outgoing import end_to_end
 from gateway.transport import (
     BodyTooLarge,
@@ -41,20 +42,22 @@ MAX_PAGE_BYTES = 32 * 2**20
 class Hops:
     """Calls other members."""
 
-    def __init__(self, upstream: Upstream, secret: str, idle_s: float) -> None:
-        """`idle_s`: of an answer that has begun."""
+    def __init__(self, upstream: Upstream, secret: str) -> None:
         self._upstream = upstream
         self._secret = secret
-        self._timeouts = Timeouts(CONNECT_S, ANSWER_S, idle_s)
 
-    async def relay(self, member: Member, request: Request, raw: bytes, responder: Responder) -> None:
+    async def relay(
+        self, member: Member, request: Request, raw: bytes, responder: Responder, idle_s: float | None
+    ) -> None:
         """The member's answer, byte for byte. A break in the middle of it breaks the client's connection too.
+        `idle_s`: of an answer that has begun.
 
         Raises UpstreamRefused when the member has not seen the request, UpstreamCut when it may have.
         """
         path = f"{request.path}?{request.query}" if request.query else request.path
         headers, body = self._headers(request), raw if request.method == "POST" else raw or None
-        reply = await self._upstream.call(request.method, member.url + path, headers, body, self._timeouts)
+        timeouts = Timeouts(CONNECT_S, ANSWER_S, idle_s)
+        reply = await self._upstream.call(request.method, member.url + path, headers, body, timeouts)
         is_whole = False
         try:
             await responder.start(reply.status, list(end_to_end(reply.header_list)))
@@ -124,16 +127,17 @@ def private(secret: str, pages: Mapping[str, Callable[[str], bytes]], home: Hand
     return handle
 
 
-class ReadRequest:
+class ReadRequest(HandedOn):
     """A `transport.Request` whose body has been read."""
 
-    def __init__(self, request: Request, raw: bytes | None) -> None:
+    def __init__(self, request: Request, raw: bytes | None, begun: Begun | None = None) -> None:
         """`raw`: None: it was too long."""
         self.method, self.path, self.query = request.method, request.path, request.query
         self.headers: Mapping[str, str] = request.headers
         self.header_list: HeaderList = request.header_list
         self.remote = request.remote
         self._raw = raw
+        self.begun = begun
 
     async def read(self, limit_bytes: int) -> bytes:
         if self._raw is None or len(self._raw) > limit_bytes:

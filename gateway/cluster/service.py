@@ -30,6 +30,7 @@ from gateway.gate import Gate
 from gateway.homes import Homes
 from gateway.keys import Keys
 from gateway.limits.counters import Counters
+from gateway.live_settings import RequestSettings
 from gateway.metrics import Metrics
 from gateway.settings import Settings
 from gateway.transport import Handler, Server, Upstream
@@ -53,6 +54,8 @@ class Surroundings:
     counters: Counters
     gate: Gate
     metrics: Metrics
+    settings: Callable[[], RequestSettings]
+    """Those for a client's request that begins now."""
     clock: Callable[[], float]
 
 
@@ -72,7 +75,7 @@ async def joined(
 ) -> AsyncIterator[Joined]:
     """`serve` and `admin`: the handlers of this process alone. Raises OSError, ConfigError."""
     secret = hmac.new(around.secret, b"turngate members", hashlib.sha256).hexdigest()
-    hops = Hops(around.upstream, secret, settings.timeouts.idle_s)
+    hops = Hops(around.upstream, secret)
     async with AsyncExitStack() as running:
         pages: dict[str, Callable[[str], bytes]] = {
             "metrics": lambda _: around.metrics.exposition(),
@@ -182,7 +185,7 @@ def _front(settings: Settings, serve: Handler, peers: Peers, hops: Hops, around:
         problems=lambda: {"exchange": peers.problem} if peers.problem else {},
         forwarded=Forwarded(around.metrics.registry),
         volatile=[re.compile(pattern) for pattern in settings.identity.volatile_patterns],
-        max_body_bytes=settings.limits.body_bytes,
+        settings=around.settings,
         max_file_bytes=settings.batches.file_bytes + 2**20,
         shares_batches=settings.batches.redis is not None,
         runs_tools=bool(settings.tools.use or settings.tools.mcp),

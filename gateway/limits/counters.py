@@ -60,6 +60,10 @@ class Counters(Protocol):
         """+1 takes, -1 gives back."""
         ...
 
+    def look(self) -> None:
+        """Takes over what a reload has changed of the keys' limits."""
+        ...
+
 
 @dataclass(slots=True)
 class _Sums:
@@ -105,6 +109,9 @@ class LocalCounters:
             self._held[name] = held
         else:
             self._held.pop(name, None)
+
+    def look(self) -> None:
+        """Nothing is kept of limits here."""
 
     def _of(self, name: str, index: int) -> _Sums:
         sums = self._sums.get(name)

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 import orjson
 
 from gateway import fields, sse
+from gateway.callers import Caller
 from gateway.errors import Failure, Refused
 from gateway.exchange import Exchange, Json, Outcome
+from gateway.inprocess import Begun
 from gateway.lists.asking import PartFailed, PartRequest, Sink, Streamed, Template, Whole
 from gateway.lists.parts import CHARS_PER_TOKEN, Part, cut, prompts_of
 from gateway.retries import FULL, again_in_s
@@ -83,7 +85,7 @@ class Lists:
         shape = Shape.of(self.view(), _n(exchange.body))
         return len(prompts) > shape.max_prompts or _fails_apart(exchange)
 
-    async def answer(self, exchange: Exchange, responder: Responder, handle: Handler) -> None:
+    async def answer(self, exchange: Exchange, responder: Responder, handle: Handler, caller: Caller) -> None:
         """`handle` answers a part. Raises Refused."""
         prompts, n = prompts_of(exchange.body), _n(exchange.body)
         assert prompts is not None
@@ -92,10 +94,10 @@ class Lists:
         exchange.notes.append(f"{len(prompts)} prompts in {len(parts)} parts")
         frame: Json = {"id": f"cmpl-{exchange.id}", "object": "text_completion", "created": int(time.time())}
         if exchange.wants_stream:
-            await self._stream(exchange, responder, handle, parts, shape, frame)
+            await self._stream(exchange, responder, handle, caller, parts, shape, frame)
             return
         sink = Whole(handle, n)
-        await _ask_all(exchange, sink, parts, shape)
+        await _ask_all(exchange, sink, caller, parts, shape)
         exchange.outcome = Outcome.ANSWERED
         frame["model"] = sink.choices.frame.get("model", exchange.engine_model)
         await responder.reply(200, [JSON_TYPE, *self.headers(exchange)], sink.choices.body(frame))
@@ -105,6 +107,7 @@ class Lists:
         exchange: Exchange,
         responder: Responder,
         handle: Handler,
+        caller: Caller,
         parts: list[Part],
         shape: Shape,
         frame: Json,
@@ -118,7 +121,7 @@ class Lists:
             await responder.write(data)
 
         sink = Streamed(handle, _n(exchange.body), frame | {"model": exchange.engine_model}, write)
-        await _ask_all(exchange, sink, parts, shape)
+        await _ask_all(exchange, sink, caller, parts, shape)
         exchange.outcome = Outcome.ANSWERED
         if exchange.wants_usage:
             await write(sse.event(orjson.dumps({**sink.frame, "choices": [], "usage": sink.usage})))
@@ -127,9 +130,9 @@ class Lists:
         await responder.end()
 
 
-async def _ask_all(exchange: Exchange, sink: Sink, parts: list[Part], shape: Shape) -> None:
+async def _ask_all(exchange: Exchange, sink: Sink, caller: Caller, parts: list[Part], shape: Shape) -> None:
     """Raises Refused with the first failure that ends the request."""
-    asker = _Asker(await asyncio.to_thread(_template, exchange), sink, _fails_apart(exchange))
+    asker = _Asker(await asyncio.to_thread(_template, exchange, caller), sink, _fails_apart(exchange))
     room = asyncio.Semaphore(min(shape.parts_at_once, math.ceil((1 - HELD_BACK) * len(parts))))
 
     async def ask(part: Part) -> None:
@@ -186,13 +189,13 @@ class _Asker:
         return again_in_s(failed.failure.status, failed.headers, num_failures, ATTEMPTS, random.random())  # noqa: S311
 
 
-def _template(exchange: Exchange) -> Template:
+def _template(exchange: Exchange, caller: Caller) -> Template:
     request = exchange.request
     kept = [(name, value) for name, value in request.header_list if name.lower() not in _NOT_SENT_ON]
     others = splice(exchange.raw, exchange.body, {}, ("prompt",))
     comma = b"," if len(exchange.body) > 1 else b""
     opening = others[: others.rindex(b"}")] + comma + b'"prompt":'
-    return Template(exchange.id, [*_ONE_CALL, *kept], opening)
+    return Template(exchange.id, [*_ONE_CALL, *kept], opening, Begun(exchange.settings, caller))
 
 
 def _outcome(failure: Failure) -> Outcome:

@@ -13,7 +13,7 @@ from gateway.dialects import BY_PATH, canonical
 from gateway.dialects.failures import kind_of
 from gateway.errors import Failure
 from gateway.exchange import Json
-from gateway.inprocess import FAILED, InProcessRequest, InProcessResponder
+from gateway.inprocess import FAILED, Begun, InProcessRequest, InProcessResponder
 from gateway.lists.choices import BadPart, Choices, added, failed, index_of
 from gateway.lists.parts import Part
 from gateway.sse import EventSplitter, data_of
@@ -25,7 +25,11 @@ _NO_ANSWER = Failure(502, "server_error", "What an engine sent is no answer to t
 
 
 class PartRequest(InProcessRequest):
-    """A part, which is not cut again."""
+    """A part, which is not cut again, and goes on as its list has begun."""
+
+    def __init__(self, header_list: HeaderList, body: bytes, begun: Begun) -> None:
+        super().__init__(PATH, header_list, body)
+        self.begun = begun
 
 
 class PartFailed(Exception):
@@ -47,11 +51,13 @@ class Template:
     headers: HeaderList
     opening: bytes
     """Of the body: all of the client's but the prompts, which follow."""
+    begun: Begun
 
     def request(self, part: Part, number: int) -> PartRequest:
         """`number`: a session of its own for each."""
         session = ("x-turngate-session", f"{self.session}/{number}")
-        return PartRequest(PATH, [session, *self.headers], self.opening + orjson.dumps(part.prompts) + b"}")
+        body = self.opening + orjson.dumps(part.prompts) + b"}"
+        return PartRequest([session, *self.headers], body, self.begun)
 
 
 class Sink(Protocol):

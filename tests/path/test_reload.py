@@ -10,19 +10,20 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from gateway import config
-from gateway.reload import AT_RUN_TIME, changes, effective, reload
-from gateway.settings import Settings
+from gateway.breaker import State
+from gateway.reload import AT_RUN_TIME, Reloading, changes, effective, reload
+from gateway.settings import Limits, Settings
 from tests.deadline import DEADLINE_S
+from tests.kvevents.batches import stored
+from tests.kvevents.test_listener import Publisher
 from tests.path.conftest import Gateway, Start
-from tests.path.fake_engine import DONE, FakeEngine, chunk, finish, stalls_after, streams
+from tests.path.fake_engine import DONE, FakeEngine, chunk, cuts_after, finish, stalls_after, streams
+from tests.path.reloaded import changed
+from tests.path.secured import by, keys
 from tests.path.test_cancellation import ASK, STREAM
-
-
-def changed(gateway: Gateway, **sections: object) -> Settings:
-    old = gateway.app.path.settings
-    return Settings.model_validate(old.model_dump() | sections)
 
 
 def entries(*engines: FakeEngine) -> list[dict[str, str]]:
@@ -49,6 +50,128 @@ async def test_engines_are_exchanged_and_begun_answers_end_where_they_began(
     assert answer.body == chunk(content="half") + finish() + DONE
 
 
+class SlowToCome(FakeEngine):
+    """Lets those wait who ask what it serves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_asked, self.may_tell = asyncio.Event(), asyncio.Event()
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        if request.path == "/v1/models":
+            self.is_asked.set()
+            await self.may_tell.wait()
+        return await super()._answer(request)
+
+
+async def test_while_engines_are_exchanged_there_is_always_one(start: Start, engine: FakeEngine) -> None:
+    gateway, second = await start(engine), SlowToCome()
+    await second.start()
+    gateway.engines.append(second)
+    reloading = asyncio.create_task(reload(gateway.app, changed(gateway, engines=entries(second))))
+    await second.is_asked.wait()
+    assert (await gateway.ask(ASK)).status == 200
+    second.may_tell.set()
+    await reloading
+    assert (await gateway.ask(ASK)).status == 200
+    assert (len(engine.calls), len(second.calls)) == (1, 1)
+
+
+async def test_an_engine_does_not_pay_for_the_one_that_had_its_name(start: Start) -> None:
+    old, new, other, fail = FakeEngine(), FakeEngine(), FakeEngine(), asyncio.Event()
+    old.plays = [stalls_after(until=fail, then=cuts_after())] * 20
+    gateway = await start(old)
+    running = [gateway.begin(STREAM | {"user": str(n)}) for n in range(20)]
+    await old.has_seen(20)
+    for one in (new, other):
+        await one.start()
+        gateway.engines.append(one)
+    named = [{"url": f"vllm://127.0.0.1:{one.port}", "name": f"e{n}"} for n, one in enumerate((new, other), 1)]
+    await reload(gateway.app, changed(gateway, engines=named))
+    fail.set()
+    await asyncio.gather(*running)
+    assert gateway.app.monitor.state("e1") is State.CLOSED
+
+
+async def test_a_file_of_hosts_or_a_key_is_read_again_and_what_differs_is_told(
+    start: Start, engine: FakeEngine, tmp_path: Path
+) -> None:
+    second, hosts, key = FakeEngine(), tmp_path / "hosts", tmp_path / "key"
+    for one in (engine, second):
+        await one.start()
+    hosts.write_text(f"vllm://127.0.0.1:{engine.port}\n")
+    key.write_text("sk-before-" + "x" * 40)
+    in_files = {"hosts_file": str(hosts), "keys": [{"key": f"file:{key}", "name": "k"}]}
+    gateway = await start(**in_files)
+    gateway.engines += [engine, second]
+    assert await reload(gateway.app, changed(gateway)) == []
+    hosts.write_text(f"vllm://127.0.0.1:{second.port}\n")
+    key.write_text("sk-after-" + "x" * 40)
+    found = await reload(gateway.app, changed(gateway))
+    assert [str(change) for change in found] == [
+        f"engines: 127.0.0.1:{engine.port} -> 127.0.0.1:{second.port} (new)",
+        "keys: k -> k (new)",
+    ]
+    assert (await gateway.ask(ASK, Authorization="Bearer sk-before-" + "x" * 40)).status == 401
+    assert (await gateway.ask(ASK, Authorization="Bearer sk-after-" + "x" * 40)).status == 200
+    assert (len(engine.calls), len(second.calls)) == (0, 1)
+
+
+async def test_kv_events_of_an_engine_that_comes_are_heard(start: Start, engine: FakeEngine) -> None:
+    gateway, publisher = await start(engine), Publisher()
+    (entry,) = entries(engine)
+    await reload(gateway.app, changed(gateway, engines=[entry | {"kv_events": [publisher.url]}]))
+    (running,) = gateway.app.monitor.engines
+    await publisher.heard()
+    await publisher.send(stored(1))
+    await gateway.until(lambda: running.kv_events.num_batches == 1)
+    publisher.context.destroy(linger=0)
+
+
+async def test_names_are_listed_and_strangers_are_told_nothing_as_it_is_configured_now(
+    start: Start, engine: FakeEngine
+) -> None:
+    gateway = await start(engine, listen={"host": "0.0.0.0", "port": 0, "open": True})
+    assert [await status_of(gateway, path) for path in ("/metrics", "/v1/models/nick?")] == [200, 200]
+    new = changed(gateway, models={"aliases": {"nick": "m"}, "answer_any_model": False}, keys=keys("a"))
+    await reload(gateway.app, new)
+    assert await status_of(gateway, "/metrics") == 403
+    async with gateway.get("/v1/models", **by("a")) as response:
+        assert [row["id"] for row in (await response.json())["data"]] == ["m", "nick"]
+
+
+async def status_of(gateway: Gateway, path: str) -> int:
+    async with gateway.get(path) as response:
+        return int(response.status)
+
+
+async def test_a_budget_in_money_waits_for_the_restart_that_brings_its_prices(
+    start: Start, engine: FakeEngine
+) -> None:
+    gateway = await start(engine, keys=keys("a"))
+    new = changed(gateway, keys=keys("a", limits={"budget_cost": 1}), prices={"*": {"prompt": 1}})
+    with pytest.raises(config.ConfigError, match="needs a price of every model"):
+        await reload(gateway.app, new)
+
+
+async def test_a_signal_that_comes_during_a_reload_is_followed_by_another_one(
+    start: Start, engine: FakeEngine
+) -> None:
+    gateway, second = await start(engine), SlowToCome()
+    await second.start()
+    gateway.engines.append(second)
+    told = changed(gateway, engines=entries(engine, second))
+    with Reloading(gateway.app, lambda: told):
+        signal.raise_signal(signal.SIGHUP)
+        async with asyncio.timeout(DEADLINE_S):
+            await second.is_asked.wait()
+        told = told.model_copy(update={"limits": Limits(body_bytes=5)})
+        signal.raise_signal(signal.SIGHUP)
+        await gateway.until(lambda: gateway.app.settings.current.limits.body_bytes != 5)
+        second.may_tell.set()
+        await gateway.until(lambda: gateway.app.settings.current.limits.body_bytes == 5)
+
+
 async def test_keys_limits_and_names_change_for_the_next_request(
     start: Start, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,7 +196,7 @@ async def test_what_cannot_change_is_named_and_keeps_its_value(start: Start, eng
         "policy.ceiling": "policy.ceiling: 0.95 -> 0.5 (only after a restart)",
         "policy.max_wait_s": "policy.max_wait_s: 300 -> 7",
     }
-    policy = gateway.app.path.settings.policy
+    policy = gateway.app.settings.current.policy
     assert (policy.ceiling, policy.max_wait_s) == (0.95, 7)
 
 
@@ -86,10 +209,10 @@ async def test_a_configuration_that_cannot_be_used_changes_nothing(
     start: Start, engine: FakeEngine, sections: dict[str, object]
 ) -> None:
     gateway = await start(engine)
-    before = gateway.app.path
+    before = gateway.app.settings.current
     with pytest.raises(config.ConfigError):
         await reload(gateway.app, changed(gateway, **sections, limits={"body_bytes": 5}))
-    assert gateway.app.path is before
+    assert gateway.app.settings.current is before
     assert (await gateway.ask(ASK)).status == 200
 
 
