@@ -14,6 +14,7 @@ from gateway.errors import STATUS, Failure, Refused
 from gateway.exchange import Exchange, Outcome
 from gateway.forward import Forward, ModelCall
 from gateway.gate import Gate, Place, Rejected
+from gateway.homes import Home, Homes
 from gateway.incoming import Answer
 from gateway.observe import Observer
 from gateway.settings import Settings
@@ -53,6 +54,7 @@ class Answering:
     observer: Observer
     settings: Settings
     clock: Callable[[], float]
+    homes: Homes
     warm_ups: WarmUps | None = None
     """None: sessions that lost their cache are not warmed up."""
     plain_deadline_s: float = PLAIN_DEADLINE_S
@@ -134,6 +136,7 @@ class Answering:
                     place.left(error.ending, exchange.reply.usage)
                     raise
                 place.first_byte()
+                self._remember(exchange)
                 if exchange.timings.first_byte_at is None:
                     exchange.timings.first_byte_at = self.clock()
                 try:
@@ -142,11 +145,19 @@ class Answering:
                     if exchange.is_delivered:
                         _leave(place, exchange, Ending.COMPLETE)
                     raise
+            self._remember(exchange)
             is_answered = exchange.outcome is Outcome.ANSWERED
             if is_answered and self.warm_ups is not None and turn.kind is not TurnKind.SIDE:
                 self.warm_ups.keep(turn.session_id, exchange.dialect, call)
             _leave(place, exchange, Ending.COMPLETE if is_answered else Ending.FAILED)
             return answer
+
+    def _remember(self, exchange: Exchange) -> None:
+        """Where a stored answer is, before its client can ask for it: most engines say its id first of all."""
+        if exchange.dialect.name == "responses" and exchange.reply.id:
+            assert exchange.dispatch is not None
+            home = Home(exchange.dispatch.replica_id, exchange.reply.id)
+            self.homes.remember(exchange.tenant, exchange.answer_id, home)
 
     async def _waited(self, turn: Turn, place: Place, exchange: Exchange, waiting: Waiting) -> Dispatch:
         """For a replica, with keep-alives. Raises Rejected, TurnedAway."""

@@ -50,6 +50,7 @@ from gateway.scheduling import limits_of, policy_of, recorded
 from gateway.services.throttled import obeying
 from gateway.sessions import Sessions
 from gateway.settings import Settings
+from gateway.stored_responses import StoredResponses
 from gateway.transport import Handler, Server, Timeouts, Upstream
 from gateway.transports.choice import transport_of
 from gateway.ui.page import Page
@@ -182,7 +183,8 @@ class App:
 
     def _path(self, forward: Forward) -> Path:
         settings, clock, monitor, observer = self._settings, self._clock, self.monitor, self.observer
-        homes, sessions = Homes(), Sessions(settings.identity.max_sessions, settings.identity.session_ttl_s)
+        stored = StoredResponses(Homes(), monitor, Asking(forward.upstream, settings.probing.timeout_s))
+        sessions = Sessions(settings.identity.max_sessions, settings.identity.session_ttl_s)
         breaks = PrefixBreaks(settings.identity, observer.metrics)
         limiter = Limiter(self._counters, settings.prices, time.time, observer.limited)
         return Path(
@@ -193,9 +195,9 @@ class App:
             monitor,
             self.identity,
             self.gate,
-            Answering(self.gate, forward, observer, settings, clock, self.warm_ups),
-            PlainCalls(forward, monitor, homes, observer, settings.limits.attempts),
-            homes,
+            Answering(self.gate, forward, observer, settings, clock, stored.homes, self.warm_ups),
+            PlainCalls(forward, monitor, stored, observer, settings.limits.attempts),
+            stored,
             observer,
             sessions,
             breaks,
@@ -238,7 +240,7 @@ class App:
             self._close,
             self._secret,
             self._keys,
-            self.path.homes,
+            self.path.stored.homes,
             trail,
             self._counters,
             self.gate,

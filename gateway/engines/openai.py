@@ -30,6 +30,7 @@ class OpenAI:
     probe_paths: tuple[str, ...] = ("/openapi.json",)
     is_rented = False
     salt_paths: frozenset[str] = frozenset()
+    names_responses = False
     claim_keys: frozenset[str] = frozenset()
     claim_headers: frozenset[str] = frozenset()
     """Body keys and lower-case headers by which a client would jump queues or pick workers."""

@@ -35,6 +35,7 @@ class SGLang(OpenAI):
     metrics_paths: tuple[str, ...] = ("/v1/loads", "/metrics", "/v1/models")
     probe_paths: tuple[str, ...] = ("/openapi.json", "/server_info", "/get_server_info")
     salt_paths = frozenset((CHAT, COMPLETIONS))
+    names_responses = True
     claim_keys: frozenset[str] = frozenset(("priority",))
     claim_headers: frozenset[str] = frozenset((RANK_HEADER.lower(),))
 
@@ -67,13 +68,16 @@ class SGLang(OpenAI):
                 ours["priority"] = -hints.urgency if abilities.lower_goes_first else hints.urgency
             if hints.session_id and "session_id" not in asked.body:
                 ours["session_id"] = hints.session_id
+        names = tuple(key.removesuffix("_id") for key in ours if key not in abilities.refused_fields)
+        if asked.response_id:
+            ours["request_id"] = asked.response_id
         ours = {key: value for key, value in ours.items() if key not in abilities.refused_fields}
         pin = RANK_HEADER if pool and path in _RANK_PATHS and not honoured.headers else ""
         return Outgoing(
             ((pin, pool),) if pin else (),
             ours,
             dropped.keys.difference(ours),
-            tuple(key.removesuffix("_id") for key in ours),
+            names,
             dropped.headers,
             pin=pin,
         )
