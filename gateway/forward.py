@@ -133,6 +133,11 @@ class ModelCall:
             await answer.begin()
         except (UpstreamCut, EventTooLong, NoAnswer) as error:
             raise engine_errors.cut(engine.name, error) from None
+        except EngineFailed as failed:
+            failed.is_queue_full = failed.fault is Fault.FULL and engine.engine.is_queue_full(
+                failed.failure.message
+            )
+            raise
         return answer
 
     def _call(self, bound: Bound | None, refused: frozenset[str], pool: str) -> Call:

@@ -227,6 +227,10 @@ class Engine(Protocol):
         Names under a key are dotted, such as `nvext.agent_hints.osl`."""
         ...
 
+    def is_queue_full(self, message: str) -> bool:
+        """Whether a refusal for lack of room says that its queue had no place for the call."""
+        ...
+
     def parse_report(self, pages: Mapping[str, str]) -> Report:
         """Read polled pages (path -> text); what a page does not say stays None."""
         ...

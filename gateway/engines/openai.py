@@ -70,6 +70,9 @@ class OpenAI:
             return frozenset()
         return frozenset(name for name in _names(sent.body) if names_field(message, name.rpartition(".")[2]))
 
+    def is_queue_full(self, message: str) -> bool:
+        return False
+
     def parse_report(self, pages: Mapping[str, str]) -> Report:
         models, lengths = read_models(pages)
         return Report(models, lengths, (Pool(""),) if models else ())

@@ -25,6 +25,8 @@ RANK_HEADER = "X-Data-Parallel-Rank"
 # Measured on 0.5.19 in SGLang's pull request 38729: these paths pin, /v1/responses does not.
 _RANK_SINCE = (0, 5, 19)
 _RANK_PATHS = frozenset((CHAT, COMPLETIONS, MESSAGES))
+_QUEUE_FULL = ("request queue is full", "aborted by a higher priority request")
+"""Its two 503s with --max-queued-requests: no place for the call, or its place was given away."""
 _PROMPT = "sglang:prompt_tokens_total"
 _CACHED = "sglang:cached_tokens_total"
 _HOST = "sglang:hicache_host_total_tokens"
@@ -85,6 +87,9 @@ class SGLang(OpenAI):
     def closing(self, session_id: str, abilities: Abilities) -> tuple[str, dict[str, str]] | None:
         """Drops the references of the session radix cache (SGLang's pull request 29173)."""
         return None if "session_id" in abilities.refused_fields else ("/close_session", {"session_id": session_id})
+
+    def is_queue_full(self, message: str) -> bool:
+        return any(said in message.lower() for said in _QUEUE_FULL)
 
     def parse_report(self, pages: Mapping[str, str]) -> Report:
         models, lengths = read_models(pages)

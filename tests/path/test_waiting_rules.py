@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from policies.types import Tick
+from policies.types import Hold, Tick
 from tests.path.conftest import Answer, Gateway, Start, rest_of
 from tests.path.fake_engine import DONE, Call, FakeEngine, Play, chunk, finish, replies, stalls_after, streams
 
@@ -99,17 +99,44 @@ async def test_keep_alives_end_with_the_first_byte_of_the_engine(start: Start, e
         assert told(await response.content.read()) == told(b"".join(EVENTS))
 
 
-async def test_a_turn_that_loses_its_last_engine_after_an_early_200_gets_an_error_event_and_a_reset(
-    start: Start, engine: FakeEngine
-) -> None:
+async def lost(start: Start, engine: FakeEngine) -> tuple[Gateway, Any]:
+    """A turn that waits with status 200, and whose only engine has gone."""
     engine.plays = [stalls_after()]
     gateway = await start(engine, policy=ONE_SLOT, stream={"silent_queue_s": 0})
-    gateway.begin(ask("first"))
+    first = gateway.begin(ask("first"))
     await engine.has_seen(1)
-    async with gateway.post(ask("second")) as response:
-        assert is_keep_alive(await response.content.readany())
-        gateway.app.monitor.failed(gateway.app.monitor.engines[0])
-        answer = await rest_of(response)
+    response = await gateway.post(ask("second"))
+    assert is_keep_alive(await response.content.readany())
+    gateway.app.monitor.failed(gateway.app.monitor.engines[0])
+    await gateway.until(lambda: gateway.app.gate.view().waiting[Hold.REPLICA] == 1)
+    first.cancel()
+    await engine.is_idle()
+    return gateway, response
+
+
+async def test_a_turn_that_loses_its_last_engine_after_an_early_200_waits_for_one(
+    start: Start, engine: FakeEngine
+) -> None:
+    gateway, response = await lost(start, engine)
+    while len(engine.calls) < 2:  # the next poll finds it up
+        await gateway.clock.passes(1)
+    answer = await rest_of(response)
+    assert b"hello" in answer.body
+    assert not answer.is_cut
+
+
+async def test_one_that_finds_none_within_its_bound_gets_an_error_event_and_a_reset(
+    start: Start, engine: FakeEngine
+) -> None:
+    gateway, response = await lost(start, engine)
+    rest = asyncio.create_task(rest_of(response))
+    await engine.stop()
+    for _ in range(28):
+        await gateway.clock.passes(5)
+    assert gateway.num_waiting == 1
+    for _ in range(4):
+        await gateway.clock.passes(5)
+    answer = await rest
     assert (answer.status, answer.is_cut) == (200, True)
     *_, last = answer.body.split(b"\n\n")[:-1]
     assert orjson.loads(last.removeprefix(b"data: "))["error"]["code"] == "no_replica"
