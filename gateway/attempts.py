@@ -39,7 +39,7 @@ class Attempts:
 
     def elsewhere(self, replica_id: ReplicaId, failed: EngineFailed, now: float) -> bool:
         """This replica failed the call. Whether `turn` may go to another one at once, if there is one."""
-        self.failed = failed
+        self.failed = failed.with_traceback(None)
         self._num_in_row += 1
         self._num_broken += failed.fault not in _NOT_BEGUN
         self._rests[replica_id] = now + (failed.asked_wait_s or 0.0) if failed.may_pass else math.inf
