@@ -127,7 +127,7 @@ class Answering:
             is_committed = not waiting.is_silent or bool(exchange.rounds)
             if not may_wait or not attempts.later(self.clock(), is_committed):
                 raise failed from None
-            _note(exchange, "no engine had room: it went back to the queue")
+            _note(exchange, "no engine was left for now: it went back to the queue")
 
     async def _attempt(self, turn: Turn, exchange: Exchange, responder: Responder, waiting: Waiting) -> Answer:
         """One place and one replica. The slot is given back when the engine is done, which may be before the

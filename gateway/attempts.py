@@ -59,9 +59,10 @@ class Attempts:
         earned_s = min(LONGEST_S, FIRST_S * 2.0 ** min(self._num_waits, 10)) * (0.5 + self._chance() / 2)
         at = min(max(now, min(passing, default=now)) + earned_s, self._until)
         self._num_in_row, self._num_waits = 0, self._num_waits + 1
-        # At the bound each replica is asked once more, however long it wanted to be left alone.
-        still = math.inf if at == self._until else math.nextafter(at, math.inf)
-        self._rests = {replica_id: until for replica_id, until in self._rests.items() if until >= still}
+        for replica_id, until in list(self._rests.items()):
+            # At the bound each is asked once more, however long it wanted to be left alone.
+            if until <= at or (at == self._until and until < math.inf):
+                del self._rests[replica_id]
         self._go(at)
         return True
 

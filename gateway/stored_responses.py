@@ -12,6 +12,7 @@ from gateway.engines.openai import json_object
 from gateway.errors import Failure, Refused
 from gateway.exchange import Outcome
 from gateway.homes import Home, Homes
+from gateway.keys import Keys
 from gateway.monitor import Monitor
 
 
@@ -22,16 +23,19 @@ class StoredResponses:
     homes: Homes
     monitor: Monitor
     ask: Asking
+    keys: Keys
 
     async def find(self, tenant: str, response_id: str) -> Home | None:
         """None: not known here, and no id that the gateway gave. Raises Refused for another tenant's, and where no
         engine has it."""
         homes = self.homes
-        if homes.is_anothers(tenant, response_id) or response_ids.is_anothers(response_id, tenant):
-            raise no_such_response(response_id)
-        home = homes.home(tenant, response_id)
-        if home is not None or not response_ids.is_ours(response_id):
+        if (home := homes.home(tenant, response_id)) is not None:
             return home
+        is_anothers = response_ids.is_anothers(response_id, tenant)
+        if homes.is_anothers(tenant, response_id) or (is_anothers and not self.keys.is_open):
+            raise no_such_response(response_id)
+        if is_anothers or not response_ids.is_ours(response_id):
+            return None  # an engine's own id, or that of another gateway behind this one, which has no tenants
         engines = [one for one in self.monitor.engines if one.engine.names_responses]
         path = f"{RESPONSES}/{response_id}"
         pages = await asyncio.gather(*(self.ask.page(engine.address, path) for engine in engines))

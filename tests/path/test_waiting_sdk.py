@@ -12,6 +12,7 @@ import pytest
 from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 
+from gateway.response_ids import new_id
 from tests.path.conftest import Gateway, Start, rest_of
 from tests.path.fake_engine import DONE, Call, FakeEngine, Play, error, replies, stalls_after, streams
 from tests.path.tool_dialects import response, response_events, speaks
@@ -391,6 +392,27 @@ async def test_our_id_is_its_own_tenant_s_also_after_a_restart(
     assert len(engine.calls) == 1
 
 
+async def test_without_tenants_the_id_of_another_gateway_is_the_engines_to_judge(
+    start: Start, engine: FakeEngine
+) -> None:
+    id_ = new_id("a tenant of a gateway behind this one")
+    gateway = await start(engine)
+    engine.plays = [speaks(LAST)]
+    answer = await gateway.ask(STREAM | {"previous_response_id": id_}, RESPONSES)
+    assert answer.status == 200
+    assert engine.calls[0].body["previous_response_id"] == id_
+
+
+async def test_while_the_engine_that_may_have_it_is_away_a_response_is_not_called_gone(
+    start: Start, engine: FakeEngine
+) -> None:
+    gateway = await start(engine)
+    await engine.stop()
+    async with gateway.get(f"{RESPONSES}/{new_id('default')}") as found:
+        assert found.status == 503
+        assert "Retry-After" in found.headers
+
+
 async def test_an_id_that_no_engine_knows_is_not_found(start: Start, engine: FakeEngine, sdk: Connect) -> None:
     engine.plays = [named(LAST)]
     before = await start(engine, stream=AT_ONCE)
@@ -399,3 +421,13 @@ async def test_an_id_that_no_engine_knows_is_not_found(start: Start, engine: Fak
     gateway = await start(engine)
     with pytest.raises(openai.NotFoundError):
         await sdk(gateway).responses.retrieve(id_)
+
+
+async def test_of_rounds_at_several_engines_the_last_one_is_followed_up(start: Start) -> None:
+    engines = [FakeEngine(), FakeEngine(), FakeEngine()]
+    gateway = await start(*engines)
+    id_ = new_id("default")
+    for engine, created_at in zip(engines, (7, 9, 8), strict=True):
+        engine.plays = [replies(200, response(LAST, {}) | {"id": id_, "created_at": created_at}), speaks(LAST)]
+    assert (await gateway.ask(STREAM | {"previous_response_id": id_}, RESPONSES)).status == 200
+    assert [len(engine.calls) for engine in engines] == [1, 2, 1]
