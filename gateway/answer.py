@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import math
+import random
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gateway.attempts import Attempts
 from gateway.drain import TurnedAway, stopping
 from gateway.engine_errors import EngineFailed
 from gateway.errors import STATUS, Failure, Refused
 from gateway.exchange import Exchange, Outcome
 from gateway.forward import Forward, ModelCall
 from gateway.gate import Gate, Place, Rejected
+from gateway.homes import Home, Homes
 from gateway.incoming import Answer
 from gateway.observe import Observer
 from gateway.transport import Responder
 from gateway.waiting import Waiting
 from gateway.warmup import WarmUps
-from policies.types import Dispatch, Ending, Refusal, Turn, TurnKind
+from policies.types import Dispatch, Ending, Refusal, ReplicaId, Turn, TurnKind
 
 if TYPE_CHECKING:
     from gateway.toolloop.loop import ToolLoop
@@ -49,6 +52,7 @@ class Answering:
     forward: Forward
     observer: Observer
     clock: Callable[[], float]
+    homes: Homes
     warm_ups: WarmUps | None = None
     """None: sessions that lost their cache are not warmed up."""
 
@@ -98,29 +102,35 @@ class Answering:
                 turn = loop.next_turn(turn)
 
     async def _one(self, turn: Turn, exchange: Exchange, responder: Responder, waiting: Waiting) -> Answer:
-        """One model call, on as many replicas as it takes, up to the end of its relay."""
-        failed: EngineFailed | None = None
-        for attempt in range(1, exchange.settings.limits.attempts + 1):
-            exchange.num_attempts = attempt
+        """One model call, on as many replicas and as often as it takes, up to the end of its relay."""
+        attempts = Attempts(turn, exchange.settings.limits.attempts, random.random)
+        exchange.num_attempts = 0
+        while True:
+            failed: Refused
             try:
-                return await self._attempt(turn, exchange, responder, waiting)
+                return await self._attempt(attempts.turn, exchange, responder, waiting)
             except TurnedAway:
                 raise stopping() from None
             except Rejected as rejected:
-                raise failed or _refused(rejected.refusal, rejected.retry_after_s) from None
+                failed = attempts.failed or _refused(rejected.refusal, rejected.retry_after_s)
+                may_wait = rejected.refusal is not Refusal.DEADLINE
             except EngineFailed as error:
                 if not error.try_another:
                     raise
-                failed = error
-                turn = self._elsewhere(turn, exchange, error)
-        assert failed is not None
-        raise failed
+                if attempts.elsewhere(self._failed(exchange, error), error, self.clock()):
+                    continue
+                failed, may_wait = error, True
+            is_committed = not waiting.is_silent or bool(exchange.rounds)
+            if not may_wait or not attempts.later(self.clock(), is_committed):
+                raise failed from None
+            _note(exchange, "no engine was left for now: it went back to the queue")
 
     async def _attempt(self, turn: Turn, exchange: Exchange, responder: Responder, waiting: Waiting) -> Answer:
         """One place and one replica. The slot is given back when the engine is done, which may be before the
         client is. Raises Rejected, TurnedAway, EngineFailed."""
-        with self.gate.turn(turn, has_begun=exchange.timings.leased_at is not None) as place:
+        with self.gate.turn(turn, has_begun=bool(exchange.rounds)) as place:
             exchange.dispatch = place.granted() or await self._waited(turn, place, exchange, waiting)
+            exchange.num_attempts += 1
             if exchange.timings.leased_at is None:
                 exchange.timings.leased_at = self.clock()
             with ModelCall(self.forward, exchange, exchange.dispatch) as call:
@@ -130,6 +140,7 @@ class Answering:
                     place.left(error.ending, exchange.reply.usage)
                     raise
                 place.first_byte()
+                self._remember(exchange)
                 if exchange.timings.first_byte_at is None:
                     exchange.timings.first_byte_at = self.clock()
                 try:
@@ -138,11 +149,19 @@ class Answering:
                     if exchange.is_delivered:
                         _leave(place, exchange, Ending.COMPLETE)
                     raise
+            self._remember(exchange)
             is_answered = exchange.outcome is Outcome.ANSWERED
             if is_answered and self.warm_ups is not None and turn.kind is not TurnKind.SIDE:
                 self.warm_ups.keep(turn.session_id, exchange.dialect, call)
             _leave(place, exchange, Ending.COMPLETE if is_answered else Ending.FAILED)
             return answer
+
+    def _remember(self, exchange: Exchange) -> None:
+        """Where a stored answer is, before its client can ask for it: most engines say its id first of all."""
+        if exchange.dialect.name == "responses" and exchange.reply.id:
+            assert exchange.dispatch is not None
+            home = Home(exchange.dispatch.replica_id, exchange.reply.id)
+            self.homes.remember(exchange.tenant, exchange.answer_id, home)
 
     async def _waited(self, turn: Turn, place: Place, exchange: Exchange, waiting: Waiting) -> Dispatch:
         """For a replica, with keep-alives. Raises Rejected, TurnedAway."""
@@ -162,18 +181,19 @@ class Answering:
             place.give_up(KEPT_PLACE * more_s)
             raise _refused(Refusal.TOO_LONG, more_s)
 
-    def _elsewhere(self, turn: Turn, exchange: Exchange, error: EngineFailed) -> Turn:
-        """The same turn for another replica, in the place in the order that its arrival gives it."""
+    def _failed(self, exchange: Exchange, error: EngineFailed) -> ReplicaId:
+        """The replica that failed the call, as it is told."""
         assert exchange.dispatch is not None
         failed_id = exchange.dispatch.replica_id
         self.observer.retried(error.outcome.value)
-        exchange.notes.append(f"{failed_id} failed before its first byte: {error.failure.status}")
-        return replace(
-            turn,
-            id=f"{turn.id}.{exchange.num_attempts}",
-            is_retry=True,
-            excluded=turn.excluded | {failed_id},
-        )
+        _note(exchange, f"{failed_id} failed before its first byte: {error.failure.status}")
+        return failed_id
+
+
+def _note(exchange: Exchange, note: str) -> None:
+    """Once, however often it happens."""
+    if note not in exchange.notes:
+        exchange.notes.append(note)
 
 
 def _leave(place: Place, exchange: Exchange, ending: Ending) -> None:

@@ -51,6 +51,7 @@ from gateway.scheduling import limits_of, policy_of, recorded
 from gateway.services.throttled import obeying
 from gateway.sessions import Sessions
 from gateway.settings import Settings
+from gateway.stored_responses import StoredResponses
 from gateway.transport import Handler, Server, Upstream
 from gateway.transports.choice import transport_of
 from gateway.ui.page import Page
@@ -187,7 +188,10 @@ class App:
 
     def _path(self, forward: Forward) -> Path:
         settings, clock, monitor, observer = self.settings.current, self._clock, self.monitor, self.observer
-        homes, sessions = Homes(), Sessions(settings.identity.max_sessions, settings.identity.session_ttl_s)
+        stored = StoredResponses(
+            Homes(), monitor, Asking(forward.upstream, settings.probing.timeout_s), self._keys
+        )
+        sessions = Sessions(settings.identity.max_sessions, settings.identity.session_ttl_s)
         breaks = PrefixBreaks(settings.identity, observer.metrics)
         limiter = Limiter(self._counters, settings.prices, time.time, observer.limited)
         return Path(
@@ -198,9 +202,9 @@ class App:
             monitor,
             self.identity,
             self.gate,
-            Answering(self.gate, forward, observer, clock, self.warm_ups),
-            PlainCalls(forward, monitor, homes, observer),
-            homes,
+            Answering(self.gate, forward, observer, clock, stored.homes, self.warm_ups),
+            PlainCalls(forward, monitor, stored, observer),
+            stored,
             observer,
             sessions,
             breaks,
@@ -243,7 +247,7 @@ class App:
             self._close,
             self._secret,
             self._keys,
-            self.path.homes,
+            self.path.stored.homes,
             trail,
             self._counters,
             self.gate,

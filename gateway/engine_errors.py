@@ -26,6 +26,11 @@ OVERLOADED = 529
 RETRY_AFTER_S = 5.0
 """For engines that are full and do not say for how long: none of them does."""
 _MOST_MESSAGE_CHARS = 2_000
+_PASSING = frozenset(
+    (Fault.FULL, Fault.REFUSED, Fault.RESET, Fault.SILENT, Fault.STATUS, Fault.ERROR, Fault.NO_ANSWER)
+)
+_NO_QUOTA = "insufficient_quota"
+"""Code of OpenAI's 429 for an empty account."""
 _NO_ROUTE = {"detail": "Not Found"}
 """FastAPI's answer where it has no such path."""
 
@@ -42,8 +47,17 @@ class EngineFailed(Refused):
         """Whether another replica may do better."""
         self.fault = fault
         """What the engine did wrong. None: nothing."""
+        self.asked_wait_s: float | None = None
+        """How long the engine wants to be left alone. None: it does not say."""
+        self.is_queue_full = False
+        """Whether its queue had no place for the call, which another queue therefore keeps: ours."""
         self.body: bytes | None = None
         """The engine's own words, when they are an error in the client's dialect: relayed as they came."""
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether the same replica may do better later."""
+        return self.fault in _PASSING and self.failure.code != _NO_QUOTA
 
 
 def unreachable(engine_name: str) -> EngineFailed:
@@ -102,7 +116,9 @@ def _failed(dialect: Dialect, failure: Failure) -> EngineFailed:
     if status in FULL:
         shown = 503 if status == OVERLOADED and dialect.name != "messages" else status
         patient = replace(failure, status=shown, retry_after_s=failure.retry_after_s or RETRY_AFTER_S)
-        return EngineFailed(Outcome.ENGINE_REFUSED, patient, Ending.REFUSED, True, Fault.FULL)
+        failed = EngineFailed(Outcome.ENGINE_REFUSED, patient, Ending.REFUSED, True, Fault.FULL)
+        failed.asked_wait_s = failure.retry_after_s
+        return failed
     if status in BROKEN or status > 504:
         return EngineFailed(Outcome.ENGINE_FAILED, failure, Ending.FAILED, True, Fault.STATUS)
     if status in (401, 403):

@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from gateway import response_ids
 from gateway.live_settings import RequestSettings
 from policies.breaks import Found
 from policies.types import Blocks, Dispatch, TurnKind, Usage, value
 
 if TYPE_CHECKING:
-    from gateway.dialects.base import Dialect
+    from gateway.dialects.base import Dialect, Opening
     from gateway.errors import Failure
     from gateway.limits.allowance import Allowance
     from gateway.toolloop.loop import ToolLoop
@@ -149,6 +150,11 @@ class Exchange:
     num_attempts: int = 0
     notes: list[str] = field(default_factory=list)
     """What the gateway changed or dropped, for the receipt; never content."""
+    given_id: str = ""
+    """Made by the gateway for its answer. Engines that take an id are told it; its client knows it once it was
+    kept waiting."""
+    opening: Opening | None = None
+    """What its client was sent while it waited, in an answer that cannot call our tools. None: nothing."""
     reply: Reply = field(default_factory=Reply)
     settings: RequestSettings = RequestSettings()
     """Those that it began under, to its end."""
@@ -157,3 +163,17 @@ class Exchange:
     outcome: Outcome | None = None
     failure: Failure | None = None
     """What its client was told instead of an answer."""
+
+    def give_id(self) -> str:
+        """Make an id for its answer, once."""
+        if not self.given_id:
+            is_response = self.dialect.name == "responses"
+            self.given_id = response_ids.new_id(self.tenant) if is_response else f"turngate-{self.id}"
+        return self.given_id
+
+    @property
+    def answer_id(self) -> str:
+        """By which its client knows the answer."""
+        if self.loop is not None:
+            return self.loop.answer.id or self.reply.id
+        return self.reply.id if self.opening is None else self.given_id

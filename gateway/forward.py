@@ -133,6 +133,11 @@ class ModelCall:
             await answer.begin()
         except (UpstreamCut, EventTooLong, NoAnswer) as error:
             raise engine_errors.cut(engine.name, error) from None
+        except EngineFailed as failed:
+            failed.is_queue_full = failed.fault is Fault.FULL and engine.engine.is_queue_full(
+                failed.failure.message
+            )
+            raise
         return answer
 
     def _call(self, bound: Bound | None, refused: frozenset[str], pool: str) -> Call:
@@ -140,7 +145,15 @@ class ModelCall:
         abilities, request = engine.abilities, exchange.request
         if refused:
             abilities = replace(abilities, refused_fields=abilities.refused_fields | refused)
-        asked = Asked(request.path, exchange.body, self._hints, pool, exchange.may_prioritise, request.headers)
+        asked = Asked(
+            request.path,
+            exchange.body,
+            self._hints,
+            pool,
+            exchange.may_prioritise,
+            request.headers,
+            _response_id(exchange),
+        )
         added = engine.engine.outgoing(asked, abilities)
         observer.hinted(engine.name, added.hint_names, "sent")
         if added.drop or added.drop_headers:
@@ -171,6 +184,13 @@ class ModelCall:
         return _noted(
             exchange, fitting.after_refusal(message, asked_tokens, _chars(exchange), _may_omit(exchange))
         )
+
+
+def _response_id(exchange: Exchange) -> str:
+    """Under which an engine may store the answer. Empty: it is not stored, or its client has named it."""
+    body = exchange.body
+    is_ours = exchange.dialect.name == "responses" and body.get("store") is not False and "request_id" not in body
+    return exchange.give_id() if is_ours else ""
 
 
 def _asked_tokens(exchange: Exchange) -> int | None:

@@ -24,7 +24,7 @@ from gateway.engine_errors import EngineFailed
 from gateway.errors import Failure, Refused
 from gateway.exchange import Exchange, Outcome, Recognition, Timings
 from gateway.gate import Gate
-from gateway.homes import Homes
+from gateway.homes import Home
 from gateway.identity import Identity
 from gateway.inprocess import HandedOn, InProcessRequest
 from gateway.isolation import leaking
@@ -35,11 +35,13 @@ from gateway.lists.answer import Lists
 from gateway.live_settings import RequestSettings
 from gateway.monitor import Monitor
 from gateway.observe import Observer
-from gateway.plain import PlainCalls, no_such_answer, serves_path
+from gateway.plain import PlainCalls, serves_path
 from gateway.routes import methods_of
 from gateway.sessions import Sessions
 from gateway.splice import splice
+from gateway.stored_responses import StoredResponses
 from gateway.transport import BodyTooLarge, HeaderList, Request, Responder
+from gateway.waiting import error_event
 from policies.types import ReplicaId, SessionEnded, Turn, TurnKind
 
 if TYPE_CHECKING:
@@ -66,7 +68,7 @@ class Path:
     gate: Gate
     answering: Answering
     plain: PlainCalls
-    homes: Homes
+    stored: StoredResponses
     observer: Observer
     sessions: Sessions
     breaks: PrefixBreaks
@@ -161,6 +163,8 @@ class Path:
             await self.plain.answer(exchange, responder)
 
     async def _serve_turn(self, exchange: Exchange, responder: Responder, allowed_tools: Collection[str]) -> None:
+        previous_id = exchange.dialect.stateful_id(exchange.body)
+        previous = await self.stored.find(exchange.tenant, previous_id) if previous_id else None
         self.breaks.prepare(exchange)
         script = self.identity.script(exchange)
         who = self.identity.recognise(exchange, script, self.clock())
@@ -175,9 +179,11 @@ class Path:
             side_model = exchange.settings.models.side_model
             if who.kind is TurnKind.SIDE and side_model is not None:
                 exchange.engine_model = self._engine_model(side_model, exchange.settings)
-            turn = self._turn(exchange, who)
+            turn = self._turn(exchange, who, previous)
             if self.toolbox is not None:
                 turn = self.toolbox.begin(turn, exchange, allowed_tools)
+            if previous is not None and exchange.dialect.stateful_id(exchange.body) == previous_id:
+                _follow_up(exchange, previous.engine_id)
             await self.answering.answer(turn, exchange, responder)
             is_complete = exchange.outcome is Outcome.ANSWERED
         except (asyncio.CancelledError, ConnectionError):
@@ -197,8 +203,6 @@ class Path:
             self.breaks.finished(exchange)
         if self.trail is not None:
             self.trail.ran(exchange)
-        if exchange.reply.id and exchange.dispatch is not None and exchange.dialect.name == "responses":
-            self.homes.remember(exchange.tenant, exchange.reply.id, exchange.dispatch.replica_id)
 
     def _parse(self, exchange: Exchange) -> None:
         dialect = exchange.dialect
@@ -231,12 +235,10 @@ class Path:
             return refused.failure.message
         return None
 
-    def _turn(self, exchange: Exchange, who: Recognition) -> Turn:
+    def _turn(self, exchange: Exchange, who: Recognition, previous: Home | None) -> Turn:
+        """`previous`: of the response that it follows."""
         body, dialect, settings = exchange.body, exchange.dialect, exchange.settings
         bound_key = dialect.max_tokens_key(body)
-        stateful_id = dialect.stateful_id(body)
-        if stateful_id and self.homes.is_anothers(exchange.tenant, stateful_id):
-            raise no_such_answer(stateful_id)
         return Turn(
             id=exchange.id,
             session_id=who.session_id,
@@ -256,7 +258,7 @@ class Path:
             deadline_at=_deadline_at(exchange),
             max_wait_s=settings.max_wait_s if exchange.wants_stream else settings.max_wait_plain_s,
             cached_at=self.trail.found(exchange) if self.trail is not None else None,
-            pinned_to=self.homes.home(exchange.tenant, stateful_id) if stateful_id else None,
+            pinned_to=previous.replica_id if previous is not None else None,
             excluded=self._unable(exchange),
         )
 
@@ -274,7 +276,7 @@ class Path:
         """As a status while nothing has been sent; after that as an event, and never with a clean end."""
         if responder.has_started:
             if exchange.wants_stream:
-                await responder.write(exchange.dialect.error_event(refused.failure))
+                await responder.write(error_event(exchange, refused.failure))
             responder.reset()
             return
         headers = self.observer.receipt_headers(exchange)
@@ -282,6 +284,14 @@ class Path:
         if isinstance(refused, EngineFailed) and refused.body is not None:
             body = refused.body
         await responder.reply(status, told_headers, body)
+
+
+def _follow_up(exchange: Exchange, engine_id: str) -> None:
+    """Name the response that it follows as its engine does."""
+    if exchange.dialect.stateful_id(exchange.body) != engine_id:
+        changed = {"previous_response_id": engine_id}
+        exchange.raw = splice(exchange.raw, exchange.body, changed, ())
+        exchange.body = exchange.body | changed
 
 
 def _deadline_at(exchange: Exchange) -> float | None:

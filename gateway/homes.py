@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from policies.types import ReplicaId
+from policies.types import ReplicaId, value
+
+
+@value
+class Home:
+    """Where a stored answer is."""
+
+    replica_id: ReplicaId
+    engine_id: str
+    """By which the engine there knows it."""
 
 
 class Homes:
@@ -12,17 +21,18 @@ class Homes:
 
     def __init__(self, max_kept: int = 100_000) -> None:
         self._max_kept = max_kept
-        self._homes: OrderedDict[str, tuple[str, ReplicaId]] = OrderedDict()
+        self._homes: OrderedDict[str, tuple[str, Home]] = OrderedDict()
 
-    def remember(self, tenant: str, answer_id: str, replica_id: ReplicaId) -> None:
-        self._homes[answer_id] = (tenant, replica_id)
+    def remember(self, tenant: str, answer_id: str, home: Home) -> None:
+        """`answer_id`: by which its client knows it."""
+        self._homes[answer_id] = (tenant, home)
         if len(self._homes) > self._max_kept:
             self._homes.popitem(last=False)
 
-    def home(self, tenant: str, answer_id: str) -> ReplicaId | None:
+    def home(self, tenant: str, answer_id: str) -> Home | None:
         """None: not known here, or another tenant's."""
-        owner, replica_id = self._homes.get(answer_id, ("", None))
-        return replica_id if owner == tenant else None
+        owner, home = self._homes.get(answer_id, ("", None))
+        return home if owner == tenant else None
 
     def is_known(self, answer_id: str) -> bool:
         """Whether it was stored through this process."""

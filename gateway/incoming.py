@@ -43,7 +43,9 @@ class Answer:
         is_stream = exchange.wants_stream and content_type.startswith("text/event-stream")
         self._round = exchange.loop.round() if exchange.loop is not None else None
         self._relay = (
-            StreamRelay(exchange.dialect, engine, exchange.reply, call, self._round) if is_stream else None
+            StreamRelay(exchange.dialect, engine, exchange.reply, call, self._round, lambda: exchange.opening)
+            if is_stream
+            else None
         )
         self._first = b""
         self._is_over = False

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gateway import engine_errors
 from gateway.engine_errors import EngineFailed
+from gateway.engines.openai import json_object
 from gateway.errors import Failure, Refused
 from gateway.exchange import Exchange, Outcome
 from gateway.forward import MAX_ERROR_BYTES, Forward
-from gateway.homes import Homes
 from gateway.incoming import MAX_BODY_BYTES, headers_for_client
 from gateway.monitor import Monitor, RunningEngine
 from gateway.observe import Observer
 from gateway.outgoing import plain_call
+from gateway.splice import splice
+from gateway.stored_responses import StoredResponses, no_such_response
 from gateway.transport import Responder, UpstreamCut, UpstreamReply, taken
 
 
@@ -24,7 +26,7 @@ class PlainCalls:
 
     forward: Forward
     monitor: Monitor
-    homes: Homes
+    stored: StoredResponses
     observer: Observer
 
     async def answer(self, exchange: Exchange, responder: Responder) -> None:
@@ -38,20 +40,28 @@ class PlainCalls:
 
     async def answer_stored(self, exchange: Exchange, responder: Responder) -> None:
         """At the replica that holds the answer that the path names. Raises Refused."""
-        _, _, _, answer_id, *rest = exchange.request.path.split("/")
-        home = self.homes.home(exchange.tenant, answer_id)
+        _, _, _, response_id, *rest = exchange.request.path.split("/")
+        home = await self.stored.find(exchange.tenant, response_id)
         if home is None or rest not in ([], ["cancel"], ["input_items"]):
-            raise no_such_answer(answer_id)
-        await self._answer(exchange, responder, [self.monitor.target(home).engine])
+            raise no_such_response(response_id)
+        renamed = None if home.engine_id == response_id else (home.engine_id, response_id)
+        await self._answer(exchange, responder, [self.monitor.target(home.replica_id).engine], renamed)
 
-    async def _answer(self, exchange: Exchange, responder: Responder, engines: Sequence[RunningEngine]) -> None:
+    async def _answer(
+        self,
+        exchange: Exchange,
+        responder: Responder,
+        engines: Sequence[RunningEngine],
+        renamed: tuple[str, str] | None = None,
+    ) -> None:
+        """`renamed`: the engine's id of a stored response, and the client's."""
         failed: Refused = Refused(
             Outcome.REJECTED_NO_ENGINE,
             Failure(503, "server_error", "No healthy engine serves this model now.", code="no_replica"),
         )
         for engine in engines:
             try:
-                reply, body = await self._ask(exchange, engine)
+                reply, body = await self._ask(exchange, engine, renamed)
             except EngineFailed as error:
                 if error.fault is not None:
                     self.observer.faulted(engine.name, error.fault)
@@ -65,22 +75,24 @@ class PlainCalls:
             return
         raise failed
 
-    async def _ask(self, exchange: Exchange, engine: RunningEngine) -> tuple[UpstreamReply, bytes]:
+    async def _ask(
+        self, exchange: Exchange, engine: RunningEngine, renamed: tuple[str, str] | None
+    ) -> tuple[UpstreamReply, bytes]:
         exchange.num_attempts += 1
         exchange.engine_kind = engine.engine.kind
-        reply = await self.forward.send(engine, plain_call(exchange, engine), exchange.settings.timeouts)
+        call = plain_call(exchange, engine)
+        if renamed is not None:
+            call = replace(call, url=call.url.replace(renamed[1], renamed[0]))
+        reply = await self.forward.send(engine, call, exchange.settings.timeouts)
         try:
             body = await taken(reply, MAX_BODY_BYTES if reply.status < 400 else MAX_ERROR_BYTES)
         except UpstreamCut as error:
             raise engine_errors.cut(engine.name, error) from None
         if reply.status >= 400:
             raise engine_errors.answered(exchange, engine.name, reply, body)
+        if renamed is not None and (response := json_object(body)).get("id") == renamed[0]:
+            body = splice(body, response, {"id": renamed[1]}, ())
         return reply, body
-
-
-def no_such_answer(answer_id: str) -> Refused:
-    text = f"There is no response {answer_id!r} here; only stored ones can be referred to."
-    return Refused(Outcome.NOT_FOUND, Failure(404, "not_found_error", text, param="response_id"))
 
 
 def serves_path(engine: RunningEngine, path: str) -> bool:

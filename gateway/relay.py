@@ -6,14 +6,14 @@ the usage report, which is an event of its own, and what an engine's `without_re
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import orjson
 
 from gateway import fields
 from gateway.deltas import Deltas
-from gateway.dialects.base import Dialect
+from gateway.dialects.base import Dialect, Opening
 from gateway.engines.base import Engine
 from gateway.errors import Failure
 from gateway.exchange import Json, Reply
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from gateway.toolloop.base import Round
 
 _DONE = b"[DONE]"
+_NOTHING: Json = {}
+"""Of an event that says nothing that can be read, such as a comment."""
+_END: Json = {}
+"""Of the end marker."""
 _PREAMBLES = frozenset(("response.created", "response.in_progress", "response.queued", "message_start", "ping"))
 """Events that engines send on arrival, before the prefill: they are held back, since an answer that has not begun
 can still be had from another replica."""
@@ -33,9 +37,16 @@ class StreamRelay:
     """One answer. `feed` what the engine sends, send what it returns."""
 
     def __init__(
-        self, dialect: Dialect, engine: Engine, reply: Reply, call: Call, round_: Round | None = None
+        self,
+        dialect: Dialect,
+        engine: Engine,
+        reply: Reply,
+        call: Call,
+        round_: Round | None = None,
+        opening: Callable[[], Opening | None] = lambda: None,
     ) -> None:
-        """`round_`: decides what the client gets of each event, where our tools may be called."""
+        """`round_`: decides what the client gets of each event, where our tools may be called. `opening`: what the
+        client has been sent already, asked for once the answer begins."""
         self._dialect = dialect
         self._engine = engine
         self._reply = reply
@@ -45,7 +56,11 @@ class StreamRelay:
         self._splitter = EventSplitter()
         # Where each event is looked at, none can be passed on unread.
         self._deltas = None if round_ is not None or call.added.reads_back else Deltas(reply)
-        self._held: list[bytes] = []
+        self._opening = opening
+        self._opened: Opening | None = None
+        self._held: list[tuple[bytes, Json]] = []
+        """Events until the answer begins, each with what it says: only then is known what stands before them."""
+        self._is_released = False
         self.has_begun = False
         """Whether an event has come that is part of an answer."""
         self.has_finished = False
@@ -62,16 +77,20 @@ class StreamRelay:
         """
         if self.passing((chunk,)):
             return chunk
-        out = self._held
+        out: list[bytes] = []
         for event in self._splitter.feed(chunk):
             if self.failure is not None:
                 break
-            if shown := self._shown(event):
-                shown = self._engine.without_read_back(shown) if self._reads_back else shown
-                (self._round.closing if self._round is not None and self._round.holds_end else out).append(shown)
-        if not self.has_begun:
-            return b""
-        self._held = []
+            if self._deltas is not None and self._deltas.take((event,)):
+                out.append(event)
+                continue
+            self._fold()
+            if (heard := self._heard(event)) is None:
+                continue
+            if self.has_begun:
+                self._show(event, heard, out)
+            else:
+                self._held.append((event, heard))
         return out[0] if len(out) == 1 else b"".join(out)
 
     def passing(self, chunks: Sequence[bytes]) -> int:
@@ -90,32 +109,59 @@ class StreamRelay:
     def rest(self) -> bytes:
         """What is left when the stream is over: an event that lacks its empty line, or a stream without any."""
         self._fold()
-        held, self._held = self._held, []
-        return b"".join(held) + self._splitter.rest()
+        rest, out = self._splitter.rest(), list[bytes]()
+        self._release(out)
+        if self._opened is not None and rest and (heard := self._heard(rest)) is not None:
+            self._show(rest, heard, out)
+            rest = b""
+        return b"".join(out) + rest
 
-    def _shown(self, event: bytes) -> bytes:
-        """The event as the client gets it; empty: not at all."""
-        if self._deltas is not None and self._deltas.take((event,)):
-            return event
-        self._fold()
+    def _heard(self, event: bytes) -> Json | None:
+        """What an event says, once it is taken in; None: the client must not see it."""
         data = data_of(event)
         if data is None:
-            return event
+            return _NOTHING
         if data == _DONE:
             self.has_begun = self.is_done = True
-            return event if self._round is None else self._round.shown(event, None)
+            return _END
         try:
             parsed = orjson.loads(data)
         except orjson.JSONDecodeError:
             parsed = None
         if not isinstance(parsed, dict):
             self.has_begun = True
-            return event
+            return _NOTHING
         if not self._read(parsed):
-            return b""
+            return None
         if self._deltas is not None and self.has_begun and not self.has_finished:
             self._deltas.learn(event)
-        return event if self._round is None or self.failure is not None else self._round.shown(event, parsed)
+        return parsed
+
+    def _show(self, event: bytes, heard: Json, out: list[bytes]) -> None:
+        """Add what the client gets of an event, behind what came before it."""
+        if not self._is_released:
+            self._release(out)
+        round_ = self._round
+        if round_ is not None and heard is not _NOTHING:
+            if self.failure is None:
+                event = round_.shown(event, None if heard is _END else heard)
+            else:
+                event = round_.failed(event, heard)
+        elif self._opened is not None and heard is not _NOTHING and heard is not _END:
+            event = self._opened.joined(event, heard)
+        if event and self._reads_back:
+            event = self._engine.without_read_back(event)
+        if event:
+            (round_.closing if round_ is not None and round_.holds_end else out).append(event)
+
+    def _release(self, out: list[bytes]) -> None:
+        """Nothing is held any more: what the client has been sent until now stands before the answer."""
+        self._is_released = True
+        if (opened := self._opening()) is not None:
+            self._opened, self._deltas = opened, None
+        held, self._held = self._held, []
+        for event, heard in held:
+            self._show(event, heard, out)
 
     def _fold(self) -> None:
         if self._deltas is not None:

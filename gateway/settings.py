@@ -203,7 +203,8 @@ class Limits(Section):
     tools: Count = 1_024
     """Tools that one request declares."""
     attempts: Count = 3
-    """Replicas on which one model call is tried before its first byte."""
+    """Replicas on which one model call is tried in a row before its first byte, and times that one is sent at
+    which engines fail."""
 
 
 class Timeouts(Section):

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from gateway.errors import Failure
 from gateway.exchange import Exchange
 from gateway.settings import Stream
 from gateway.transport import HeaderList, Responder
@@ -53,17 +54,20 @@ class Waiting:
 
     async def speak(self) -> None:
         """Send one keep-alive event, after status 200 if it is the first."""
+        event = self._keep_alive()  # before anything is awaited: what an engine says from now on comes behind it
         if not self._responder.has_started:
             await self._responder.start(200, [*SSE_HEADERS, *self._headers(self._exchange)])
-        exchange, loop = self._exchange, self._exchange.loop
-        model, answer_id, now = exchange.asked_model, f"turngate-{exchange.id}", int(time.time())
-        if loop is None:
-            event = exchange.dialect.keep_alive(model, answer_id, now)
-        else:
-            loop.answer.id = loop.answer.id or answer_id
-            event = loop.answer.keep_alive(model, now)
         await self._responder.write(event)
         self._silent_until = self._clock() + self._rules.keep_alive_s
+
+    def _keep_alive(self) -> bytes:
+        exchange, loop = self._exchange, self._exchange.loop
+        named = exchange.give_id(), exchange.engine_model, int(time.time())
+        if loop is not None:
+            return loop.answer.keep_alive(*named, loop.asked)
+        if exchange.opening is None:
+            exchange.opening = exchange.dialect.opening(*named, exchange.body)
+        return exchange.opening.keep_alive()
 
     async def until(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`; speaks while it lasts. Ended with its caller, whatever ends that."""
@@ -78,3 +82,10 @@ class Waiting:
                 await asyncio.wait((task,))
             if not task.cancelled():
                 task.exception()  # its caller may be gone, and the loop logs what nobody has read
+
+
+def error_event(exchange: Exchange, failure: Failure) -> bytes:
+    """An event that fails a stream that has begun."""
+    if exchange.loop is not None:
+        return exchange.loop.answer.error_event(failure)
+    return (exchange.opening or exchange.dialect).error_event(failure)

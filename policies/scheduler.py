@@ -29,6 +29,7 @@ from policies.types import (
     Fact,
     Family,
     FirstByte,
+    Hold,
     Left,
     Reason,
     Refusal,
@@ -57,6 +58,9 @@ class Scheduler:
         self._admission = Admission(self._fleet, policy, limits)
         self._ready: dict[TurnId, tuple[Pool, Reason, float]] = {}
         """Turns that wait for a slot only: (where, why, tokens that the cache should miss)."""
+        self._resting: dict[TurnId, Turn] = {}
+        """Turns whose time has not come: see `Turn.not_before`."""
+        self._rests = Timers()
         self._slots = Slots(self._fleet, self._admission.shares)
         self._idle = Idle(self._fleet, policy, self._relearn)
         self._warm_ups = WarmUps(self._fleet, limits.ceiling, limits.warms_up)
@@ -90,6 +94,9 @@ class Scheduler:
                 self._warm_ups.ended(fact)
         if min(self._idle.leases.next_at, self._idle.outrun.next_at, self._deadlines.next_at) <= now:
             may_admit |= self._expire(now, decisions)
+        if self._rests.next_at <= now:
+            self._resume(now, decisions)
+            may_admit = True
         may_admit |= self._admission.trim()
         if may_admit and self._admission.held:
             self._admit(now)
@@ -102,8 +109,12 @@ class Scheduler:
 
     def view(self, counts_sessions: bool = True, named: frozenset[SessionId] = frozenset()) -> FleetView:
         """A copy for observers, with what is known of the named sessions."""
-        num_held, num_ready = len(self._admission.held), len(self._ready)
-        return view_of(self._fleet, num_held, num_ready, self._limits.ceiling, counts_sessions, named)
+        waiting = {
+            Hold.RESIDENCY: len(self._admission.held),
+            Hold.SLOT: len(self._ready),
+            Hold.REPLICA: len(self._resting),
+        }
+        return view_of(self._fleet, waiting, self._limits.ceiling, counts_sessions, named)
 
     def expected_wait_s(self, turn_id: TurnId, now: float) -> float:
         """Estimated further wait of a turn at the gate; 0 for one that only waits for a slot."""
@@ -120,7 +131,11 @@ class Scheduler:
         if turn.deadline_at is not None and turn.deadline_at <= now:
             self._refuse(turn, Refusal.DEADLINE, 0.0, now, decisions)
         else:
-            self._route(turn, session, now, decisions)
+            if turn.not_before > now:
+                self._resting[turn.id] = turn
+                self._rests.put(turn.not_before, turn.id)
+            else:
+                self._route(turn, session, now, decisions)
             if turn.deadline_at is not None:
                 self._deadlines.put(turn.deadline_at, turn.id)
         return shrinks or turn.id in self._admission.held
@@ -196,7 +211,7 @@ class Scheduler:
             return self._admission.take(turn_id, keep_until)
         if turn_id in self._ready:
             return self._ready.pop(turn_id)[0].ready.take(turn_id)
-        return None
+        return self._resting.pop(turn_id, None)
 
     def _relearn(self, family: Family) -> None:
         """A family taught something: what is derived from its statistics follows, as soon as that changes them."""
@@ -219,6 +234,12 @@ class Scheduler:
                 happened = True
                 self._refuse(turn, Refusal.DEADLINE, 0.0, now, decisions)
         return happened
+
+    def _resume(self, now: float, decisions: list[Decision]) -> None:
+        """Turns whose time has come go where those go that arrive."""
+        while (entry := self._rests.pop(now)) is not None:
+            if (turn := self._resting.pop(entry[1], None)) is not None:
+                self._route(turn, self._fleet.sessions[turn.session_id], now, decisions)
 
     def _lost(self, lost: Pool, now: float, decisions: list[Decision]) -> None:
         """Turns that waited for it go elsewhere, or are refused when nobody else serves them."""
@@ -293,6 +314,7 @@ class Scheduler:
     def _next_wake(self, now: float) -> float | None:
         """The next time at which something changes by itself: a lease ends, or a wait passes the bound."""
         wake_at = min(self._idle.leases.next_at, self._deadlines.next_at, self._warm_ups.timers.next_at)
+        wake_at = min(wake_at, self._rests.next_at)
         if self._admission.held:  # who is idle is less likely to come back by the end of a lease that it outran
             wake_at = min(wake_at, self._idle.outrun.next_at, self._admission.next_overdue_at(now))
         return None if wake_at == math.inf else wake_at

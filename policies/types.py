@@ -76,6 +76,8 @@ class Turn:
     """The only replica that can serve it (a stateful response lives there). None: any."""
     excluded: frozenset[ReplicaId] = frozenset()
     """Replicas that already failed this call."""
+    not_before: float = 0.0
+    """It waits until then, whoever has room: those that could serve it have refused it."""
 
 
 class SessionState(StrEnum):

@@ -57,18 +57,17 @@ class FleetView:
 
 def view_of(
     fleet: Fleet,
-    num_held: int,
-    num_ready: int,
+    waiting: Mapping[Hold, int],
     ceiling: float,
     counts_sessions: bool = True,
     named: frozenset[SessionId] = frozenset(),
 ) -> FleetView:
-    """`num_held` turns wait for residency, `num_ready` for a slot. Counting sessions takes a look at each."""
+    """Counting sessions takes a look at each."""
     sessions = fleet.sessions.values() if counts_sessions else ()
     return FleetView(
         sessions=Counter(session.state for session in sessions),
         num_families=len(fleet.families),
-        waiting={Hold.RESIDENCY: num_held, Hold.SLOT: num_ready},
+        waiting=waiting,
         replicas=[_replica(pool, ceiling) for pool in fleet.pools.values()],
         named={id_: _session(fleet, fleet.sessions[id_]) for id_ in named if id_ in fleet.sessions},
     )

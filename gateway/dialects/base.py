@@ -40,6 +40,23 @@ class Tools:
     names: tuple[str, ...]
 
 
+class Opening(Protocol):
+    """What a client was sent of its answer while it waited, before any engine answered. All that follows belongs
+    to the same answer: one id, one model, one row of numbers."""
+
+    def keep_alive(self) -> bytes:
+        """A whole SSE *data* event that means nothing and resets every client's idle timer."""
+        ...
+
+    def joined(self, event: bytes, parsed: Json) -> bytes:
+        """An event of an engine as one of this answer; empty when the client has been told as much."""
+        ...
+
+    def error_event(self, failure: Failure) -> bytes:
+        """A whole SSE event that fails the answer; no end marker follows it."""
+        ...
+
+
 class Dialect(Protocol):
     """One wire format."""
 
@@ -90,8 +107,8 @@ class Dialect(Protocol):
         """The failure that a stream event, or a whole body, reports; None for an ordinary one."""
         ...
 
-    def keep_alive(self, model: str, answer_id: str, created_at: int) -> bytes:
-        """A whole SSE *data* event that means nothing and resets every client's idle timer."""
+    def opening(self, answer_id: str, model: str, created_at: int, body: Json) -> Opening:
+        """The beginning of a streamed answer to `body`, of which nothing has been sent."""
         ...
 
     def error_body(self, failure: Failure) -> bytes:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import orjson
-
-from gateway import fields, sse
+from gateway import fields
 from gateway.dialects import canonical, checks
 from gateway.dialects.base import Script, Tools
-from gateway.dialects.openai_format import OpenAiFormat
+from gateway.dialects.openai_format import Chunks, OpenAiFormat, chunks
 from gateway.errors import Failure
 from gateway.exchange import Json, Reply, ToolCall
 from policies.texts import Texts
@@ -62,17 +60,10 @@ class Chat(OpenAiFormat):
                 reply.finish_reason = finish
                 reply.is_complete = True
 
-    def keep_alive(self, model: str, answer_id: str, created_at: int) -> bytes:
+    def opening(self, answer_id: str, model: str, created_at: int, body: Json) -> Chunks:
         # No role: the SDKs' accumulators concatenate strings, and the engine's first chunk brings one.
         choice = {"index": 0, "delta": {}, "finish_reason": None}
-        chunk = {
-            "id": answer_id,
-            "object": "chat.completion.chunk",
-            "created": created_at,
-            "model": model,
-            "choices": [choice],
-        }
-        return sse.event(orjson.dumps(chunk))
+        return chunks(answer_id, model, created_at, "chat.completion.chunk", choice)
 
 
 def _message(message: Json) -> bytes:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import orjson
-
-from gateway import fields, sse
+from gateway import fields
 from gateway.dialects import canonical, checks
 from gateway.dialects.base import Script, Tools
-from gateway.dialects.openai_format import OpenAiFormat
+from gateway.dialects.openai_format import Chunks, OpenAiFormat, chunks
 from gateway.errors import Failure
 from gateway.exchange import Json, Reply
 from gateway.lists.parts import common_prefix, prompts_of
@@ -66,13 +64,6 @@ class Completions(OpenAiFormat):
                 reply.finish_reason = finish
                 reply.is_complete = True
 
-    def keep_alive(self, model: str, answer_id: str, created_at: int) -> bytes:
+    def opening(self, answer_id: str, model: str, created_at: int, body: Json) -> Chunks:
         choice = {"index": 0, "text": "", "logprobs": None, "finish_reason": None}
-        chunk = {
-            "id": answer_id,
-            "object": "text_completion",
-            "created": created_at,
-            "model": model,
-            "choices": [choice],
-        }
-        return sse.event(orjson.dumps(chunk))
+        return chunks(answer_id, model, created_at, "text_completion", choice)

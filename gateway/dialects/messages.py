@@ -87,8 +87,8 @@ class Messages:
         error = event.get("error")
         return read_error(error) if error else None
 
-    def keep_alive(self, model: str, answer_id: str, created_at: int) -> bytes:
-        return sse.event(b'{"type":"ping"}', "ping")
+    def opening(self, answer_id: str, model: str, created_at: int, body: Json) -> Pings:
+        return Pings()
 
     def error_body(self, failure: Failure) -> bytes:
         default = "api_error" if failure.status >= 500 else "invalid_request_error"
@@ -97,6 +97,19 @@ class Messages:
 
     def error_event(self, failure: Failure) -> bytes:
         return sse.event(self.error_body(failure), "error")
+
+
+class Pings:
+    """An `Opening` that begins nothing: a ping may come before `message_start`, which stays the engine's."""
+
+    def keep_alive(self) -> bytes:
+        return sse.event(b'{"type":"ping"}', "ping")
+
+    def joined(self, event: bytes, parsed: Json) -> bytes:
+        return event
+
+    def error_event(self, failure: Failure) -> bytes:
+        return Messages().error_event(failure)
 
 
 class CountTokens(Messages):

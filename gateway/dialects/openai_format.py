@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -47,3 +48,29 @@ class OpenAiFormat:
 
     def error_event(self, failure: Failure) -> bytes:
         return sse.event(self.error_body(failure))
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """An `Opening` of a stream of chunks, each of which names its answer."""
+
+    name: Json
+    """`id`, `created` and `model`, which every chunk repeats."""
+    empty: bytes
+    """A whole event that says nothing but the name."""
+
+    def keep_alive(self) -> bytes:
+        return self.empty
+
+    def joined(self, event: bytes, parsed: Json) -> bytes:
+        changed = {key: value for key, value in self.name.items() if parsed.get(key, value) != value}
+        return sse.event(orjson.dumps(parsed | changed)) if changed else event
+
+    def error_event(self, failure: Failure) -> bytes:
+        return OpenAiFormat().error_event(failure)
+
+
+def chunks(answer_id: str, model: str, created_at: int, kind: str, choice: Json) -> Chunks:
+    """`choice`: one that says nothing."""
+    name = {"id": answer_id, "created": created_at, "model": model}
+    return Chunks(name, sse.event(orjson.dumps({**name, "object": kind, "choices": [choice]})))

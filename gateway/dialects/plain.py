@@ -5,7 +5,7 @@ from __future__ import annotations
 from gateway import fields
 from gateway.dialects import checks
 from gateway.dialects.base import Script, Tools
-from gateway.dialects.openai_format import OpenAiFormat
+from gateway.dialects.openai_format import Chunks, OpenAiFormat
 from gateway.errors import Failure
 from gateway.exchange import Json, Reply
 
@@ -29,5 +29,5 @@ class Plain(OpenAiFormat):
         reply.model = fields.text(event, "model") or reply.model
         reply.is_complete = True
 
-    def keep_alive(self, model: str, answer_id: str, created_at: int) -> bytes:
-        return b": waiting\n\n"  # never needed: these paths do not stream
+    def opening(self, answer_id: str, model: str, created_at: int, body: Json) -> Chunks:
+        return Chunks({}, b": waiting\n\n")  # never needed: these paths do not stream

@@ -23,6 +23,27 @@ _SHAPES = checks.COMMON | {
 }
 _CALLS = ("function_call", "custom_tool_call")
 _ENDED = ("completed", "incomplete")
+NAMES = ("id", "created_at", "model")
+"""Of a response, that every event which has it repeats."""
+_DEFAULTS: Json = {
+    "error": None,
+    "incomplete_details": None,
+    "instructions": None,
+    "metadata": {},
+    "output": [],
+    "parallel_tool_calls": True,
+    "temperature": None,
+    "tool_choice": "auto",
+    "tools": [],
+    "top_p": None,
+    "usage": None,
+}
+_ECHOED = (
+    *("instructions", "metadata", "parallel_tool_calls", "temperature", "tool_choice", "tools", "top_p"),
+    *("background", "max_output_tokens", "max_tool_calls", "previous_response_id", "prompt_cache_key"),
+    *("reasoning", "safety_identifier", "service_tier", "store", "text", "top_logprobs", "truncation", "user"),
+)
+"""What a response repeats of its request, in the same shape."""
 
 
 class Responses:
@@ -86,25 +107,73 @@ class Responses:
             return read_error(event["error"])
         return read_error({**event, "type": None}) if kind == "error" else None
 
-    def keep_alive(self, model: str, answer_id: str, created_at: int) -> bytes:
-        """Codex and all who read events one by one skip it. openai-python's `responses.stream()` helper takes no
-        event at all before the engine's `response.created`."""
-        return _event("response.in_progress", _response(model, answer_id, created_at, "in_progress", None))
+    def opening(self, answer_id: str, model: str, created_at: int, body: Json) -> Begun:
+        return Begun(response_of(answer_id, model, created_at, body))
 
     def error_body(self, failure: Failure) -> bytes:
         return orjson.dumps({"error": openai_error(failure)})
 
     def error_event(self, failure: Failure) -> bytes:
-        """`response.failed` is what Codex retries; it takes the delay of a `rate_limit_exceeded` from the text."""
-        message = failure.message
-        if failure.status == 429:
-            code = "rate_limit_exceeded"
-            if failure.retry_after_s is not None:
-                message = f"{message} Please try again in {math.ceil(failure.retry_after_s)}s."
-        else:
-            code = failure.code or ("server_error" if failure.status >= 500 else "invalid_prompt")
-        error = {"code": code, "message": message}
-        return _event("response.failed", _response("", "resp_failed", 0, "failed", error))
+        return Begun(response_of("resp_failed", "", 0, {})).error_event(failure)
+
+
+class Numbered:
+    """The events of one stream, each with its number."""
+
+    def __init__(self) -> None:
+        self.num_events = 0
+        """Sent so far."""
+
+    def numbered(self, event: Json) -> bytes:
+        """The next event of the stream."""
+        event = event | {"sequence_number": self.num_events}
+        self.num_events += 1
+        return sse.event(orjson.dumps(event), fields.text(event, "type"))
+
+
+class Begun(Numbered):
+    """An `Opening`. The helpers of OpenAI's SDKs take no event before `response.created`, and none of a response
+    with another id."""
+
+    def __init__(self, response: Json) -> None:
+        """`response`: as it is while nothing of its output has come."""
+        super().__init__()
+        self._response = response
+
+    def keep_alive(self) -> bytes:
+        kind = "response.in_progress" if self.num_events else "response.created"
+        return self.numbered({"type": kind, "response": self._response})
+
+    def joined(self, event: bytes, parsed: Json) -> bytes:
+        if parsed.get("type") == "response.created":
+            return b""
+        response = fields.obj(parsed, "response")
+        named = {"response": response | {key: self._response[key] for key in NAMES}} if response else {}
+        return self.numbered(parsed | named)
+
+    def error_event(self, failure: Failure) -> bytes:
+        return self.numbered(failed(self._response, failure))
+
+
+def response_of(answer_id: str, model: str, created_at: int, body: Json) -> Json:
+    """A response that has just begun: what its request says, and every field that the SDKs' types declare without
+    a default."""
+    said = {key: value for key in _ECHOED if (value := body.get(key)) is not None}
+    named = {"id": answer_id, "object": "response", "created_at": created_at, "model": model}
+    return {**_DEFAULTS, **said, **named, "status": "in_progress"}
+
+
+def failed(response: Json, failure: Failure) -> Json:
+    """`response.failed` is what Codex retries; it takes the delay of a `rate_limit_exceeded` from the text."""
+    message = failure.message
+    if failure.status == 429:
+        code = "rate_limit_exceeded"
+        if failure.retry_after_s is not None:
+            message = f"{message} Please try again in {math.ceil(failure.retry_after_s)}s."
+    else:
+        code = failure.code or ("server_error" if failure.status >= 500 else "invalid_prompt")
+    error = {"code": code, "message": message}
+    return {"type": "response.failed", "response": response | {"status": "failed", "error": error}}
 
 
 def _item(item: Json) -> bytes | None:
@@ -151,29 +220,3 @@ def _read_response(response: Json, reply: Reply) -> None:
         if item.get("type") == "message":
             for part in canonical.objects(item.get("content")):
                 reply.text += canonical.text_of(part) or ""
-
-
-def _response(model: str, answer_id: str, created_at: int, status: str, error: Json | None) -> Json:
-    """Every field that the SDKs' type declares without a default."""
-    return {
-        "id": answer_id,
-        "object": "response",
-        "created_at": created_at,
-        "status": status,
-        "error": error,
-        "incomplete_details": None,
-        "instructions": None,
-        "metadata": {},
-        "model": model,
-        "output": [],
-        "parallel_tool_calls": True,
-        "temperature": None,
-        "tool_choice": "auto",
-        "tools": [],
-        "top_p": None,
-    }
-
-
-def _event(kind: str, response: Json) -> bytes:
-    data = {"type": kind, "sequence_number": 0, "response": response}
-    return sse.event(orjson.dumps(data), kind)

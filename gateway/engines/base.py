@@ -128,6 +128,9 @@ class Asked:
     """Whether its client may rank and place itself."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """The client's own, case-insensitive."""
+    response_id: str = ""
+    """Under which a response is to be stored, by an engine that `names_responses`. Empty: it is not stored, or its
+    client has named it."""
 
 
 @value
@@ -188,6 +191,8 @@ class Engine(Protocol):
     """Whether each token costs money: it is not probed, and its cache is not its customers' to fill."""
     salt_paths: frozenset[str]
     """Where it keeps requests apart in its prefix cache by their `cache_salt`."""
+    names_responses: bool
+    """Whether it stores a response under the id that the request gives it (`request_id`)."""
 
     def abilities(self) -> Abilities:
         """The kind's defaults, before any probe."""
@@ -220,6 +225,10 @@ class Engine(Protocol):
     def refused_fields(self, status: int, message: str, sent: Outgoing) -> frozenset[str]:
         """Which fields of `sent` an error answer complains about; empty when the error is not about ours.
         Names under a key are dotted, such as `nvext.agent_hints.osl`."""
+        ...
+
+    def is_queue_full(self, message: str) -> bool:
+        """Whether a refusal for lack of room says that its queue had no place for the call."""
         ...
 
     def parse_report(self, pages: Mapping[str, str]) -> Report:

@@ -30,6 +30,7 @@ class OpenAI:
     probe_paths: tuple[str, ...] = ("/openapi.json",)
     is_rented = False
     salt_paths: frozenset[str] = frozenset()
+    names_responses = False
     claim_keys: frozenset[str] = frozenset()
     claim_headers: frozenset[str] = frozenset()
     """Body keys and lower-case headers by which a client would jump queues or pick workers."""
@@ -68,6 +69,9 @@ class OpenAI:
         if status not in _REFUSAL_STATUSES:
             return frozenset()
         return frozenset(name for name in _names(sent.body) if names_field(message, name.rpartition(".")[2]))
+
+    def is_queue_full(self, message: str) -> bool:
+        return False
 
     def parse_report(self, pages: Mapping[str, str]) -> Report:
         models, lengths = read_models(pages)

@@ -25,6 +25,8 @@ RANK_HEADER = "X-Data-Parallel-Rank"
 # Measured on 0.5.19 in SGLang's pull request 38729: these paths pin, /v1/responses does not.
 _RANK_SINCE = (0, 5, 19)
 _RANK_PATHS = frozenset((CHAT, COMPLETIONS, MESSAGES))
+_QUEUE_FULL = ("request queue is full", "aborted by a higher priority request")
+"""Its two 503s with --max-queued-requests: no place for the call, or its place was given away."""
 _PROMPT = "sglang:prompt_tokens_total"
 _CACHED = "sglang:cached_tokens_total"
 _HOST = "sglang:hicache_host_total_tokens"
@@ -35,6 +37,7 @@ class SGLang(OpenAI):
     metrics_paths: tuple[str, ...] = ("/v1/loads", "/metrics", "/v1/models")
     probe_paths: tuple[str, ...] = ("/openapi.json", "/server_info", "/get_server_info")
     salt_paths = frozenset((CHAT, COMPLETIONS))
+    names_responses = True
     claim_keys: frozenset[str] = frozenset(("priority",))
     claim_headers: frozenset[str] = frozenset((RANK_HEADER.lower(),))
 
@@ -67,13 +70,16 @@ class SGLang(OpenAI):
                 ours["priority"] = -hints.urgency if abilities.lower_goes_first else hints.urgency
             if hints.session_id and "session_id" not in asked.body:
                 ours["session_id"] = hints.session_id
+        names = tuple(key.removesuffix("_id") for key in ours if key not in abilities.refused_fields)
+        if asked.response_id:
+            ours["request_id"] = asked.response_id
         ours = {key: value for key, value in ours.items() if key not in abilities.refused_fields}
         pin = RANK_HEADER if pool and path in _RANK_PATHS and not honoured.headers else ""
         return Outgoing(
             ((pin, pool),) if pin else (),
             ours,
             dropped.keys.difference(ours),
-            tuple(key.removesuffix("_id") for key in ours),
+            names,
             dropped.headers,
             pin=pin,
         )
@@ -81,6 +87,9 @@ class SGLang(OpenAI):
     def closing(self, session_id: str, abilities: Abilities) -> tuple[str, dict[str, str]] | None:
         """Drops the references of the session radix cache (SGLang's pull request 29173)."""
         return None if "session_id" in abilities.refused_fields else ("/close_session", {"session_id": session_id})
+
+    def is_queue_full(self, message: str) -> bool:
+        return any(said in message.lower() for said in _QUEUE_FULL)
 
     def parse_report(self, pages: Mapping[str, str]) -> Report:
         models, lengths = read_models(pages)

@@ -50,6 +50,7 @@ class Vllm(OpenAI):
     metrics_paths: tuple[str, ...] = ("/metrics", "/v1/models")
     probe_paths: tuple[str, ...] = ("/version", "/openapi.json")
     salt_paths = frozenset((CHAT, COMPLETIONS, RESPONSES))
+    names_responses = True
     claim_keys: frozenset[str] = frozenset(("priority",))
     claim_headers: frozenset[str] = frozenset((PRIORITY_HEADER.lower(), RANK_HEADER.lower()))
 
@@ -87,6 +88,8 @@ class Vllm(OpenAI):
             elif path != MESSAGES:
                 put["priority"] = -hints.urgency
                 names.append("priority")
+        if asked.response_id and "request_id" not in abilities.refused_fields:
+            put["request_id"] = asked.response_id
         pin = RANK_HEADER if pool and path in _RANK_PATHS and RANK_HEADER.lower() not in honoured.headers else ""
         if pin:
             headers.append((pin, pool))

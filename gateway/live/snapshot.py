@@ -40,7 +40,7 @@ def snapshot(
     return {
         "replicas": [_replica(replica) for replica in view.replicas],
         "states": {state.value: view.sessions.get(state, 0) for state in SessionState},
-        "waiting": {hold.value: view.waiting.get(hold, 0) for hold in (Hold.RESIDENCY, Hold.SLOT)},
+        "waiting": {hold.value: view.waiting.get(hold, 0) for hold in Hold},
         "families": view.num_families,
         "total": num_sessions,
         "sessions": [row(seen, view.named.get(seen.who.session_id), now, shows_tenant) for seen in page],
@@ -86,7 +86,8 @@ def _phase(exchange: Exchange | None, told: SessionView | None, last_at: float) 
     if len(exchange.tools_at) % 2:
         return Phase.TOOL, exchange.tools_at[-1]
     since = exchange.tools_at[-1] if exchange.tools_at else times.recognised_at or times.received_at
-    if times.leased_at is None or (exchange.tools_at and told and told.state is SessionState.WAITING):
+    is_back = bool(exchange.tools_at) or times.first_byte_at is None
+    if times.leased_at is None or (is_back and told and told.state is SessionState.WAITING):
         return Phase.WAITING, since
     if times.first_byte_at is None:
         return Phase.PREFILL, times.leased_at

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import orjson
 
+from gateway.errors import Failure
 from gateway.exchange import Json, ToolCall
 from gateway.toolloop.calls import Calls, Spoken
 from tool_runtime.types import Result, Tool
@@ -69,6 +70,10 @@ class Round:
         """What the client gets of an event; `parsed` is None for the end marker."""
         raise NotImplementedError
 
+    def failed(self, event: bytes, parsed: Json) -> bytes:
+        """What the client gets of an event by which the engine fails the answer."""
+        return event
+
     def read(self, body: Json) -> None:
         """A whole answer."""
         raise NotImplementedError
@@ -92,8 +97,10 @@ class Round:
 class PublicAnswer(Protocol):
     """One answer to one client, over all rounds."""
 
-    id: str
-    """Of all events and of the body; the engine's of the first round, unless a keep-alive came before it."""
+    @property
+    def id(self) -> str:
+        """Of all events and of the body; the engine's of the first round, unless a keep-alive came before it."""
+        ...
 
     @property
     def calls(self) -> list[ToolCall]:
@@ -122,8 +129,13 @@ class PublicAnswer(Protocol):
         """The body for a client that asked for no stream; `last` is the engine's last one."""
         ...
 
-    def keep_alive(self, model: str, created_at: int) -> bytes:
-        """A data event that means nothing, fitting into what has been sent so far."""
+    def keep_alive(self, answer_id: str, model: str, created_at: int, body: Json) -> bytes:
+        """A data event that means nothing, fitting into what has been sent so far; if that is nothing, it begins
+        the answer to `body` by these names."""
+        ...
+
+    def error_event(self, failure: Failure) -> bytes:
+        """Fails a stream that has begun."""
         ...
 
 

@@ -9,6 +9,8 @@ import orjson
 
 from gateway import fields, sse
 from gateway.dialects import canonical
+from gateway.dialects.chat import Chat as Dialect
+from gateway.errors import Failure
 from gateway.exchange import Json, ToolCall
 from gateway.toolloop.base import End, Round, Terms, added, mark
 from tool_runtime.types import Result, Tool
@@ -75,6 +77,7 @@ class ChatAnswer:
 
     def __init__(self) -> None:
         self.id = ""
+        self.model = ""
         self.created: Any = None
         self.has_role = False
         self.calls: list[ToolCall] = []
@@ -110,15 +113,31 @@ class ChatAnswer:
         changed: Json = {"message": message}
         if not self.shown_calls and choice.get("finish_reason") == "tool_calls":
             changed["finish_reason"] = "stop"
-        parsed |= {"id": self.id, "created": self.created, "choices": [choice | changed]}
+        parsed |= {**self.name, "choices": [choice | changed]}
         if self.usage:
             parsed["usage"] = self.usage
         return orjson.dumps(parsed)
 
-    def keep_alive(self, model: str, created_at: int) -> bytes:
-        choice = {"index": 0, "delta": {}, "finish_reason": None}
-        frame = {"id": self.id, "object": "chat.completion.chunk", "created": self.created or created_at}
-        return sse.event(orjson.dumps(frame | {"model": model, "choices": [choice]}))
+    def keep_alive(self, answer_id: str, model: str, created_at: int, body: Json) -> bytes:
+        self._name(answer_id, model, created_at)
+        return Dialect().opening(self.id, self.model, self.created, body).keep_alive()
+
+    def error_event(self, failure: Failure) -> bytes:
+        return Dialect().error_event(failure)
+
+    def begin(self, parsed: Json) -> None:
+        """Hear of the answer by the name that an engine gives it."""
+        self._name(fields.text(parsed, "id"), fields.text(parsed, "model"), parsed.get("created"))
+
+    def _name(self, id_: str | None, model: str | None, created: Any) -> None:
+        """The first name stays."""
+        self.id, self.model = self.id or id_ or "", self.model or model or ""
+        self.created = created if self.created is None else self.created
+
+    @property
+    def name(self) -> Json:
+        """What every chunk repeats."""
+        return {"id": self.id, "created": self.created, "model": self.model}
 
     def give(self, key: str, text: str, is_first: bool) -> str:
         """Text of a round for the client, apart from what an earlier round wrote."""
@@ -151,7 +170,7 @@ class ChatRound(Round):
         return [message | ({"tool_calls": calls} if calls else {})]
 
     def read(self, body: Json) -> None:
-        self._begin(body)
+        self._answer.begin(body)
         self.usage = fields.obj(body, "usage")
         for choice in canonical.objects(body.get("choices")):
             message = fields.obj(choice, "message")
@@ -162,7 +181,7 @@ class ChatRound(Round):
     def shown(self, event: bytes, parsed: Json | None) -> bytes:
         if parsed is None:
             return b"" if self.end is End.INNER else event
-        self._begin(parsed)
+        self._answer.begin(parsed)
         usage = fields.obj(parsed, "usage")
         if usage:
             self.usage = usage
@@ -200,16 +219,11 @@ class ChatRound(Round):
             return b""
         return self._written(parsed, {**choice, "delta": delta, "finish_reason": reason})
 
-    def _begin(self, parsed: Json) -> None:
-        answer = self._answer
-        answer.id = answer.id or fields.text(parsed, "id") or ""
-        answer.created = parsed.get("created") if answer.created is None else answer.created
-
     def _is_rewritten(self, parsed: Json) -> bool:
         return self.number > 1 or parsed.get("id") != self._answer.id
 
     def _written(self, parsed: Json, *choices: Json) -> bytes:
-        changed: Json = {"id": self._answer.id, "created": self._answer.created, "choices": choices}
+        changed: Json = {**self._answer.name, "choices": choices}
         if usage := fields.obj(parsed, "usage"):
             changed["usage"] = added(self._answer.usage, usage)
         return sse.event(orjson.dumps(parsed | changed))

@@ -75,7 +75,7 @@ class ToolLoop:
         self._ours: Mapping[str, Tool] = {tool.name: tool for tool in ours}
         self._clients = frozenset(declared) - self._ours.keys()
         self._session = exchange.recognition.session_id
-        self._asked = exchange.body
+        self.asked = exchange.body
         """What the client sent, and sends again if it loses the answer."""
         self._attempt: Attempt | None = None
         self._chain = b""
@@ -157,7 +157,7 @@ class ToolLoop:
             if ours or self._number > 1:
                 self._keep(self._format.results(results))
             reply = self._exchange.reply
-            reply.id, reply.text, reply.tool_calls = self.answer.id, self.answer.text, self.answer.calls
+            reply.text, reply.tool_calls = self.answer.text, self.answer.calls
             return False
         self._append(said)
         self._number += 1
@@ -225,7 +225,7 @@ class ToolLoop:
         client asks again."""
         if self._attempt is None and tool.effect is Effect.DESTRUCTIVE:
             exchange, session = self._exchange, read_claim(self._exchange.request.headers).session
-            asked = [self._asked.get(key) for key in (self._format.key, "previous_response_id")]
+            asked = [self.asked.get(key) for key in (self._format.key, "previous_response_id")]
             told = orjson.dumps(
                 [exchange.tenant, exchange.asked_model, session, asked], option=orjson.OPT_SORT_KEYS
             )

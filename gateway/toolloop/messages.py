@@ -9,6 +9,8 @@ import orjson
 
 from gateway import fields, sse
 from gateway.dialects import canonical
+from gateway.dialects.messages import Pings
+from gateway.errors import Failure
 from gateway.exchange import Json, ToolCall
 from gateway.toolloop.base import End, Round, Terms, added, mark
 from gateway.toolloop.calls import Spoken
@@ -112,8 +114,11 @@ class MessagesAnswer:
             parsed["stop_reason"] = "end_turn"
         return orjson.dumps(parsed)
 
-    def keep_alive(self, model: str, created_at: int) -> bytes:
-        return sse.event(b'{"type":"ping"}', "ping")
+    def keep_alive(self, answer_id: str, model: str, created_at: int, body: Json) -> bytes:
+        return Pings().keep_alive()
+
+    def error_event(self, failure: Failure) -> bytes:
+        return Pings().error_event(failure)
 
 
 class MessagesRound(Round):

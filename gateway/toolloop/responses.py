@@ -7,9 +7,10 @@ from typing import Any
 
 import orjson
 
-from gateway import fields, sse
+from gateway import fields
 from gateway.dialects import canonical
-from gateway.dialects.responses import Responses as Dialect
+from gateway.dialects.responses import NAMES, Numbered, failed, response_of
+from gateway.errors import Failure
 from gateway.exchange import Json, ToolCall
 from gateway.toolloop.base import End, Round, Terms, added, mark
 from gateway.toolloop.calls import Spoken
@@ -80,18 +81,23 @@ class Responses:
         return ResponsesAnswer()
 
 
-class ResponsesAnswer:
+class ResponsesAnswer(Numbered):
     """The `PublicAnswer`."""
 
     def __init__(self) -> None:
-        self.id = ""
-        self.created_at: Any = None
+        super().__init__()
+        self._begun: Json = {}
+        """The response as it began, whose names it keeps."""
         self.items: list[Json] = []
-        """That the client was given."""
+        """That the client was given, of the rounds that are over."""
         self.usage: Json = {}
-        self.num_events = 0
-        """Sent so far: each has its number."""
         self._is_ours: Callable[[str], bool] = bool
+        self._round: ResponsesRound | None = None
+        """That runs."""
+
+    @property
+    def id(self) -> str:
+        return fields.text(self._begun, "id") or ""
 
     @property
     def calls(self) -> list[ToolCall]:
@@ -115,37 +121,45 @@ class ResponsesAnswer:
 
     def round(self, terms: Terms) -> ResponsesRound:
         self._is_ours = terms.is_ours
-        return ResponsesRound(self, terms)
+        self._round = ResponsesRound(self, terms)
+        return self._round
 
     def add(self, round_: Round) -> None:
         assert isinstance(round_, ResponsesRound)
         self.usage = added(self.usage, round_.usage)
         self.items += round_.given()
+        self._round = None
 
     def body(self, last: bytes) -> bytes:
         return orjson.dumps(self.whole(self.public(orjson.loads(last)), self.items, self.usage))
 
-    def keep_alive(self, model: str, created_at: int) -> bytes:
-        event: Json = orjson.loads(Dialect().keep_alive(model, self.id, created_at).partition(b"data: ")[2])
-        return self.numbered(event)
+    def keep_alive(self, answer_id: str, model: str, created_at: int, body: Json) -> bytes:
+        self._begun = self._begun or response_of(answer_id, model, created_at, body)
+        kind = "response.in_progress" if self.num_events else "response.created"
+        return self.numbered({"type": kind, "response": self._so_far("in_progress")})
+
+    def error_event(self, failure: Failure) -> bytes:
+        return self.numbered(failed(self._so_far("failed"), failure))
+
+    def begin(self, response: Json) -> None:
+        """Hear of the response; the first time names it."""
+        self._begun = self._begun or self.public(response)
 
     def public(self, response: Json) -> Json:
-        """Engines echo the tools of the request: the client sees its own."""
+        """One of an engine under the names of the answer. Engines echo the tools of the request: the client sees
+        its own."""
         tools = canonical.objects(response.get("tools"))
         kept = [tool for tool in tools if not all(map(self._is_ours, canonical.tool_names([tool])))]
         changed = {"tools": kept} if len(kept) < len(tools) else {}
-        return response | changed | {"id": self.id, "created_at": self.created_at}
+        return response | changed | {key: self._begun[key] for key in NAMES if key in self._begun}
 
     def whole(self, response: Json, items: Sequence[Json], usage: Json) -> Json:
-        """A response object of this answer."""
-        changed = {"id": self.id, "created_at": self.created_at, "output": items}
-        return response | changed | ({"usage": usage} if usage else {})
+        """A response object of this answer, that is public."""
+        return response | {"output": items} | ({"usage": usage} if usage else {})
 
-    def numbered(self, event: Json) -> bytes:
-        """The next event of the stream."""
-        event = event | {"sequence_number": self.num_events}
-        self.num_events += 1
-        return sse.event(orjson.dumps(event), fields.text(event, "type"))
+    def _so_far(self, status: str) -> Json:
+        running = self._round.given() if self._round is not None else []
+        return self._begun | {"status": status, "output": [*self.items, *running]}
 
 
 class ResponsesRound(Round):
@@ -165,7 +179,7 @@ class ResponsesRound(Round):
         return [self._items[index] for index in sorted(self._items) if not self._is_hidden(index)]
 
     def read(self, body: Json) -> None:
-        self._begin(body)
+        self._answer.begin(body)
         self._finish(body)
 
     def shown(self, event: bytes, parsed: Json | None) -> bytes:
@@ -174,13 +188,14 @@ class ResponsesRound(Round):
         kind = fields.text(parsed, "type") or ""
         if kind in _BEGUN:
             response = fields.obj(parsed, "response")
-            self._begin(response)
-            return b"" if self.number > 1 else self._sent(event, parsed, response=self._answer.public(response))
+            is_told = self.number > 1 or (kind == "response.created" and self._answer.num_events)
+            self._answer.begin(response)
+            return b"" if is_told else self._sent(event, parsed, response=self._answer.public(response))
         if kind in _ENDED:
             return self._closing(event, parsed)
         index = fields.integer(parsed, "output_index")
         if index is None:
-            return self._sent(event, parsed)
+            return self._renamed(event, parsed)
         item = fields.obj(parsed, "item")
         if item:
             self._heard(index, item, is_over=kind == "response.output_item.done")
@@ -193,17 +208,19 @@ class ResponsesRound(Round):
         before = sum(not self._is_hidden(other) for other in self._items if other < index)
         return self._sent(event, parsed, output_index=len(self._answer.items) + before)
 
+    def failed(self, event: bytes, parsed: Json) -> bytes:
+        return self._renamed(event, parsed)
+
+    def _renamed(self, event: bytes, parsed: Json) -> bytes:
+        response = fields.obj(parsed, "response")
+        return self._sent(event, parsed, **({"response": self._answer.public(response)} if response else {}))
+
     def _sent(self, event: bytes, parsed: Json, **changed: Any) -> bytes:
         changed["sequence_number"] = self._answer.num_events
         if all(parsed.get(key) == value for key, value in changed.items()):
             self._answer.num_events += 1
             return event
         return self._answer.numbered(parsed | changed)
-
-    def _begin(self, response: Json) -> None:
-        answer = self._answer
-        answer.id = answer.id or fields.text(response, "id") or ""
-        answer.created_at = response.get("created_at") if answer.created_at is None else answer.created_at
 
     def _heard(self, index: int, item: Json, *, is_over: bool) -> None:
         self._items[index] = item
@@ -218,6 +235,7 @@ class ResponsesRound(Round):
 
     def _closing(self, event: bytes, parsed: Json) -> bytes:
         response = fields.obj(parsed, "response")
+        self._answer.begin(response)
         self._finish(response)
         if self.end is End.INNER:
             return b""

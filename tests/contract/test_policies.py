@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -62,6 +63,7 @@ class Play:
         self.running: dict[TurnId, str] = {}
         self.waiting: set[TurnId] = set()
         self.decided: set[TurnId] = set()
+        self.not_before: dict[TurnId, float] = {}
         self.num_turns = 0
         self.up = {"r0", "r1"}
         for replica_id in sorted(self.up):
@@ -82,6 +84,7 @@ class Play:
             assert decision.turn_id not in self.decided
             self.decided.add(decision.turn_id)
             self.waiting.discard(decision.turn_id)
+            assert self.now >= self.not_before.get(decision.turn_id, 0.0)
             if isinstance(decision, Dispatch):
                 assert decision.replica_id in self.up
                 self.running[decision.turn_id] = decision.replica_id
@@ -125,12 +128,12 @@ class Play:
         parts = ("shared", 10), (f"s{session}", self.rng.randrange(2, 25))
         kind = self.rng.choice([TurnKind.AGENT] * 8 + [TurnKind.SINGLE, TurnKind.SIDE])
         remaining = self.rng.choice([None, None, 0, 2, 40])
-        self.tell(
-            Arrived(
-                turn(turn_id, *parts, session=f"s{session}", at=self.now, family=f"f{session % 3}", kind=kind,
-                     remaining=remaining)
-            )
-        )  # fmt: skip
+        arriving = turn(turn_id, *parts, session=f"s{session}", at=self.now, family=f"f{session % 3}", kind=kind,
+                        remaining=remaining)  # fmt: skip
+        if self.num_turns % 7 == 0:
+            self.not_before[turn_id] = self.now + self.num_turns % 30
+            arriving = replace(arriving, is_retry=True, not_before=self.not_before[turn_id])
+        self.tell(Arrived(arriving))
 
     def leave(self, ending: Ending) -> None:
         if not self.running or (ending is Ending.CANCELLED and self.waiting and self.rng.random() < 0.5):

@@ -98,4 +98,4 @@ def test_counting_tokens_is_no_turn_but_fails_in_the_same_words() -> None:
 
 
 def test_the_keep_alive_is_a_ping() -> None:
-    assert MESSAGES.keep_alive("m", "id", 1) == b'event: ping\ndata: {"type":"ping"}\n\n'
+    assert MESSAGES.opening("id", "m", 1, {}).keep_alive() == b'event: ping\ndata: {"type":"ping"}\n\n'

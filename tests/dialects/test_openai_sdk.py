@@ -9,7 +9,7 @@ import orjson
 import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletionChunk
-from openai.types.responses import ResponseFailedEvent, ResponseInProgressEvent
+from openai.types.responses import ResponseCreatedEvent, ResponseFailedEvent, ResponseInProgressEvent
 
 from gateway import sse
 from gateway.dialects import BY_PATH
@@ -19,6 +19,7 @@ from gateway.transport import Request, Responder
 from gateway.transports.aiohttp_server import AiohttpServer
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False}
 FAILURE = Failure(503, "server_error", "No engine is left.")
 
 
@@ -53,7 +54,7 @@ async def player() -> AsyncIterator[Player]:
 
 
 def keep_alive(path: str) -> bytes:
-    return BY_PATH[path].keep_alive("m", "turngate-1", 1_700_000_000)
+    return BY_PATH[path].opening("turngate-1", "m", 1_700_000_000, {}).keep_alive()
 
 
 def data(event: bytes) -> Json:
@@ -84,7 +85,10 @@ ANSWER = [
 
 def test_keep_alives_are_valid_by_the_sdks_own_types() -> None:
     ChatCompletionChunk.model_validate(data(keep_alive(CHAT)), strict=True)
-    ResponseInProgressEvent.model_validate(data(keep_alive(RESPONSES)))
+    begun = BY_PATH[RESPONSES].opening("resp_1", "m", 1_700_000_000, {"input": "x", "tools": [TOOL], "top_p": 0.5})
+    ResponseCreatedEvent.model_validate(data(begun.keep_alive()))
+    ResponseInProgressEvent.model_validate(data(begun.keep_alive()))
+    ResponseFailedEvent.model_validate(data(begun.error_event(FAILURE)))
     ResponseFailedEvent.model_validate(data(BY_PATH[RESPONSES].error_event(FAILURE)))
     assert Completion.model_construct(**data(keep_alive(COMPLETIONS))).choices
 
@@ -106,7 +110,7 @@ async def test_completions_and_responses_read_keep_alives_as_nothing(player: Pla
         assert piece.choices[0].text == ""
     player.stream = [keep_alive(RESPONSES)]
     kinds = [event.type async for event in await player.client.responses.create(model="m", input="x", stream=True)]
-    assert kinds == ["response.in_progress"]
+    assert kinds == ["response.created"]
 
 
 async def test_an_error_event_raises_in_chat(player: Player) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from gateway.homes import Homes
+from gateway.homes import Home, Homes
+
+HERE = Home("e1", "resp_of_engine")
 
 
 def test_an_answer_is_known_to_its_own_tenant_only() -> None:
     homes = Homes()
-    homes.remember("a", "resp_1", "e1")
-    assert homes.home("a", "resp_1") == "e1"
+    homes.remember("a", "resp_1", HERE)
+    assert homes.home("a", "resp_1") == HERE
     assert homes.home("b", "resp_1") is None
     assert homes.is_anothers("b", "resp_1")
     assert not homes.is_anothers("b", "resp_2")
@@ -17,5 +19,5 @@ def test_an_answer_is_known_to_its_own_tenant_only() -> None:
 def test_the_oldest_answer_is_forgotten_first() -> None:
     homes = Homes(max_kept=2)
     for n in range(3):
-        homes.remember("a", f"resp_{n}", "e1")
-    assert [homes.home("a", f"resp_{n}") for n in range(3)] == [None, "e1", "e1"]
+        homes.remember("a", f"resp_{n}", HERE)
+    assert [homes.home("a", f"resp_{n}") for n in range(3)] == [None, HERE, HERE]

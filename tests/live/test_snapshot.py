@@ -108,7 +108,7 @@ def test_replicas_and_counts_are_those_of_the_scheduler() -> None:
     }
     assert (told["states"], told["waiting"]) == (
         {"waiting": 0, "running": 3, "idle": 0},
-        {"residency": 4, "slot": 0},
+        {"residency": 4, "slot": 0, "replica": 0},
     )
     assert (told["families"], told["total"]) == (2, 7)
 

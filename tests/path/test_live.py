@@ -71,7 +71,7 @@ async def test_a_turn_that_is_held_says_for_what(start: Start, engine: FakeEngin
     told = await live(gateway)
     waiting = [row for row in told["sessions"] if row["phase"] == "waiting"]
     assert [row["waits_for"] for row in waiting] == ["slot"]
-    assert (told["states"]["waiting"], told["waiting"]) == (1, {"residency": 0, "slot": 1})
+    assert (told["states"]["waiting"], told["waiting"]) == (1, {"residency": 0, "slot": 1, "replica": 0})
 
 
 async def test_it_holds_no_content_and_no_other_tenant(start: Start, engine: FakeEngine, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from openai.types import BatchRequestCounts
 
 from gateway.batches.front import AGENT_RUNS
 from gateway.cluster.counters import SharedCounters
+from gateway.homes import Home
 from gateway.live_settings import LINE_DEADLINE_S
 from gateway.reload import AT_RUN_TIME
 from gateway.transport import Timeouts
@@ -362,7 +363,7 @@ async def test_what_belongs_to_another_member_and_is_too_long_is_refused(staged:
     stage = await staged(case, "home")
     first, second = stage.gateways
     await stage.reload(limits={"body_bytes": 2**20})
-    first.app.path.homes.remember("default", "resp_1", "e1")
+    first.app.path.stored.homes.remember("default", "resp_1", Home("e1", "resp_1"))
     async with second.client.post(second.url(path), data=BytesIO(bytes(2**21))) as response:
         assert response.status == 413
         assert (await response.json())["error"]["type"] == "invalid_request_error"

@@ -125,4 +125,5 @@ async def test_without_tools_of_ours_a_stream_is_relayed_as_it_came(
     gateway = await start(engine, tools=bench.settings(models=["other"]))
     answer = await gateway.ask(ASK | {"stream": True}, PATH)
     assert answer.body == engine.calls[0].sent
-    assert engine.calls[0].body == ASK | {"stream": True}
+    body = engine.calls[0].body
+    assert body == ASK | {"stream": True, "request_id": body["request_id"]}

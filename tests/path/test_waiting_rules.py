@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from policies.types import Tick
+from policies.types import Hold, Tick
 from tests.path.conftest import Answer, Gateway, Start, rest_of
 from tests.path.fake_engine import DONE, Call, FakeEngine, Play, chunk, finish, replies, stalls_after, streams
 
@@ -47,6 +47,12 @@ def is_keep_alive(event: bytes) -> bool:
     return bool(choices == [{"index": 0, "delta": {}, "finish_reason": None}])
 
 
+def told(stream: bytes) -> list[Any]:
+    """What its events say, whatever answer they name."""
+    found = [event.removeprefix(b"data: ") for event in stream.split(b"\n\n") if event]
+    return [orjson.loads(data)["choices"] if data != b"[DONE]" else None for data in found]
+
+
 async def test_a_queued_stream_hears_nothing_then_200_then_keep_alives_then_its_answer(
     start: Start, engine: FakeEngine
 ) -> None:
@@ -73,7 +79,7 @@ async def test_a_queued_stream_hears_nothing_then_200_then_keep_alives_then_its_
     gateway.clock.advance(25)
     assert is_keep_alive(await response.content.readany())
     held.gates[1].set()
-    assert await response.content.read() == b"".join(EVENTS)
+    assert told(await response.content.read()) == told(b"".join(EVENTS))
     response.close()
 
 
@@ -83,27 +89,54 @@ async def test_keep_alives_end_with_the_first_byte_of_the_engine(start: Start, e
     gateway = await start(engine, stream={"silent_queue_s": 0})
     async with gateway.post(ask("task")) as response:
         received = await response.content.readany()
-        while not received.endswith(chunk(content="1")):
+        while told(received)[-1:] != told(chunk(content="1")):
             received += await response.content.readany()
         for _ in range(4):
             gateway.clock.advance(25)
             for _ in range(50):
                 await asyncio.sleep(0)
         go_on.set()
-        assert await response.content.read() == b"".join(EVENTS)
+        assert told(await response.content.read()) == told(b"".join(EVENTS))
 
 
-async def test_a_turn_that_loses_its_last_engine_after_an_early_200_gets_an_error_event_and_a_reset(
-    start: Start, engine: FakeEngine
-) -> None:
+async def lost(start: Start, engine: FakeEngine) -> tuple[Gateway, Any]:
+    """A turn that waits with status 200, and whose only engine has gone."""
     engine.plays = [stalls_after()]
     gateway = await start(engine, policy=ONE_SLOT, stream={"silent_queue_s": 0})
-    gateway.begin(ask("first"))
+    first = gateway.begin(ask("first"))
     await engine.has_seen(1)
-    async with gateway.post(ask("second")) as response:
-        assert is_keep_alive(await response.content.readany())
-        gateway.app.monitor.failed(gateway.app.monitor.engines[0])
-        answer = await rest_of(response)
+    response = await gateway.post(ask("second"))
+    assert is_keep_alive(await response.content.readany())
+    gateway.app.monitor.failed(gateway.app.monitor.engines[0])
+    await gateway.until(lambda: gateway.app.gate.view().waiting[Hold.REPLICA] == 1)
+    first.cancel()
+    await engine.is_idle()
+    return gateway, response
+
+
+async def test_a_turn_that_loses_its_last_engine_after_an_early_200_waits_for_one(
+    start: Start, engine: FakeEngine
+) -> None:
+    gateway, response = await lost(start, engine)
+    while len(engine.calls) < 2:  # the next poll finds it up
+        await gateway.clock.passes(1)
+    answer = await rest_of(response)
+    assert b"hello" in answer.body
+    assert not answer.is_cut
+
+
+async def test_one_that_finds_none_within_its_bound_gets_an_error_event_and_a_reset(
+    start: Start, engine: FakeEngine
+) -> None:
+    gateway, response = await lost(start, engine)
+    rest = asyncio.create_task(rest_of(response))
+    await engine.stop()
+    for _ in range(28):
+        await gateway.clock.passes(5)
+    assert gateway.num_waiting == 1
+    for _ in range(4):
+        await gateway.clock.passes(5)
+    answer = await rest
     assert (answer.status, answer.is_cut) == (200, True)
     *_, last = answer.body.split(b"\n\n")[:-1]
     assert orjson.loads(last.removeprefix(b"data: "))["error"]["code"] == "no_replica"

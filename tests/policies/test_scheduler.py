@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -14,6 +15,7 @@ from policies.types import (
     Dispatch,
     Ending,
     Fact,
+    Hold,
     Left,
     Reason,
     Refusal,
@@ -296,3 +298,37 @@ def test_a_turn_that_waits_is_refused_when_its_deadline_comes() -> None:
     assert isinstance(decision, Reject)
     assert decision.refusal is Refusal.DEADLINE
     assert fleet.tell(Left("b", Ending.CANCELLED), 5.0) == []
+
+
+def test_a_turn_that_may_not_go_yet_waits_for_its_time_and_holds_up_nobody() -> None:
+    fleet = Fleet(Fifo(), slots=1)
+    later = replace(turn("back", session="a", is_retry=True), not_before=5.0)
+    assert fleet.tell(Arrived(later), 1.0) == []
+    assert fleet.wake_at == 5.0
+    assert fleet.scheduler.view().waiting[Hold.REPLICA] == 1
+    assert ids(fleet.arrive(turn("b", at=2.0))) == ["b"]
+    assert fleet.arrive(turn("c", at=3.0)) == []
+    assert fleet.tell(Tick(), 5.0) == []
+    assert ids(fleet.tell(done("b"), 6.0)) == ["back"], "it has come first"
+    assert ids(fleet.tell(done("back"), 7.0)) == ["c"]
+
+
+def test_a_turn_that_may_not_go_yet_can_leave_and_has_its_deadline() -> None:
+    fleet = Fleet()
+    assert fleet.tell(Arrived(replace(turn("a"), not_before=9.0)), 1.0) == []
+    assert fleet.tell(Left("a", Ending.CANCELLED), 2.0) == []
+    assert fleet.tell(Arrived(replace(turn("b", deadline_at=4.0), not_before=9.0)), 3.0) == []
+    [refused] = fleet.tell(Tick(), 4.0)
+    assert isinstance(refused, Reject)
+    assert refused.refusal is Refusal.DEADLINE
+    assert fleet.tell(Tick(), 9.0) == []
+    assert sum(fleet.scheduler.view().waiting.values()) == 0
+
+
+def test_a_turn_whose_time_comes_when_nobody_is_up_is_refused() -> None:
+    fleet = Fleet()
+    fleet.tell(Arrived(replace(turn("a"), not_before=9.0)), 1.0)
+    assert fleet.tell(ReplicaLost("r0"), 2.0) == []
+    [refused] = fleet.tell(Tick(), 9.0)
+    assert isinstance(refused, Reject)
+    assert refused.refusal is Refusal.NO_REPLICA

@@ -134,6 +134,12 @@ def install_codex(log: Log) -> None:
     log.run("codex --version", [parts.CODEX_COMMAND, "--version"])
 
 
+def install_sdks(log: Log) -> None:
+    """The official SDKs for JavaScript."""
+    packages = [f"openai@{parts.OPENAI_NODE_VERSION}", f"@anthropic-ai/sdk@{parts.ANTHROPIC_NODE_VERSION}"]
+    npm_install(parts.SDKS_DIR, packages, log)
+
+
 def install_original(log: Log) -> None:
     """batch-agent as it was published, for its examples and to compare with."""
     pip = make_venv(parts.ORIGINAL_PYTHON, log)
@@ -242,6 +248,13 @@ PARTS = {
             install_deploy,
         ),
         Part("mcp", parts.MCP_DIR, parts.MCP_SERVER_VERSION, (), install_mcp),
+        Part(
+            "sdks",
+            parts.SDKS_DIR,
+            f"openai {parts.OPENAI_NODE_VERSION}, @anthropic-ai/sdk {parts.ANTHROPIC_NODE_VERSION}",
+            (),
+            install_sdks,
+        ),
         Part("batch-agent", parts.ORIGINAL_DIR.parent, parts.ORIGINAL_VERSION, (), install_original),
         Part(
             "peers",

@@ -8,6 +8,8 @@ DYNAMO_VERSION = "1.6.1"
 OPENCODE_VERSION = "1.18.33"
 CODEX_VERSION = "0.169.0"
 RIPGREP_VERSION = "1.18.0"
+OPENAI_NODE_VERSION = "7.57.0"
+ANTHROPIC_NODE_VERSION = "1.12.0"
 MCP_SERVER_VERSION = "2026.8.31"
 SMG_VERSION = "1.13.0"
 VLLM_ROUTER_VERSION = "0.1.17"
@@ -43,6 +45,8 @@ CODEX_COMMAND = CODEX_DIR / "node_modules" / ".bin" / "codex"
 
 ORIGINAL_DIR = CACHE_DIR / "batch-agent" / "venv"
 ORIGINAL_PYTHON = ORIGINAL_DIR / "bin" / "python"
+
+SDKS_DIR = CACHE_DIR / "node-sdks"
 
 MCP_DIR = CACHE_DIR / "mcp"
 MCP_SERVER_SCRIPT = MCP_DIR / "node_modules" / "@modelcontextprotocol" / "server-everything" / "dist" / "index.js"

@@ -39,7 +39,21 @@ def is_keep_alive(event: bytes) -> bool:
         return event == b'event: ping\ndata: {"type":"ping"}\n\n'
     answer_id: str = data.get("response", data)["id"]
     says = [choice.get("delta") or choice.get("text") for choice in data.get("choices", [])]
-    return answer_id.startswith("turngate-") and not any(says)
+    return answer_id.startswith(("turngate-", "resp_tg")) and not any(says)
+
+
+def unnamed(event: bytes) -> Any:
+    """What it says, whatever answer it names and whatever its number is."""
+    data = data_of(event)
+    for about in (data, data.get("response", {})) if data is not None else ():
+        for key in ("id", "created", "created_at", "model", "sequence_number"):
+            about.pop(key, None)
+    return data
+
+
+def begins(event: bytes) -> bool:
+    data = data_of(event)
+    return data is not None and data.get("type") == "response.created"
 
 
 def is_usage(event: bytes) -> bool:
@@ -64,15 +78,19 @@ async def test_keep_alives_come_whole_before_the_engines_bytes_and_never_between
         blocker.close()
         received += await response.content.read()
     (call,) = queue.calls(f"waits-{path}")
-    sent = [event for event in events(call.response_body) if not is_usage(event)]
+    sent = [event for event in events(call.response_body) if not is_usage(event) and not begins(event)]
     got = events(received)
     ours = got[: len(got) - len(sent)]
     assert len(ours) >= MIN_KEEP_ALIVES
     assert all(map(is_keep_alive, ours))
-    assert got[len(ours) :] == sent
+    assert [unnamed(event) for event in got[len(ours) :]] == [unnamed(event) for event in sent]
+    if path == "/v1/messages":
+        assert got[len(ours) :] == sent
+    elif path == "/v1/responses":
+        assert [data_of(event)["sequence_number"] for event in got] == list(range(len(got)))
 
 
-@pytest.mark.parametrize("how", ["chat events", "chat helper", "responses events"])
+@pytest.mark.parametrize("how", ["chat events", "chat helper", "responses events", "responses helper"])
 async def test_the_sdk_accepts_keep_alives(queue: Wire, how: str) -> None:
     async with (
         AsyncOpenAI(base_url=f"{queue.gateway.base_url}/v1", api_key="any", max_retries=0) as client,
@@ -88,6 +106,12 @@ async def test_the_sdk_accepts_keep_alives(queue: Wire, how: str) -> None:
                     if event.type == "chunk" and (num_early := num_early + 1) == MIN_KEEP_ALIVES:
                         blocker.close()
                 text = (await stream.get_final_completion()).choices[0].message.content or ""
+        elif how == "responses helper":
+            async with client.responses.stream(input="Say", **fields) as events_of:
+                async for _ in events_of:
+                    if (num_early := num_early + 1) == MIN_KEEP_ALIVES:
+                        blocker.close()
+                text = (await events_of.get_final_response()).output_text
         else:
             made = (
                 client.chat.completions.create(messages=ASK, stream=True, **fields)
