@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable, Iterable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
@@ -14,6 +15,7 @@ from tool_runtime.approval import verdict_on
 from tool_runtime.arguments import Arguments
 from tool_runtime.attempts import LocalAttempts
 from tool_runtime.cache import Cache
+from tool_runtime.calling import caught
 from tool_runtime.coalesce import Flight, Flights
 from tool_runtime.executor import Executor
 from tool_runtime.outcome import Outcome, not_started, outcome_of, stopped
@@ -35,6 +37,8 @@ from tool_runtime.types import (
     Tools,
 )
 
+CLOSE_S = 10.0
+"""For what tools keep between calls to end."""
 MAX_NAME_CHARS = 64
 """Of a name that a model made up, in the audit."""
 
@@ -122,9 +126,13 @@ class ToolRuntime:
 
     async def close(self) -> None:
         """End what runs; those who wait get their outcome, and later calls are refused."""
+        kept = [tool.close for tool in self._tools.values() if tool.close is not None]
         self._serve({})
         self._flights.stop()
         await self._tasks.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await asyncio.gather(*map(caught, kept))
 
     def _serve(self, executors: dict[str, Executor]) -> None:
         self._executors = executors
