@@ -225,7 +225,7 @@ class ToolRuntime:
 
     async def _own(self, request: Request, flight: Flight) -> Outcome:
         executor = request.executor
-        value = await executor.execute(request.arguments.value, request.told, flight.begin)
+        value = await executor.execute(request.arguments.value, request.told, request.context, flight.begin)
         outcome = outcome_of(executor.tool, value, flight.ran_s)
         self._learn(request, outcome)
         return outcome

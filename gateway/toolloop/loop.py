@@ -214,7 +214,7 @@ class ToolLoop:
         if tool is not None and tool.is_stateful:
             history = self._format.earlier_calls(self._format.history(exchange.body), tool.name)
         turn_id = f"{exchange.id}/{self._number}"
-        context = Context(exchange.tenant, self._session, turn_id, exchange.key_id, history)
+        context = Context(exchange.tenant, self._session, turn_id, exchange.key_id, history, exchange.weight)
         if tool is None or is_too_many:
             return self._means.refused(call, context, self._means.clock())
         running = self._means.runtime.run(call, context, attempt=self._attempted(tool))
