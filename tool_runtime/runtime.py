@@ -12,10 +12,10 @@ from hashlib import sha256
 from types import MappingProxyType
 
 from tool_runtime.approval import verdict_on
-from tool_runtime.arguments import Arguments
+from tool_runtime.arguments import LONG_CHARS, Arguments
 from tool_runtime.attempts import LocalAttempts
 from tool_runtime.cache import Cache
-from tool_runtime.calling import caught
+from tool_runtime.calling import caught, in_thread
 from tool_runtime.coalesce import Flight, Flights
 from tool_runtime.executor import Executor
 from tool_runtime.outcome import Outcome, not_started, outcome_of, stopped
@@ -155,7 +155,8 @@ class ToolRuntime:
         if executor is None:
             raise Refused(f"there is no tool {call.name[:MAX_NAME_CHARS]!r}")
         tool = executor.tool
-        arguments = executor.schema.read(call.arguments)
+        read = partial(executor.schema.read, call.arguments)
+        arguments = read() if len(call.arguments) <= LONG_CHARS else await in_thread(read)
         shared = told(tool, context)
         key = None if shared is None else key_of(tool, arguments, shared)
         if tool.limits.approval != NEVER:
@@ -163,8 +164,8 @@ class ToolRuntime:
             verdict = await verdict_on(self._approve, tool, arguments.value, context, timeout_s)
             if not verdict.is_approved:
                 raise Refused(f"{tool.name} was not run: {verdict.reason}")
-            if self._executors.get(call.name) is not executor:
-                raise Refused(f"{tool.name} is gone")
+        if self._executors.get(call.name) is not executor:
+            raise Refused(f"{tool.name} is gone")
         claim = self._claim(tool, arguments, context, key, attempt)
         return Request(executor, call, context, arguments, context if shared is None else shared, key, claim)
 
