@@ -97,10 +97,10 @@ class ToolRuntime:
         others = [executor for executor in self._executors.values() if executor.tool.source != source]
         self._serve(self._with(others, tools))
 
-    def attempt(self, answer: bytes, is_retry: bool = False) -> Attempt:
-        """For the calls of an answer, which has the same `answer` when it is asked for again; `is_retry`: as its
-        client says that it is."""
-        return (self._shared or self._attempts).attempt(answer, is_retry)
+    def attempt(self, answer: bytes, is_retry: bool = False, lost_s: float | None = None) -> Attempt:
+        """For the calls of an answer, which has the same `answer` when it is asked for again. As its client says:
+        `is_retry`, that it is; `lost_s`, that it asked so long ago, and lost the connection over it."""
+        return (self._shared or self._attempts).attempt(answer, is_retry, lost_s)
 
     async def run(
         self, call: Call, context: Context, *, timeout_s: float | None = None, attempt: Attempt | None = None
