@@ -8,13 +8,15 @@ from typing import Any
 from batch_agent import environment
 from batch_agent.api import BatchAgent
 from batch_agent.backend import gateway_url
-from batch_agent.batch import only_model
+from batch_agent.batch import only_model, reached
 from batch_agent.calls import ModelCalls
 from batch_agent.connection import Connection
 from batch_agent.errors import AgentFailed, BadAnswer, told
+from batch_agent.outage import Outage
 from batch_agent.replies import Json, error_text
 from batch_agent.results import AgentError, AgentResult
 from batch_agent.slots import Slots
+from batch_agent.spec import OUTAGE_S
 from batch_agent.template import fill
 
 MOST_PROMPTS = 10_000
@@ -34,6 +36,8 @@ async def scatter_gather(
     chat: bool = False,
     system_prompt: str = "",
     max_retries: int = 3,
+    outage_s: float = OUTAGE_S,
+    outage: Outage | None = None,
 ) -> list[AgentResult]:
     """The answer to each prompt, in their order; one that fails is a result with an error.
 
@@ -41,7 +45,8 @@ async def scatter_gather(
     With `chat` each is a user message under `system_prompt`, in a request of its own. A list may take hours, and
     its answer comes when all is done: what bounds it is whoever waits for this. Raises as `BatchAgent.run`.
     """
-    where = {"gateway": gateway, "backend": backend, "api_key": api_key, "model": model}
+    outage = outage or Outage(outage_s)
+    where = {"gateway": gateway, "backend": backend, "api_key": api_key, "model": model, "outage": outage}
     if chat:
         return await BatchAgent.run(
             task="{prompt}",
@@ -57,8 +62,9 @@ async def scatter_gather(
         gateway_url(gateway, backend) as url,
         Connection(url, api_key or environment.api_key(), silence_s=None) as connection,
     ):
-        calls = ModelCalls(connection, Slots(1), max_retries)
-        asked = {"model": model or await only_model(connection), **(sampling or {})}
+        await reached(outage, connection)
+        calls = ModelCalls(connection, Slots(1), max_retries, outage=outage)
+        asked = {"model": model or await only_model(connection, outage), **(sampling or {})}
         results: list[AgentResult] = []
         for start in range(0, len(prompts), MOST_PROMPTS):
             results += await _completions(calls, asked, prompts[start : start + MOST_PROMPTS], start)
@@ -79,6 +85,7 @@ async def tree_reduce(
         raise ValueError("fan_in must be at least 2")
     if not texts:
         raise ValueError("there is nothing to reduce")
+    keywords.setdefault("outage", Outage(keywords.get("outage_s", OUTAGE_S)))
     left = list(texts)
     while len(left) > 1:
         groups = [left[start : start + fan_in] for start in range(0, len(left), fan_in)]

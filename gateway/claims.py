@@ -61,6 +61,12 @@ def says_retry(headers: Headers) -> bool:
     return (whole_number(headers, "x-stainless-retry-count") or 0) > 0
 
 
+def lost_s(headers: Headers) -> float | None:
+    """How long ago the client first sent this request, and lost the connection over it. None: it has not."""
+    lost_ms = whole_number(headers, "x-turngate-lost-ms")
+    return None if lost_ms is None else lost_ms / 1000
+
+
 def whole_number(headers: Headers, name: str) -> int | None:
     """A header of at most nine digits; anything else reads as absent."""
     if (text := headers.get(name)) is None:

@@ -7,7 +7,7 @@ name the place and the rule, which is what a model needs to repair its call.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,7 +16,8 @@ from typing import Any, NoReturn
 
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError, ValidationError, best_match
-from jsonschema.validators import validator_for
+from jsonschema.protocols import Validator
+from jsonschema.validators import extend, validator_for
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
@@ -24,6 +25,8 @@ from tool_runtime.types import Json, Refused
 
 MAX_CHARS = 1_000_000
 """Longer arguments are refused unread."""
+LONG_CHARS = 8_000
+"""To check longer ones takes long enough to keep other requests waiting: that is for a thread."""
 KEPT, KEPT_CHARS = 512, 2_048
 """Different arguments that a tool's schema remembers to take, and how long they may be: agents of a fleet ask the
 same, and checking costs more than most of what else is done for a call."""
@@ -64,7 +67,8 @@ class Schema:
         if parameters.get("type", "object") != "object":
             raise ValueError(f"a schema of arguments describes an object, not {parameters['type']!r}")
         # An empty registry: a schema may refer to its own parts, never to an address that we would have to fetch.
-        self._validator = validator(parameters, registry=Registry())
+        kind: Any = extend(validator, {"uniqueItems": _unique})  # type: ignore[no-untyped-call]
+        self._validator: Validator = kind(parameters, registry=Registry())
         self._remembered = lru_cache(KEPT)(self._read)
 
     def read(self, text: str) -> Arguments:
@@ -100,7 +104,13 @@ class Schema:
         return mended
 
     def _errors(self, value: Json) -> Iterator[ValidationError]:
-        return self._validator.iter_errors(value)
+        return iter(self._validator.iter_errors(value))
+
+
+def _unique(validator: Any, is_asked: bool, instance: Any, schema: Mapping[str, Any]) -> Iterator[ValidationError]:
+    """The library compares each item with each: 100 kB of objects would take minutes."""
+    if is_asked and isinstance(instance, list) and len(set(map(canonical, instance))) < len(instance):
+        yield ValidationError(f"{instance!r} has non-unique elements")
 
 
 def canonical(value: Any) -> str:

@@ -13,6 +13,8 @@ from tool_runtime.shared import Claimed
 
 KEPT_S = 1800.0
 """Whoever asks for the same after that means it anew, and not as a second attempt."""
+_SLACK_S = 1.0
+"""By which a client's and our times of one event may differ."""
 MAX_LOST = 1_000
 """Different calls; the one that was lost first is forgotten first."""
 
@@ -36,14 +38,33 @@ class _Lost:
 
 
 class LocalAttempts:
-    """Makes the attempts of a process that shares with no other."""
+    """Makes the attempts of a process that shares with no other.
+
+    Law: what a client says that it has lost starts nothing any more, and all that it has started is known to the
+    next attempt, also where it had ended well. If it may have been asked of a process before this one, the first
+    of equal calls counts as started: whether it was is not known.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
+        self._began_at = clock()
         self._lost: OrderedDict[bytes, _Lost] = OrderedDict()
+        self._latest: OrderedDict[bytes, LocalAttempt] = OrderedDict()
+        """By answer, whether or not it has ended."""
 
-    def attempt(self, answer: bytes, is_retry: bool = False) -> LocalAttempt:
-        return LocalAttempt(self, answer)
+    def attempt(self, answer: bytes, is_retry: bool = False, lost_s: float | None = None) -> LocalAttempt:
+        now = self._clock()
+        attempt = LocalAttempt(self, answer, now)
+        if lost_s is not None:
+            asked_at, earlier = now - lost_s - _SLACK_S, self._latest.get(answer)
+            if earlier is not None and earlier.made_at >= asked_at:
+                earlier.lose()
+            attempt.may_have_begun = asked_at < self._began_at
+        self._latest[answer] = attempt
+        self._latest.move_to_end(answer)
+        if len(self._latest) > MAX_LOST:
+            self._latest.popitem(last=False)
+        return attempt
 
     def take(self, key: bytes) -> Outcome | None:
         """What is known of a call that a lost attempt has started; it is the taker's now."""
@@ -62,25 +83,41 @@ class LocalAttempts:
             self._lost.popitem(last=False)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class LocalAttempt:
     """A `tool_runtime.shared.Attempt`."""
 
     attempts: LocalAttempts
     answer: bytes
+    made_at: float
+    may_have_begun: bool = False
+    """A process before this one may have started its calls."""
+    is_lost: bool = False
     started: list[_Started] = field(default_factory=list)
+    _told: set[bytes] = field(default_factory=set)
+    """Calls that were told as unknown, as a process before this one may have started them."""
 
     @asynccontextmanager
     async def claimed(self, key: bytes, unknown: Outcome) -> AsyncIterator[Claimed]:
         key = key_in(self.answer, key)
+        if self.is_lost:
+            yield Claimed(unknown)
+            return
         claimed = Claimed(self.attempts.take(key))
+        if claimed.outcome is None and self.may_have_begun and key not in self._told:
+            claimed.outcome = unknown
+            self._told.add(key)
         started = _Started(key, claimed.outcome or unknown)
         self.started.append(started)
         yield claimed
         started.outcome = claimed.kept or started.outcome
 
     def ended(self, is_whole: bool) -> None:
-        started, self.started = self.started, []
         if not is_whole:
-            for call in started:
-                self.attempts.lose(call.key, call.outcome)
+            self.lose()
+
+    def lose(self) -> None:
+        self.is_lost = True
+        started, self.started = self.started, []
+        for call in started:
+            self.attempts.lose(call.key, call.outcome)

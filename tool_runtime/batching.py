@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from tool_runtime.calling import caught
-from tool_runtime.limits import Throttle
+from tool_runtime.limits import Claim, Throttle, claim_of
 from tool_runtime.tasks import Tasks
 from tool_runtime.types import Context, Json, RunMany, ToolError
 
@@ -24,6 +24,8 @@ class _Member:
 
 @dataclass(slots=True, eq=False)
 class _Group:
+    claim: Claim
+    """For all tenants that have a call in it."""
     members: list[_Member] = field(default_factory=list)
     is_full: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
@@ -42,9 +44,10 @@ class Groups:
         self._tasks = tasks
         self._open: dict[Context, _Group] = {}
 
-    async def run(self, arguments: Json, context: Context, begin: Callable[[], None]) -> object:
+    async def run(self, arguments: Json, context: Context, caller: Context, begin: Callable[[], None]) -> object:
         """What the group's call gave at this call's position, exceptions as values; `begin` is told its start."""
-        group = self._open.get(context) or self._opened(context)
+        group = self._open.get(context) or self._opened(context, caller)
+        self._throttle.join(group.claim, caller)
         member = _Member(arguments, begin)
         group.members.append(member)
         if len(group.members) >= self._max_size:
@@ -57,8 +60,8 @@ class Groups:
                 self._shut(context, group)
             raise
 
-    def _opened(self, context: Context) -> _Group:
-        group = self._open[context] = _Group()
+    def _opened(self, context: Context, caller: Context) -> _Group:
+        group = self._open[context] = _Group(claim_of(caller))
         group.task = self._tasks.start(self._execute(context, group))
         return group
 
@@ -71,7 +74,7 @@ class Groups:
         with suppress(TimeoutError):
             async with asyncio.timeout(self._window_s):
                 await group.is_full.wait()
-        async with self._throttle.place():
+        async with self._throttle.place(group.claim):
             self._shut(context, group)
             members = [member for member in group.members if not member.value.done()]
             for member in members:

@@ -7,8 +7,11 @@ import contextvars
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import TypeVar
 
 from tool_runtime.types import OutcomeUnknown
+
+T = TypeVar("T")
 
 
 async def caught(call: Callable[[], Awaitable[object]]) -> object:
@@ -24,12 +27,12 @@ async def caught(call: Callable[[], Awaitable[object]]) -> object:
         return error
 
 
-async def in_thread(call: Callable[[], object]) -> object:
+async def in_thread(call: Callable[[], T]) -> T:
     """What a blocking `call` returns or raises. A thread cannot be stopped: when cancelled, this ends when the
     call does, so that its place stays taken for so long; a second cancellation leaves the thread behind."""
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
-    values: list[object] = []
+    values: list[T] = []
     errors: list[BaseException] = []
 
     def target() -> None:

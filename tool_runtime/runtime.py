@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable, Iterable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
 from types import MappingProxyType
 
 from tool_runtime.approval import verdict_on
-from tool_runtime.arguments import Arguments
+from tool_runtime.arguments import LONG_CHARS, Arguments
 from tool_runtime.attempts import LocalAttempts
 from tool_runtime.cache import Cache
+from tool_runtime.calling import caught, in_thread
 from tool_runtime.coalesce import Flight, Flights
 from tool_runtime.executor import Executor
 from tool_runtime.outcome import Outcome, not_started, outcome_of, stopped
@@ -35,6 +37,8 @@ from tool_runtime.types import (
     Tools,
 )
 
+CLOSE_S = 10.0
+"""For what tools keep between calls to end."""
 MAX_NAME_CHARS = 64
 """Of a name that a model made up, in the audit."""
 
@@ -93,10 +97,10 @@ class ToolRuntime:
         others = [executor for executor in self._executors.values() if executor.tool.source != source]
         self._serve(self._with(others, tools))
 
-    def attempt(self, answer: bytes, is_retry: bool = False) -> Attempt:
-        """For the calls of an answer, which has the same `answer` when it is asked for again; `is_retry`: as its
-        client says that it is."""
-        return (self._shared or self._attempts).attempt(answer, is_retry)
+    def attempt(self, answer: bytes, is_retry: bool = False, lost_s: float | None = None) -> Attempt:
+        """For the calls of an answer, which has the same `answer` when it is asked for again. As its client says:
+        `is_retry`, that it is; `lost_s`, that it asked so long ago, and lost the connection over it."""
+        return (self._shared or self._attempts).attempt(answer, is_retry, lost_s)
 
     async def run(
         self, call: Call, context: Context, *, timeout_s: float | None = None, attempt: Attempt | None = None
@@ -122,9 +126,13 @@ class ToolRuntime:
 
     async def close(self) -> None:
         """End what runs; those who wait get their outcome, and later calls are refused."""
+        kept = [tool.close for tool in self._tools.values() if tool.close is not None]
         self._serve({})
         self._flights.stop()
         await self._tasks.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await asyncio.gather(*map(caught, kept))
 
     def _serve(self, executors: dict[str, Executor]) -> None:
         self._executors = executors
@@ -147,7 +155,8 @@ class ToolRuntime:
         if executor is None:
             raise Refused(f"there is no tool {call.name[:MAX_NAME_CHARS]!r}")
         tool = executor.tool
-        arguments = executor.schema.read(call.arguments)
+        read = partial(executor.schema.read, call.arguments)
+        arguments = read() if len(call.arguments) <= LONG_CHARS else await in_thread(read)
         shared = told(tool, context)
         key = None if shared is None else key_of(tool, arguments, shared)
         if tool.limits.approval != NEVER:
@@ -155,8 +164,8 @@ class ToolRuntime:
             verdict = await verdict_on(self._approve, tool, arguments.value, context, timeout_s)
             if not verdict.is_approved:
                 raise Refused(f"{tool.name} was not run: {verdict.reason}")
-            if self._executors.get(call.name) is not executor:
-                raise Refused(f"{tool.name} is gone")
+        if self._executors.get(call.name) is not executor:
+            raise Refused(f"{tool.name} is gone")
         claim = self._claim(tool, arguments, context, key, attempt)
         return Request(executor, call, context, arguments, context if shared is None else shared, key, claim)
 
@@ -217,7 +226,7 @@ class ToolRuntime:
 
     async def _own(self, request: Request, flight: Flight) -> Outcome:
         executor = request.executor
-        value = await executor.execute(request.arguments.value, request.told, flight.begin)
+        value = await executor.execute(request.arguments.value, request.told, request.context, flight.begin)
         outcome = outcome_of(executor.tool, value, flight.ran_s)
         self._learn(request, outcome)
         return outcome

@@ -37,8 +37,9 @@ class Attempt(Protocol):
 class Shared(Protocol):
     """Where processes meet. A failure of the way to it is as if nobody else was there."""
 
-    def attempt(self, answer: bytes, is_retry: bool = False) -> Attempt:
-        """`answer`: equal for whoever asks again for the same one. `is_retry`: the client says that it does."""
+    def attempt(self, answer: bytes, is_retry: bool = False, lost_s: float | None = None) -> Attempt:
+        """`answer`: equal when the same one is asked for again. `is_retry`: the client says that it is;
+        `lost_s`: that it asked so long ago, and lost the connection over it."""
         ...
 
     def claimed(self, key: bytes) -> AbstractAsyncContextManager[Claimed]:

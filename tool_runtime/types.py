@@ -44,9 +44,9 @@ class Limits:
     queue_s: float = 300.0
     """Longest time that a caller waits for it to start: for a place, for the rate limit."""
     concurrency: int | None = None
-    """Executions at once, a group of calls being one. None: no limit."""
+    """Executions at once, a group of calls being one, shared fairly between tenants. None: no limit."""
     rate_per_s: float | None = None
-    """Executions started per second, with bursts of one second's worth. None: no limit."""
+    """Executions started per second, with bursts of one second's worth; shared likewise. None: no limit."""
     max_result_bytes: int = 65_536
     ttl_s: float = 0.0
     """How long a result is served again. 0: not cached. Read-only tools only."""
@@ -76,6 +76,8 @@ class Context:
     history: tuple[str, ...] | None = None
     """Arguments of the session's earlier calls of a stateful tool, oldest first, as its transcript shows them: a
     record of our own would be lost with the process. None: not known, and the call is shared with nobody."""
+    weight: float = 1.0
+    """Of the tenant, where tenants share a tool's places."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,9 @@ class Tool:
     """What makes two calls the same. None: equal arguments."""
     source: str = "python"
     """Where it comes from: `python`, `builtin`, `mcp:NAME`."""
+    close: Callable[[], Awaitable[object]] | None = None
+    """Ends what the tool keeps between calls, such as processes; a later call starts them again. For the runtime
+    that has run it, when it closes."""
 
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name):

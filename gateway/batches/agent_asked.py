@@ -8,9 +8,8 @@ from typing import Any
 
 import orjson
 from jsonschema import Draft202012Validator
-from jsonschema.exceptions import SchemaError, best_match
+from jsonschema.exceptions import SchemaError
 from jsonschema.validators import validator_for
-from referencing import Registry
 
 from gateway import fields
 from gateway.dialects import checks
@@ -72,17 +71,14 @@ class AgentAsked:
             body["response_format"] = {"type": "json_schema", "json_schema": wanted}
         return orjson.dumps(body)
 
-    def output(self, text: str) -> tuple[Any, str | None]:
-        """What an answer says, and what is wrong with it."""
+    def value(self, text: str) -> tuple[Any, str | None]:
+        """What an answer says, and why that is nothing; not yet whether it fits the schema."""
         if self.schema is None:
             return text, None
         try:
-            value = orjson.loads(_unfenced(text))
+            return orjson.loads(_unfenced(text)), None
         except orjson.JSONDecodeError as error:
             return None, f"it is no JSON: {error}"
-        validator = validator_for(self.schema, default=Draft202012Validator)(self.schema, registry=Registry())
-        problem = best_match(validator.iter_errors(value))
-        return value, None if problem is None else f"{problem.json_path}: {problem.message}"[:MAX_PROBLEM_CHARS]
 
 
 def check(body: Json, tools: Tools) -> Failure | None:

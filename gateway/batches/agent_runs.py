@@ -20,6 +20,7 @@ from gateway.batches import agent_asked, results
 from gateway.batches.agent_asked import AgentAsked
 from gateway.batches.asking import Asking
 from gateway.batches.objects import Batch, Finished, Line, Spent, new_id
+from gateway.batches.outputs import NotChecked, Outputs
 from gateway.batches.store import Store, StoreFailed
 from gateway.dialects import canonical
 from gateway.dialects.failures import openai_error
@@ -50,6 +51,7 @@ class AgentRuns:
     store: Store
     runtime: ToolRuntime | None
     session_ended: Callable[[str], None]
+    outputs: Outputs
 
     async def answer(self, batch: Batch, line: Line, body: bytes, tools: Tools) -> Finished:
         """`tools`: those that the batch's key may use. Raises StoreFailed."""
@@ -97,7 +99,9 @@ class _Run:
                     break
                 await self._run_calls(calls, was_kept)
                 continue
-            value, problem = asked.output(fields.text(message, "content") or "")
+            value, problem = asked.value(fields.text(message, "content") or "")
+            if problem is None and asked.schema is not None:
+                problem = await self._misfit(asked.schema, value)
             if problem is None:
                 return self._told(value)
             if is_last:
@@ -105,6 +109,12 @@ class _Run:
             await self._message(partial(_correction, problem))
             enforces = True
         raise _failed("max_turns", f"There was no answer after {asked.max_turns} turns.")
+
+    async def _misfit(self, schema: Json, value: Any) -> str | None:
+        try:
+            return await self.runs.outputs.problem(self.batch.tenant, schema, value)
+        except NotChecked as error:
+            raise _failed("not_checked", f"The run ended without a checked answer: {error}.") from None
 
     async def _message(self, get: Callable[[], Awaitable[tuple[Json, Spent]]]) -> Json:
         """The next message: the kept one, else one that is got and kept. Raises _Ended."""

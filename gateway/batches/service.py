@@ -22,6 +22,7 @@ from gateway.batches.closing import Closing
 from gateway.batches.endpoints import Endpoints
 from gateway.batches.front import ENDPOINTS
 from gateway.batches.metrics import BatchMetrics
+from gateway.batches.outputs import Outputs
 from gateway.batches.pace import Load, Pace
 from gateway.batches.redis import RedisStore
 from gateway.batches.runner import Runner
@@ -67,7 +68,8 @@ async def serving(settings: Batches, around: Surroundings) -> AsyncIterator[Hand
     metrics = BatchMetrics(around.registry, lambda: window.in_flight, lambda: window.size)
     asking = Asking(around.path, window, settings.attempts, metrics.retries.inc)
 
-    agent_runs = AgentRuns(asking, store, around.runtime, around.session_ended)
+    outputs = Outputs(around.clock)
+    agent_runs = AgentRuns(asking, store, around.runtime, around.session_ended, outputs)
     endpoints = Endpoints(asking, agent_runs, around.runtime, around.wrong_model)
     runner = Runner(
         store,
@@ -82,6 +84,7 @@ async def serving(settings: Batches, around: Surroundings) -> AsyncIterator[Hand
     )
     async with AsyncExitStack() as running:
         running.push_async_callback(store.close)
+        running.push_async_callback(outputs.close)
         await store.start()
         await blobs.start()
         running.push_async_callback(window.stop)

@@ -85,7 +85,8 @@ class RedisAttempts:
         """What could not be told: calls that were left, and whether their answers were whole."""
         self._start, self._know, self._lose = map(redis.register_script, (_START, _KNOW, _LOSE))
 
-    def attempt(self, answer: bytes, is_retry: bool) -> RedisAttempt:
+    def attempt(self, answer: bytes, is_retry: bool, lost_s: float | None = None) -> RedisAttempt:
+        """`lost_s` says no more than `is_retry` here: Redis outlives the process that was asked."""
         return RedisAttempt(self, answer, is_retry)
 
     async def start(self, call: Started, unknown: Outcome) -> Outcome | None:

@@ -58,7 +58,7 @@ class RedisResults:
             with suppress(BoardGone):
                 await self._end(name, token, claimed)
 
-    def attempt(self, answer: bytes, is_retry: bool = False) -> RedisAttempt:
+    def attempt(self, answer: bytes, is_retry: bool = False, lost_s: float | None = None) -> RedisAttempt:
         return self._attempts.attempt(answer, is_retry)
 
     async def close(self) -> None:

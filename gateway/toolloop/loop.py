@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeAlias
 
 import orjson
 
-from gateway.claims import read_claim, says_retry
+from gateway.claims import lost_s, read_claim, says_retry
 from gateway.dialects.base import Script
 from gateway.exchange import Exchange, Json
 from gateway.splice import splice
@@ -34,7 +34,7 @@ Residency: TypeAlias = Callable[[Exchange, Script], tuple[Blocks, int]]
 class Runs(Protocol):
     """What the loop needs of a ToolRuntime."""
 
-    def attempt(self, answer: bytes, is_retry: bool) -> Attempt: ...
+    def attempt(self, answer: bytes, is_retry: bool, lost_s: float | None) -> Attempt: ...
 
     async def run(self, call: Call, context: Context, *, attempt: Attempt | None = None) -> Result: ...
 
@@ -214,7 +214,7 @@ class ToolLoop:
         if tool is not None and tool.is_stateful:
             history = self._format.earlier_calls(self._format.history(exchange.body), tool.name)
         turn_id = f"{exchange.id}/{self._number}"
-        context = Context(exchange.tenant, self._session, turn_id, exchange.key_id, history)
+        context = Context(exchange.tenant, self._session, turn_id, exchange.key_id, history, exchange.weight)
         if tool is None or is_too_many:
             return self._means.refused(call, context, self._means.clock())
         running = self._means.runtime.run(call, context, attempt=self._attempted(tool))
@@ -229,8 +229,9 @@ class ToolLoop:
             told = orjson.dumps(
                 [exchange.tenant, exchange.asked_model, session, asked], option=orjson.OPT_SORT_KEYS
             )
-            is_retry = says_retry(exchange.request.headers)
-            self._attempt = self._means.runtime.attempt(sha256(told).digest(), is_retry)
+            headers = exchange.request.headers
+            answer = sha256(told).digest()
+            self._attempt = self._means.runtime.attempt(answer, says_retry(headers), lost_s(headers))
         return self._attempt
 
     async def _stop(self) -> None:

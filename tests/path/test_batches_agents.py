@@ -14,7 +14,7 @@ import orjson
 import pytest
 from aiohttp import web
 
-from gateway.batches import runner
+from gateway.batches import agent_asked, runner
 from gateway.batches.sqlite import SqliteStore
 from tests.deadline import DEADLINE_S
 from tests.path import batch_tools
@@ -102,6 +102,27 @@ async def test_an_output_that_does_not_fit_the_schema_is_asked_for_once_more(
     assert (told["output"], told["turns"]) == ({"answer": 7}, 2)
     assert engine.calls[0].body["response_format"]["json_schema"]["schema"] == SCHEMA
     assert "$.answer" in engine.calls[1].body["messages"][-1]["content"]
+
+
+NEVER_ENDS = {
+    "a pattern": ({"type": "string", "pattern": "^(a+)+$"}, f'"{"a" * 60}!"'),
+    "references": ({"$ref": "#/$defs/twice"}, "[" * 60 + "]" * 60),
+}
+TWICE = {"anyOf": [{"items": {"$ref": "#/$defs/twice"}, "maxItems": 0}, {"items": {"$ref": "#/$defs/twice"}}] * 2}
+
+
+@pytest.mark.parametrize("which", NEVER_ENDS)
+async def test_a_schema_that_takes_for_ever_ends_its_own_run_and_holds_up_no_other(
+    start: Start, engine: FakeEngine, kept: dict[str, str], sdk: Connect, which: str
+) -> None:
+    answer, text = NEVER_ENDS[which]
+    schema = {"type": "object", "properties": {"answer": answer}, "$defs": {"twice": TWICE}}
+    script(engine, says(text=f'{{"answer": {text}}}'))
+    gateway = await start(engine, batches=kept)
+    told = await result(sdk(gateway), run(schema=schema))
+    assert told["error"]["code"] == "not_checked"
+    script(engine, says(text='{"answer": 7}'))
+    assert (await result(sdk(gateway), run(schema=SCHEMA)))["output"] == {"answer": 7}
 
 
 async def test_with_tools_the_schema_is_enforced_only_when_no_tool_may_be_called(
@@ -239,13 +260,25 @@ async def test_a_restart_goes_on_at_the_last_message_and_runs_nothing_twice_that
     assert sent.startswith(orjson.dumps(engine.calls[1].body["messages"])[:-1])
 
 
-async def test_a_line_on_which_the_gateway_fails_is_an_error_row_and_the_others_go_on(
+async def test_a_schema_that_leads_nowhere_is_told(
     start: Start, engine: FakeEngine, kept: dict[str, str], sdk: Connect
 ) -> None:
     script(engine, says(text="{}"))
+    told = await result(sdk(await start(engine, batches=kept)), run(schema={"$ref": "#/$defs/nowhere"}))
+    assert told["error"]["code"] == "not_checked"
+    assert "nowhere" in told["error"]["message"]
+
+
+async def test_a_line_on_which_the_gateway_fails_is_an_error_row_and_the_others_go_on(
+    start: Start, engine: FakeEngine, kept: dict[str, str], sdk: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(text: str) -> str:
+        raise RuntimeError("ours")
+
+    monkeypatch.setattr(agent_asked, "_unfenced", fail)
+    script(engine, says(text="{}"))
     client = sdk(await start(engine, batches=kept))
-    leads_nowhere = run("bad", schema={"$ref": "#/$defs/nowhere"})
-    done = await over(client, await create(client, [leads_nowhere, run("good")], endpoint=URL))
+    done = await over(client, await create(client, [run("bad", schema=SCHEMA), run("good")], endpoint=URL))
     assert done.request_counts is not None
     assert (done.status, done.request_counts.completed, done.request_counts.failed) == ("completed", 1, 1)
     row = (await rows_of(client, done.error_file_id))["bad"]

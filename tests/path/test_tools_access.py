@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator
@@ -172,3 +173,33 @@ async def test_no_tenant_s_execution_is_shared_with_another(
     for client in clients:
         assert (await client).status == 200
     assert len(bench.ran) == 2
+
+
+async def test_one_tenant_s_slow_calls_do_not_keep_another_s_from_a_tool(
+    start: Start, engine: FakeEngine, bench: Bench, tmp_path: Path
+) -> None:
+    """The next place is for the tenant that holds fewer, in whatever order they came."""
+
+    async def asks(tenant: str, number: int) -> asyncio.Task[Any]:
+        call = ("call_write_1", "write", json.dumps({"q": f"{tenant} {number}"}))
+        engine.plays += [says(Says(calls=(call,)))]
+        num_calls = len(engine.calls)
+        told = ASK | {"messages": [{"role": "user", "content": f"{tenant} {number}"}]}
+        task = asyncio.create_task(gateway.ask(told, Authorization=f"Bearer key-{tenant}"))
+        await engine.has_seen(num_calls + 1)
+        return task
+
+    gateway = await start(
+        engine, tools=bench.settings(concurrency=2), keys=keys(tmp_path, heavy=["*"], light=["*"])
+    )
+    bench.holds.clear()
+    tasks = [await asks("heavy", number) for number in range(6)]
+    await gateway.until(lambda: bench.num_running == 2)
+    tasks.append(await asks("light", 0))
+    await gateway.is_empty()  # no model call runs any more, so all calls of the tool have come
+    for _ in range(50):
+        await asyncio.sleep(0)
+    engine.plays += [says(LAST)] * 7
+    bench.holds.set()
+    assert [(await task).status for task in tasks] == [200] * 7
+    assert [arguments["q"] for _, arguments in bench.ran][2] == "light 0"

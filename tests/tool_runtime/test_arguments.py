@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from typing import Any
 
 import pytest
@@ -8,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tool_runtime.arguments import MAX_CHARS, InvalidArguments, Schema, canonical_text
-from tool_runtime.types import Json
+from tool_runtime.runtime import ToolRuntime
+from tool_runtime.types import Call, Context, Json, Tool
 
 SEARCH: Json = {
     "type": "object",
@@ -106,3 +109,47 @@ def test_equal_arguments_have_one_canonical_text(value: dict[str, Any], random: 
 
 def test_raw_text_that_is_not_json_is_its_own_canonical_text() -> None:
     assert [canonical_text(text) for text in ('{"b":1, "a":2}', "{oops")] == ['{"a":2,"b":1}', "{oops"]
+
+
+class Looked(dict[str, int]):
+    """An object that counts how often it is looked into."""
+
+    num = 0
+
+    def items(self) -> Any:
+        Looked.num += 1
+        return super().items()
+
+
+def test_items_that_must_differ_are_not_compared_each_with_each() -> None:
+    """3,000 objects, 30 kB that a model may write, took 11 s; ten times as many take a hundred times as long."""
+    unique = Schema({"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}})
+    validator: Any = unique._validator
+    assert list(validator.iter_errors({"a": [Looked(k=number) for number in range(300)]})) == []
+    assert Looked.num <= 1_000
+    with pytest.raises(InvalidArguments, match="non-unique"):
+        unique.read('{"a": [{"x": 1, "y": 2}, {"y": 2, "x": 1}]}')
+    assert unique.read('{"a": [1, true, "1", [1], {"1": 1}]}').value
+
+
+async def test_long_arguments_are_checked_beside_the_loop() -> None:
+    """A megabyte of them takes seconds, in which others are served."""
+    ticks, at_start = [0], []
+
+    async def run(arguments: Json, context: Context) -> str:
+        at_start.append(ticks[0])
+        return str(len(arguments["a"]))
+
+    async def tick() -> None:
+        while True:
+            ticks[0] += 1
+            await asyncio.sleep(0)
+
+    schema = {"type": "object", "properties": {"a": {"type": "array", "items": {"type": "integer"}}}}
+    runtime = ToolRuntime([Tool(name="t", description="", parameters=schema, run=run)], clock=time.monotonic)
+    ticking = asyncio.create_task(tick())
+    text = f'{{"a": [{",".join("1" * 300_000)}]}}'
+    assert (await runtime.run(Call("1", "t", text), Context("acme"))).text == "300000"
+    ticking.cancel()
+    assert at_start[0] > 20
+    await runtime.close()

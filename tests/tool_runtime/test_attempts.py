@@ -91,3 +91,51 @@ async def test_what_was_lost_first_is_forgotten_first(monkeypatch: pytest.Monkey
     for key in (b"1", b"2", b"3"):
         kept.lose(key, UNKNOWN)
     assert [kept.take(key) for key in (b"1", b"2", b"3")] == [None, UNKNOWN, UNKNOWN]
+
+
+async def of(kept: LocalAttempts, lost_s: float | None = None, num: int = 1) -> list[Outcome | None]:
+    """What an attempt is told of so many equal calls; None: it starts the call."""
+    attempt, told = kept.attempt(b"one", lost_s=lost_s), []
+    for _ in range(num):
+        async with attempt.claimed(b"key", UNKNOWN) as claimed:
+            told.append(claimed.outcome)
+            claimed.kept = Outcome(Status.OK, "done")
+    return told
+
+
+async def test_what_a_process_before_this_one_may_have_started_is_not_started_again() -> None:
+    now = [1000.0]
+    kept = LocalAttempts(lambda: now[0])
+    now[0] += 25.0
+    assert await of(kept, lost_s=40.0, num=2) == [UNKNOWN, None], (
+        "the model was told, and asks for it all the same"
+    )
+    now[0] += 100.0
+    assert await of(kept, lost_s=90.0) == [None], "that was asked of this process, which has not started it"
+
+
+async def test_an_attempt_that_its_client_has_lost_starts_nothing_any_more() -> None:
+    now = [1000.0]
+    kept = LocalAttempts(lambda: now[0])
+    now[0] += 3600.0
+    lost = kept.attempt(b"one")
+    async with lost.claimed(b"key", UNKNOWN) as first:
+        assert first.outcome is None
+    now[0] += 5.0
+    assert await of(kept, lost_s=5.2) == [UNKNOWN]
+    async with lost.claimed(b"other", UNKNOWN) as late:
+        assert late.outcome == UNKNOWN
+    lost.ended(is_whole=False)
+
+
+async def test_what_an_answer_has_started_that_ended_well_and_was_lost_on_its_way_is_known() -> None:
+    now = [1000.0]
+    kept = LocalAttempts(lambda: now[0])
+    now[0] += 3600.0
+    assert await of(kept) == [None]
+    kept._latest[b"one"].ended(is_whole=True)
+    now[0] += 1.0
+    assert await of(kept, lost_s=1.1) == [Outcome(Status.OK, "done")]
+    kept._latest[b"one"].ended(is_whole=True)
+    now[0] += 60.0
+    assert await of(kept) == [None], "and asked once more, it is another one"

@@ -5,22 +5,17 @@ Other databases are reached by a Python tool or an MCP server: there it is the a
 
 from __future__ import annotations
 
-import sqlite3
-from collections import defaultdict
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-from tool_runtime.calling import in_thread
 from tool_runtime.options import read
 from tool_runtime.sqlite import Database
-from tool_runtime.types import Context, Effect, Json, Limits, Tool, ToolError
+from tool_runtime.types import Context, Effect, Json, Limits, Tool
 
 KEYS = ":keys"
 MAX_KEYS = 500
-MAX_BYTES = 1_000_000
-"""Of the values of one result, roughly."""
 _BATCH_WINDOW_S = 0.02
 _GRACE_S = 5.0
 _AT_ONCE = 4
@@ -42,6 +37,9 @@ class Options:
     max_rows: int = 200
     """Of a query; with a prepared one, for each key."""
     timeout_s: float = 10.0
+    """Then the process that runs a query is killed."""
+    memory_bytes: int = 256 * 1024 * 1024
+    """That a query may take of SQLite; what it sorts outside of memory is bounded by the same."""
 
     def __post_init__(self) -> None:
         if bool(self.query) != bool(self.key) or (self.query and self.query.count(KEYS) != 1):
@@ -53,25 +51,20 @@ class Options:
 def build(settings: Mapping[str, Any]) -> Tool:
     """Raises ValueError."""
     options = read(Options, settings, "sql_query")
-    database = Database(options.database, options.timeout_s)
+    database = Database(options.database, options.timeout_s, options.memory_bytes)
+    try:
+        columns = database.columns(options.query.replace(KEYS, "") or "SELECT 1")
+    except ValueError as error:
+        raise ValueError(f"sql_query: {error}") from None
+    if options.key and options.key not in columns:
+        raise ValueError(f"sql_query: the result of the query has no column {options.key!r} but {columns}")
     return _prepared(options, database) if options.query else _free(options, database)
 
 
 def _free(options: Options, database: Database) -> Tool:
-    def first_rows(cursor: sqlite3.Cursor) -> Json:
-        result: Json = {"columns": _columns(cursor), "rows": []}
-        num_bytes = 0
-        for row in cursor:
-            num_bytes += _size(row)
-            if len(result["rows"]) == options.max_rows or num_bytes > MAX_BYTES:
-                return {**result, "cut": f"only the first {len(result['rows'])} rows"}
-            result["rows"].append(_json(row))
-        return result
-
     async def run(arguments: Json, context: Context) -> object:
-        return await in_thread(
-            partial(database.read, arguments["query"], arguments.get("parameters", []), first_rows)
-        )
+        values = arguments.get("parameters", [])
+        return await database.read(arguments["query"], values, {"max_rows": options.max_rows})
 
     return Tool(
         name=options.name,
@@ -88,33 +81,18 @@ def _free(options: Options, database: Database) -> Tool:
         },
         run=run,
         effect=Effect.READ_ONLY,
-        limits=Limits(timeout_s=options.timeout_s + _GRACE_S, concurrency=_AT_ONCE),
+        limits=_limits(options),
         source="builtin",
+        close=database.close,
     )
 
 
 def _prepared(options: Options, database: Database) -> Tool:
-    def by_key(cursor: sqlite3.Cursor) -> dict[str, list[list[Any]]]:
-        at = _columns(cursor).index(options.key)
-        rows: dict[str, list[list[Any]]] = defaultdict(list)
-        for row in cursor:
-            if len(rows[str(row[at])]) < options.max_rows:
-                rows[str(row[at])].append(_json(row))
-        return rows
-
-    try:
-        columns = database.read(options.query.replace(KEYS, ""), [], _columns)
-    except ToolError as error:
-        raise ValueError(f"sql_query: {error}") from None
-    if options.key not in columns:
-        raise ValueError(f"sql_query: the result of the query has no column {options.key!r} but {columns}")
-
     async def run_many(group: list[Json], context: Context) -> Sequence[object]:
         keys = [arguments[options.key] for arguments in group]
         query = options.query.replace(KEYS, ",".join("?" * len(keys)))
-        found = await in_thread(partial(database.read, query, keys, by_key))
-        assert isinstance(found, dict)
-        return [{"columns": columns, "rows": found.get(str(key), [])} for key in keys]
+        shape = {"max_rows": options.max_rows, "key": options.key, "keys": keys}
+        return list(json.loads(await database.read(query, keys, shape)))
 
     return Tool(
         name=options.name,
@@ -129,18 +107,11 @@ def _prepared(options: Options, database: Database) -> Tool:
         batch_window_s=_BATCH_WINDOW_S,
         max_batch=MAX_KEYS,
         effect=Effect.READ_ONLY,
-        limits=Limits(timeout_s=options.timeout_s + _GRACE_S, concurrency=_AT_ONCE),
+        limits=_limits(options),
         source="builtin",
+        close=database.close,
     )
 
 
-def _columns(cursor: sqlite3.Cursor) -> list[str]:
-    return [column[0] for column in cursor.description or ()]
-
-
-def _size(row: tuple[Any, ...]) -> int:
-    return sum(len(value) for value in row if isinstance(value, str | bytes))
-
-
-def _json(row: tuple[Any, ...]) -> list[Any]:
-    return [f"[{len(value)} bytes]" if isinstance(value, bytes) else value for value in row]
+def _limits(options: Options) -> Limits:
+    return Limits(timeout_s=options.timeout_s + _GRACE_S, concurrency=_AT_ONCE)

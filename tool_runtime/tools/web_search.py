@@ -10,6 +10,7 @@ from typing import Any
 
 from yarl import URL
 
+from tool_runtime.calling import in_thread
 from tool_runtime.options import read
 from tool_runtime.pages import text_of
 from tool_runtime.types import Context, Effect, Json, Limits, Tool, ToolError
@@ -100,7 +101,8 @@ async def _asked(options: Options, query: str) -> list[Hit]:
     if reply.status != 200:
         raise ToolError(f"{options.provider} answered {reply.status}")
     try:
-        return provider.hits(json.loads(reply.body))[: options.max_results]
+        # In a thread: an answer may be long, and all of it is read.
+        return await in_thread(lambda: provider.hits(json.loads(reply.body))[: options.max_results])
     except (ValueError, LookupError, TypeError, AttributeError):
         raise ToolError(f"{options.provider} answered with something else than results") from None
 
