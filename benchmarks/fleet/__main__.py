@@ -17,8 +17,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks import plots
-from benchmarks.fleet import report
+from benchmarks.fleet import plots, report
 from benchmarks.fleet.arms import ARMS
 from benchmarks.fleet.cells import Cell, run_cell
 from benchmarks.fleet.engines import ENGINES, PARALLEL, measured_chars_per_token

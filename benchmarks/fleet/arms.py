@@ -17,7 +17,7 @@ from benchmarks.fleet.clients import (
 )
 from benchmarks.fleet.engines import Engine
 from benchmarks.fleet.fleets import FleetSpec
-from benchmarks.peers import smg, vllm_router, vllm_router_programs
+from benchmarks.fleet.peers import smg, vllm_router, vllm_router_programs
 from gateway.demo.agents import Client
 from gateway.demo.processes import command
 from gateway.transport import Upstream

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from benchmarks.traced import Sent
+from benchmarks.clients.trace_replay import Sent
 from gateway.claims import Claim, read_claim
 from gateway.dialects.base import Dialect, Script
 from gateway.exchange import Exchange, Recognition, Reply, Timings, ToolCall

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.identity import merges_across_tenants, score_client, side_calls_as_turns
-from benchmarks.traced import Gateway
+from benchmarks.clients.identity import merges_across_tenants, score_client, side_calls_as_turns
+from benchmarks.clients.trace_replay import Gateway
 from policies.types import TurnKind
 from tests.traces import client_names, read_trace
 

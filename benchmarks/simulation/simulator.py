@@ -1,0 +1,289 @@
+"""The second driver of the Scheduler: virtual time, embedded engine models, no network.
+
+    python -m benchmarks.simulator --replay FILE
+
+replays a recorded log of facts and says whether the same decisions come out. Results of a simulation are those
+of a model: `gateway/embedded/timing.py` states it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import itertools
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.simulation.replay import replay
+from benchmarks.simulation.simulated import CachedTokens, Decider, Result, SimulatedSession, SimulatedTurn, World
+from benchmarks.simulation.workloads import AgentRun, Call
+from gateway.embedded.model import EngineModel, ModelRequest, Step
+from policies.types import (
+    BLOCK_CHARS,
+    Arrived,
+    Decision,
+    Ending,
+    Fact,
+    FirstByte,
+    Left,
+    Reject,
+    Release,
+    ReplicaReported,
+    SessionEnded,
+    Tick,
+    Turn,
+    TurnKind,
+    Usage,
+    WarmedUp,
+    WarmUp,
+)
+
+
+@dataclass(slots=True)
+class _Open:
+    """A call that was sent and has not ended."""
+
+    run: AgentRun
+    call: Call
+    turn: Turn
+    simulated: SimulatedTurn
+
+
+@dataclass(slots=True)
+class _Progress:
+    """A session that has begun."""
+
+    session: SimulatedSession
+    ended: Callable[[], None]
+    """Told to its parent."""
+    pending: int = 0
+    """Tools and sub-agents that its next call waits for."""
+
+
+class Simulation:
+    """One fleet against replicas of one world; `run` plays it to its end. Single use."""
+
+    def __init__(self, scheduler: Decider, world: World) -> None:
+        self._scheduler = scheduler
+        self._world = world
+        self._models = {f"r{number}": EngineModel(world.spec) for number in range(world.num_replicas)}
+        self._busy: set[str] = set()
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._sequence = itertools.count()
+        self._now = 0.0
+        self._wake_at: float | None = None
+        self._open: dict[str, _Open] = {}
+        self._last: dict[str, _Open] = {}
+        """By session: its last call that was answered."""
+        self._warming: dict[str, str] = {}
+        """Warm-up -> its session."""
+        self._progress: dict[str, _Progress] = {}
+        self._result = Result()
+
+    def run(self, runs: Sequence[AgentRun], num_at_once: int | None = None) -> Result:
+        """Open loop: each run begins at its own time; with `num_at_once` a closed loop: in their order, that many
+        at the start and one more whenever one ends. Raises AssertionError when a turn is left unserved."""
+        self._report()
+        if num_at_once is None:
+            for run in runs:
+                self._at(run.arrives_at, lambda run=run: self._begin(run, _nothing))  # type: ignore[misc]
+        else:
+            following = iter(runs)
+
+            def begin_next() -> None:
+                if (run := next(following, None)) is not None:
+                    self._begin(run, begin_next)
+
+            for _ in range(num_at_once):
+                self._at(0.0, begin_next)
+        while self._events:
+            self._now, _, event = heapq.heappop(self._events)
+            event()
+        assert not self._open, f"{len(self._open)} turns were never served"
+        self._result.preemptions = sum(model.counters.preemptions for model in self._models.values())
+        return self._result
+
+    def _report(self) -> None:
+        world = self._world
+        sample = world.sample_chars_per_token
+        capacity_tokens = round(world.spec.num_blocks * world.spec.block_tokens * world.stated_capacity)
+        for replica_id in self._models:
+            self._tell(
+                ReplicaReported(
+                    replica_id,
+                    capacity_tokens=capacity_tokens,
+                    slots=world.spec.max_num_seqs,
+                    waiting=0,
+                    tokens_per_char=None if sample is None else 1 / sample,
+                )
+            )
+
+    def _at(self, time: float, event: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (time, next(self._sequence), event))
+
+    # ---- agents
+
+    def _begin(self, run: AgentRun, ended: Callable[[], None]) -> None:
+        session = SimulatedSession(run.id, run.label, self._now, is_child=run.parent_id is not None)
+        self._result.sessions.append(session)
+        self._progress[run.id] = _Progress(session, ended)
+        for call in run.side:
+            self._send(run, call, -1)
+        self._send(run, run.calls[0], 0)
+
+    def _send(self, run: AgentRun, call: Call, index: int) -> None:
+        world = self._world
+        first_kind = run.first_kind if index == 0 else TurnKind.AGENT
+        chars = round(call.prompt_tokens * world.chars_per_token)
+        turn = Turn(
+            id=f"{run.id}.{index}.{next(self._sequence)}",
+            session_id=run.id,
+            family_id=run.family_id,
+            tenant=run.tenant,
+            model="m",
+            arrived_at=self._now,
+            blocks=call.text.chain(BLOCK_CHARS / world.chars_per_token)[: chars // BLOCK_CHARS],
+            chars=chars,
+            kind=TurnKind.SIDE if index < 0 else first_kind,
+            parent_id=run.parent_id,
+            remaining_turns=len(run.calls) - index - 1 if world.declares_turns and index >= 0 else None,
+            max_wait_s=world.max_wait_s,
+        )
+        simulated = SimulatedTurn(run.id, index, self._now, call.prompt_tokens, call.output_tokens)
+        self._open[turn.id] = _Open(run, call, turn, simulated)
+        self._tell(Arrived(turn))
+
+    def _answered(self, turn_id: str) -> None:
+        """An answer is complete: its tool and its sub-agents start, or its session ends."""
+        sent = self._open.pop(turn_id)
+        run, call, simulated = sent.run, sent.call, sent.simulated
+        simulated.done_at = self._now
+        self._last[run.id] = sent
+        self._result.turns.append(simulated)
+        self._tell(Left(turn_id, Ending.COMPLETE, self._usage(simulated)))
+        if simulated.index < 0:
+            return
+        progress = self._progress[run.id]
+        if simulated.index + 1 < len(run.calls):
+            progress.pending = 1 + len(call.children)
+
+            def returned() -> None:
+                progress.pending -= 1
+                if not progress.pending:
+                    self._send(run, run.calls[simulated.index + 1], simulated.index + 1)
+
+            self._at(self._now + call.gap_s, returned)
+            for child in call.children:
+                begin = lambda child=child: self._begin(child, returned)  # noqa: E731
+                self._at(self._now + child.arrives_at, begin)
+        else:
+            progress.session.done_at = self._now
+            del self._progress[run.id]
+            if self._world.declares_end:
+                self._tell(SessionEnded(run.id))
+            progress.ended()
+
+    def _usage(self, simulated: SimulatedTurn) -> Usage:
+        told = {CachedTokens.TOLD: simulated.cached_tokens, CachedTokens.ABSENT: None, CachedTokens.ZERO: 0}
+        return Usage(simulated.prompt_tokens, told[self._world.cached_tokens], simulated.output_tokens)
+
+    # ---- the Scheduler
+
+    def _tell(self, fact: Fact) -> None:
+        self._result.num_facts += 1
+        decisions, wake_at = self._scheduler.tell(fact, self._now)
+        for decision in decisions:
+            self._carry_out(decision)
+        if wake_at is not None and (self._wake_at is None or wake_at < self._wake_at) and self._open:
+            self._wake_at = wake_at
+            self._at(max(wake_at, self._now), self._tick)
+
+    def _tick(self) -> None:
+        self._wake_at = None
+        self._tell(Tick())
+
+    def _carry_out(self, decision: Decision) -> None:
+        if isinstance(decision, WarmUp):
+            self._warm_up(decision)
+            return
+        if isinstance(decision, Release):
+            return  # the model evicts by age alone
+        sent = self._open[decision.turn_id]
+        simulated = sent.simulated
+        if isinstance(decision, Reject):
+            del self._open[decision.turn_id]
+            self._result.rejections += 1
+            again = lambda: self._resend(sent)  # noqa: E731
+            self._at(self._now + decision.retry_after_s, again)
+            return
+        simulated.dispatched_at, simulated.replica_id = self._now, decision.replica_id
+        self._submit(decision.replica_id, decision.turn_id, sent.call, sent.call.output_tokens)
+
+    def _warm_up(self, warm_up: WarmUp) -> None:
+        """The last prompt of a session again, for one token."""
+        call, name = self._last[warm_up.session_id].call, f"warm-up.{next(self._sequence)}"
+        self._warming[name] = warm_up.session_id
+        self._result.warm_ups += 1
+        self._submit(warm_up.replica_id, name, call, 1)
+
+    def _submit(self, replica_id: str, name: str, call: Call, output_tokens: int) -> None:
+        block_tokens = self._world.spec.block_tokens
+        known_tokens = call.prompt_tokens + (output_tokens if self._world.rehits_outputs else 0)
+        blocks = call.text.chain(block_tokens)[: known_tokens // block_tokens]
+        self._models[replica_id].submit(ModelRequest(name, blocks, call.prompt_tokens, output_tokens))
+        if replica_id not in self._busy:
+            self._busy.add(replica_id)
+            self._at(self._now, lambda: self._step(replica_id))
+
+    def _resend(self, refused: _Open) -> None:
+        """A client tries a refused call again; its wait counts from the first time."""
+        self._send(refused.run, refused.call, refused.simulated.index)
+        for sent in self._open.values():
+            if sent.run is refused.run and sent.simulated.index == refused.simulated.index:
+                sent.simulated.wanted_at = refused.simulated.wanted_at
+
+    # ---- engines
+
+    def _step(self, replica_id: str) -> None:
+        step = self._models[replica_id].step(self._horizon_s())
+        if step is None:
+            self._busy.discard(replica_id)
+        else:
+            self._at(self._now + step.duration_s, lambda: self._stepped(replica_id, step))
+
+    def _horizon_s(self) -> float:
+        """Time for which nothing outside the engine can happen; until then it may run its iterations as one."""
+        return self._events[0][0] - self._now if self._events else float("inf")
+
+    def _stepped(self, replica_id: str, step: Step) -> None:
+        for prefilled in step.prefilled:
+            if prefilled.is_first and prefilled.id in self._open:
+                simulated = self._open[prefilled.id].simulated
+                simulated.first_token_at, simulated.cached_tokens = self._now, prefilled.cached_tokens
+                self._tell(FirstByte(prefilled.id))
+        for name in step.finished:
+            if (session_id := self._warming.pop(name, None)) is None:
+                self._answered(name)
+            else:
+                self._tell(WarmedUp(session_id, is_done=True))
+        self._step(replica_id)
+
+
+def _nothing() -> None:
+    """Nobody waits for a session that is no sub-agent."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument(
+        "--replay", type=Path, required=True, metavar="FILE", help="a log of facts (logging.facts)"
+    )
+    report = replay(parser.parse_args().replay)
+    print(report)
+    return 0 if report.is_same else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
