@@ -21,8 +21,7 @@ from benchmarks.fleet import plots, report
 from benchmarks.fleet.arms import ARMS
 from benchmarks.fleet.cells import Cell, run_cell
 from benchmarks.fleet.engines import ENGINES, PARALLEL, measured_chars_per_token
-from benchmarks.fleet.fleets import FLEETS
-from benchmarks.fleet.suites import SUITES, Job
+from benchmarks.fleet.fleets import FLEETS, SUITES, Job
 from benchmarks.results import write
 from gateway.transport import UpstreamCut, UpstreamRefused
 from tests.real.parts import NotInstalledError

@@ -15,7 +15,7 @@ from typing import Any
 import matplotlib as mpl
 
 from benchmarks.fleet import report
-from benchmarks.fleet.figures import Figures
+from benchmarks.fleet.cells import Figures
 
 mpl.use("Agg")
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import orjson
 
 from benchmarks.fleet.arms import ARMS
-from benchmarks.fleet.cells import Cell
-from benchmarks.fleet.figures import SHORTEST_FIFO_WAIT_S, Figures
+from benchmarks.fleet.cells import SHORTEST_FIFO_WAIT_S, Cell, Figures
 
 Cells = dict[tuple[str, int], Cell]
 """By arm and seed."""

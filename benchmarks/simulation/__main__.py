@@ -11,10 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks.simulation.experiments import classes, shapes, sharing
-from benchmarks.simulation.experiments_claims import robustness
-from benchmarks.simulation.experiments_load import cliff, overload
-from benchmarks.simulation.experiments_warmup import warm_up
+from benchmarks.simulation.experiments import classes, cliff, overload, robustness, shapes, sharing, warm_up
 from benchmarks.simulation.report import Outcome, publish
 
 EXPERIMENTS: dict[str, Callable[[Sequence[int]], Outcome]] = {

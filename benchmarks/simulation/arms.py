@@ -8,8 +8,7 @@ from functools import partial
 from typing import TypeAlias
 
 from benchmarks.simulation.oracle import RequestCap, SumLedger, session_cap, shortest_first, shortest_in_bounds
-from benchmarks.simulation.simulated import Decider, Result, SimulatedTurn, World
-from benchmarks.simulation.simulator import Simulation
+from benchmarks.simulation.simulator import Decider, Result, SimulatedTurn, Simulation, World
 from benchmarks.simulation.workloads import AgentRun
 from gateway.demo.report import quantile
 from policies.admission import Limits

@@ -1,8 +1,9 @@
-"""Experiments over kinds of fleets: shared prefixes, mixed classes, and one setting on many shapes."""
+"""The experiments in virtual time: load, kinds of fleets, what engines and clients say, and warm-ups."""
 
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -10,10 +11,14 @@ from functools import partial
 from benchmarks.simulation import generator
 from benchmarks.simulation.arms import (
     ARMS,
+    INFINITE_CACHE,
     Cell,
     Figures,
+    Measure,
+    Sweep,
     makespan_s,
     mean,
+    p99_session_s,
     p99_ttft_later_s,
     ratio,
     session_s,
@@ -21,12 +26,104 @@ from benchmarks.simulation.arms import (
     throughput,
     uncached,
 )
-from benchmarks.simulation.experiments_load import BASE, lines
 from benchmarks.simulation.report import Bar, Outcome, Picture
-from benchmarks.simulation.simulated import World
-from benchmarks.simulation.workloads import BOUNDED, HEAVY, AgentRun, mixed, plain, siblings, with_children
+from benchmarks.simulation.simulator import CachedTokens, World
+from benchmarks.simulation.workloads import (
+    BOUNDED,
+    HEAVY,
+    AgentRun,
+    Kind,
+    mixed,
+    of_kind,
+    plain,
+    siblings,
+    with_children,
+)
 from gateway.demo.workload import Shape
 from gateway.embedded.model import EngineSpec
+
+BASE = World(EngineSpec(2_500))
+"""40,000 tokens of KV cache: about 20 of the 40 sessions of the base fleet."""
+R_PER_S = 40 / 44.9
+"""Rates are multiples of R, 40 sessions per makespan of the straight closed loop of 40."""
+
+
+def cliff(seeds: Sequence[int]) -> Outcome:
+    """Throughput against sessions at once."""
+    arms, counts = ("straight", "fifo", "turns", "oracle cap"), (8, 12, 16, 20, 24, 28, 32, 40, 50, 60, 80)
+    cells = [Cell(partial(plain, Shape(max(160, 3 * count))), BASE, count) for count in counts]
+    found = sweep(arms, cells, seeds)
+    rate = {arm: [mean(runs, throughput) for runs in found[arm]] for arm in arms}
+    last = {arm: values[-1] for arm, values in rate.items()}
+    below = [rate["turns"][i] / rate["straight"][i] for i, count in enumerate(counts) if count <= 16]
+    bars = [
+        Bar("throughput over straight's, worst of 8 to 16 sessions", min(below), least=0.98),
+        Bar("throughput over straight's, 80 sessions", last["turns"] / last["straight"], least=1.1),
+        Bar("throughput over the best fixed cap's, 80 sessions", last["turns"] / last["oracle cap"], least=0.97),
+    ]
+    return Outcome(
+        "Output tokens per second against the number of sessions that run at once, closed loop: 4 turns, 2,008 "
+        "tokens of prompt shared, 400 tokens appended per turn, 40,000 tokens of cache. `fifo` is a cap of 16 "
+        "requests; `oracle cap` is the best fixed cap on sessions of a scheduler that knows when a session ends.",
+        ["sessions", *arms],
+        [[count, *(rate[arm][i] for arm in arms)] for i, count in enumerate(counts)],
+        found,
+        bars,
+        [
+            Picture("Throughput", "sessions at once", "output tokens/s", lines(counts, found, throughput)),
+            Picture("Recomputation", "sessions at once", "uncached tokens", lines(counts, found, uncached)),
+        ],
+    )
+
+
+def overload(seeds: Sequence[int]) -> Outcome:
+    """The tails below, at and past the cliff."""
+    arms, rates = (
+        ("straight", "turns", "oracle cap", "oracle", INFINITE_CACHE),
+        (0.8, 1.0, 1.15, 1.3, 1.5, 1.8, 2.4),
+    )
+    cells = [Cell(partial(plain, Shape(200, arrival_rate_per_s=rate * R_PER_S)), BASE) for rate in rates]
+    found = sweep(arms, cells, seeds)
+    measures = {"mean": session_s, "p99": p99_session_s, "p99 TTFT later": p99_ttft_later_s}
+
+    def against(rate: float, of: Measure) -> float:
+        at = rates.index(rate)
+        return ratio(found["turns"][at], found["straight"][at], of)
+
+    rows: list[list[object]] = []
+    for i, rate in enumerate(rates):
+        for arm in arms:
+            ratios = [ratio(found[arm][i], found["straight"][i], of) for of in measures.values()]
+            means = [mean(found[arm][i], of) for of in measures.values()]
+            rows.append([rate, arm, *means, *ratios, max(figures.max_wait_s for figures in found[arm][i])])
+    return Outcome(
+        "200 sessions of 4 turns, Poisson arrivals at multiples of R (0.89 sessions per second). Straight "
+        "collapses near 1.2 R, so 2.4 R is twice the cliff.",
+        [
+            "rate / R",
+            "arm",
+            *(f"{name} s" for name in measures),
+            *(f"{name}, ratio" for name in measures),
+            "longest wait s",
+        ],
+        rows,
+        found,
+        [
+            Bar("mean completion over straight's at 1.0 R", against(1.0, session_s), most=1.02),
+            Bar("mean completion over straight's at 1.3 R", against(1.3, session_s), most=0.75),
+            Bar("p99 completion over straight's at 2.4 R", against(2.4, p99_session_s), most=0.7),
+            Bar("p99 TTFT of later turns over straight's at 2.4 R", against(2.4, p99_ttft_later_s), most=0.25),
+        ],
+        [Picture(name, "rate / R", "s", lines(rates, found, of)) for name, of in measures.items()],
+    )
+
+
+def lines(across: Sequence[float], found: Sweep, of: Measure) -> dict[str, list[tuple[float, float]]]:
+    """One line per arm."""
+    return {
+        arm: [(x, mean(runs, of)) for x, runs in zip(across, cells, strict=True)] for arm, cells in found.items()
+    }
+
 
 EIGHTY = World(EngineSpec(5_000))
 """80,000 tokens of cache."""
@@ -189,3 +286,127 @@ def _with_children(seed: int) -> list[AgentRun]:
 def _day_to_day(seed: int) -> list[AgentRun]:
     """Sessions of the calibrated generator at a fiftieth of their size."""
     return generator.sessions(60, seed, rate_per_s=0.1, scale=0.02)
+
+
+LEFT_OUT_S = 120.0
+ROBUSTNESS_RATE = 1.3
+SILENT, REHITS = "nobody cooperates", "outputs are found again"
+
+
+def _worlds() -> dict[str, tuple[World, str]]:
+    """Each with the one that it must not differ from."""
+    rehits = replace(BASE, rehits_outputs=True)
+    return {
+        SILENT: (BASE, SILENT),
+        "ends are declared": (replace(BASE, declares_end=True), SILENT),
+        "ends and remaining turns are declared": (replace(BASE, declares_end=True, declares_turns=True), SILENT),
+        "capacity stated 20 % too small": (replace(BASE, stated_capacity=0.8), SILENT),
+        "capacity stated 20 % too large": (replace(BASE, stated_capacity=1.2), SILENT),
+        "cached tokens absent": (replace(BASE, cached_tokens=CachedTokens.ABSENT), SILENT),
+        "cached tokens always 0": (replace(BASE, cached_tokens=CachedTokens.ZERO), SILENT),
+        "3 characters per token, no sample": (
+            replace(BASE, chars_per_token=3.0, sample_chars_per_token=None),
+            SILENT,
+        ),
+        "sample 20 % off": (replace(BASE, sample_chars_per_token=4.8), SILENT),
+        REHITS: (rehits, REHITS),
+        "the same, cached tokens absent": (replace(rehits, cached_tokens=CachedTokens.ABSENT), REHITS),
+    }
+
+
+def robustness(seeds: Sequence[int]) -> Outcome:
+    """What others say, or leave out, must not matter."""
+    said = _worlds()
+    draw = partial(plain, Shape(300, arrival_rate_per_s=ROBUSTNESS_RATE * R_PER_S))
+    cells = [Cell(draw, world, after_s=LEFT_OUT_S) for world, _ in said.values()]
+    found = sweep(("turns",), cells, seeds)
+    runs = dict(zip(said, found["turns"], strict=True))
+    straight = sweep(("straight",), cells[:1], seeds)["straight"][0]
+    against = {name: ratio(runs[name], runs[other], session_s) for name, (_, other) in said.items()}
+    rows = [
+        [
+            name,
+            mean(runs[name], session_s),
+            against[name],
+            ratio(runs[name], runs[other], makespan_s),
+            mean(runs[name], uncached),
+            mean(runs[name], p99_ttft_later_s),
+        ]
+        for name, (_, other) in said.items()
+    ]
+    rows.append(
+        [
+            "(straight)",
+            mean(straight, session_s),
+            "",
+            "",
+            *(mean(straight, m) for m in (uncached, p99_ttft_later_s)),
+        ]
+    )
+    return Outcome(
+        f"300 sessions of 4 turns, Poisson arrivals at {ROBUSTNESS_RATE} R, the default policy. Completions are "
+        f"those of sessions that arrived after the first {LEFT_OUT_S:.0f} s. Ratios are to the row where nobody "
+        "cooperates or, where the engine finds its own answers again in the next prompt, to that row.",
+        ["", "mean completion s", "ratio", "makespan, ratio", "uncached tokens", "p99 TTFT later s"],
+        rows,
+        runs,
+        _robustness_bars(against),
+    )
+
+
+def _robustness_bars(against: Mapping[str, float]) -> list[Bar]:
+    names = [name for name, (_, other) in _worlds().items() if name != other]
+    return [
+        *(Bar(f"silence against: {name}", 1 / against[name], most=1.03) for name in names[:2]),
+        *(Bar(name, against[name], most=1.03) for name in names[2:]),
+    ]
+
+
+NUM_SLOW, NUM_BURSTS, OF_BURST = 6, 12, 16
+SLOW_TOOL_S = 40.0
+QUICK = Kind("quick", (3, 0.2), 5, 2_000, (1_000, 3_000), (600, 0.5), (120, 0.3), (0.5, 0.5))
+BURST_FLEETS = {
+    "quiet in between, tools of one length": (90.0, 0.02),
+    "quiet in between, tools of any length": (90.0, 1.0),
+    "never quiet, tools of one length": (45.0, 0.02),
+    "never quiet, tools of any length": (45.0, 1.0),
+}
+"""Seconds between bursts, and sigma of the slow tools."""
+WARM_UP_ARMS = ("straight", "turns", "warming up")
+
+
+def bursts(every_s: float, spread: float, seed: int) -> list[AgentRun]:
+    """A few agents whose tools take about SLOW_TOOL_S, and now and then a burst of quick ones."""
+    rng = random.Random(seed)
+    slow = Kind("slow", (12, 0.1), 14, 2_000, (2_500, 3_500), (300, 0.5), (120, 0.3), (SLOW_TOOL_S, spread))
+    runs = [of_kind(slow, f"slow-{number}", rng.uniform(0.0, SLOW_TOOL_S), rng) for number in range(NUM_SLOW)]
+    for number in range(NUM_BURSTS):
+        at = every_s * (number + 1)
+        runs += [of_kind(QUICK, f"quick-{number}-{member}", at, rng) for member in range(OF_BURST)]
+    return sorted(runs, key=lambda run: run.arrives_at)
+
+
+def slow_ttft_s(figures: Figures) -> float:
+    return figures.ttft_later_of_class_s["slow"]
+
+
+def warm_up(seeds: Sequence[int]) -> Outcome:
+    """What a session lost while its tool ran is computed again before the tool returns, or after."""
+    found = sweep(WARM_UP_ARMS, [Cell(partial(bursts, *fleet), BASE) for fleet in BURST_FLEETS.values()], seeds)
+    measures = (slow_ttft_s, p99_ttft_later_s, session_s, uncached, lambda figures: figures.warm_ups)
+    rows = [
+        [name, arm, *(mean(found[arm][i], measure) for measure in measures)]
+        for i, name in enumerate(BURST_FLEETS)
+        for arm in WARM_UP_ARMS
+    ]
+    against = [ratio(found["warming up"][i], found["turns"][i], slow_ttft_s) for i in range(len(BURST_FLEETS))]
+    most = [0.9 if name.startswith("quiet") else 1.05 for name in BURST_FLEETS]
+    return Outcome(
+        f"{NUM_SLOW} agents whose tools take {SLOW_TOOL_S:.0f} s and, every 90 or 45 s, a burst of {OF_BURST} "
+        "quick ones that need more than the cache. `warming up`: as `turns`, with warm-ups. Bars: mean TTFT of "
+        "the later turns of the slow ones, over that without warm-ups.",
+        ["fleet", "arm", "TTFT later, slow s", "p99 TTFT later s", "mean completion s", "uncached", "warm-ups"],
+        rows,
+        {f"{name}, {arm}": found[arm][i] for arm in WARM_UP_ARMS for i, name in enumerate(BURST_FLEETS)},
+        [Bar(name, value, most=bar) for name, value, bar in zip(BURST_FLEETS, against, most, strict=True)],
+    )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import TypeAlias
 
-from benchmarks.simulation.simulated import Decider, World
+from benchmarks.simulation.simulator import Decider, World
 from benchmarks.simulation.workloads import AgentRun, everyone
 from policies.admission import Limits
 from policies.line import FAIR

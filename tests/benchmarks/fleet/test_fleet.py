@@ -6,11 +6,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.fleet import report
-from benchmarks.fleet.cells import Cell
+from benchmarks.fleet.cells import Cell, Figures, figures
 from benchmarks.fleet.clients import SessionCapClient, SlotsClient
-from benchmarks.fleet.figures import Figures, figures
-from benchmarks.fleet.fleets import FleetSpec
-from benchmarks.fleet.suites import Job
+from benchmarks.fleet.fleets import FleetSpec, Job
 from gateway.demo.agents import SessionRecord, TurnRecord
 from gateway.demo.workload import PlannedSession, PlannedTurn, Shape
 from tests.deadline import DEADLINE_S

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.simulation.arms import ARMS, INFINITE_CACHE, Cell, ratio, session_s, sweep, uncached
 from benchmarks.simulation.report import Bar, Outcome, Picture, publish
-from benchmarks.simulation.simulated import World
+from benchmarks.simulation.simulator import World
 from benchmarks.simulation.workloads import BOUNDED, mixed, plain
 from gateway.demo.workload import Shape
 from gateway.embedded.model import EngineSpec

@@ -15,8 +15,7 @@ from benchmarks.simulation.oracle import (
     shortest_first,
     shortest_in_bounds,
 )
-from benchmarks.simulation.simulated import World
-from benchmarks.simulation.simulator import Simulation
+from benchmarks.simulation.simulator import Simulation, World
 from benchmarks.simulation.workloads import BOUNDED, HEAVY, mixed, plain
 from gateway.demo.workload import Shape
 from gateway.embedded.model import EngineSpec

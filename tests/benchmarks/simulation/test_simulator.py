@@ -6,8 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from benchmarks.simulation.simulated import CachedTokens, Decider, Result, World
-from benchmarks.simulation.simulator import Simulation
+from benchmarks.simulation.simulator import CachedTokens, Decider, Result, Simulation, World
 from benchmarks.simulation.workloads import BOUNDED, HEAVY, AgentRun, Call, Text, mixed, plain, with_children
 from gateway.demo.workload import Shape
 from gateway.embedded.model import EngineSpec
