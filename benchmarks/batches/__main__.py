@@ -4,7 +4,7 @@
 
 List: one `/v1/completions` through the gateway, against a client that knows both engines, sorts its prompts by
 prefix and sends each engine its half as one list. In the last arm one engine is killed in the middle. Batch: the
-same prompts as lines of `/v1/batches`, and what single clients see of it, who ask one question after the other.
+same prompts as lines of `/v1/batches`, and what single clients see of it, which ask one question after the other.
 The engines are models of one (`turngate engine`): read seconds as ratios.
 """
 
@@ -20,13 +20,14 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import orjson
 
-from benchmarks.results import write
+from benchmarks.results import add_results_option, write
 from gateway.demo.agents import prose
 from gateway.demo.processes import command
 from tests.real.gateway import sample
@@ -69,45 +70,46 @@ async def stack(directory: str) -> AsyncIterator[Stack]:
         yield Stack(session, (first, second), gateway, asyncio.Event())
 
 
-def prompts(num: int, seed: int) -> list[str]:
+def draw_prompts(num: int, seed: int) -> list[str]:
     """In no order; each begins like one twentieth of the others."""
     heads = [prose(f"{seed}/{group}", PREFIX_CHARS) for group in range(NUM_GROUPS)]
     return [f"{heads[n * 7 % NUM_GROUPS]}\n{n}: {prose(f'{seed}/own/{n}', OWN_CHARS)}" for n in range(num)]
 
 
-async def ask(session: aiohttp.ClientSession, base_url: str, asked: Any) -> list[str]:
+async def ask(session: aiohttp.ClientSession, base_url: str, prompt: Any) -> list[str]:
     """The texts of the answers, in the order of the prompts."""
-    async with session.post(base_url + PATH, json=PARAMETERS | {"prompt": asked}) as response:
+    async with session.post(base_url + PATH, json=PARAMETERS | {"prompt": prompt}) as response:
         body = orjson.loads(await response.read())
     assert response.status == 200, body
     assert [choice["index"] for choice in body["choices"]] == list(range(len(body["choices"])))
     return [choice["text"] for choice in body["choices"]]
 
 
-async def hand_sharded(here: Stack, asked: list[str]) -> list[str]:
-    order = sorted(range(len(asked)), key=lambda n: asked[n])
+async def hand_sharded(here: Stack, prompts: list[str]) -> list[str]:
+    order = sorted(range(len(prompts)), key=lambda n: prompts[n])
     halves = order[: len(order) // 2], order[len(order) // 2 :]
-    found = await asyncio.gather(
-        *(ask(here.session, url, [asked[n] for n in half]) for url, half in zip(here.engines, halves, strict=True))
-    )
+    lists = [[prompts[n] for n in half] for half in halves]
+    answers = await asyncio.gather(*map(partial(ask, here.session), here.engines, lists))
     texts = {
-        n: text for half, answers in zip(halves, found, strict=True) for n, text in zip(half, answers, strict=True)
+        n: text for half, part in zip(halves, answers, strict=True) for n, text in zip(half, part, strict=True)
     }
-    return [texts[n] for n in range(len(asked))]
+    return [texts[n] for n in range(len(prompts))]
 
 
-async def through_gateway(here: Stack, asked: list[str]) -> list[str]:
-    return await ask(here.session, here.gateway, asked)
+async def through_gateway(here: Stack, prompts: list[str]) -> list[str]:
+    return await ask(here.session, here.gateway, prompts)
 
 
-Arm = Callable[[Stack, list[str]], Awaitable[list[str]]]
+ListClient = Callable[[Stack, list[str]], Awaitable[list[str]]]
 
 
-async def timed(arm: Arm, asked: list[str], directory: str, kill_after_s: float | None = None) -> dict[str, Any]:
+async def timed(
+    arm: ListClient, prompts: list[str], directory: str, kill_after_s: float | None = None
+) -> dict[str, Any]:
     async with stack(directory) as here:
         await ask(here.session, here.gateway, "warm")
         began = time.monotonic()
-        work = asyncio.ensure_future(arm(here, asked))
+        work = asyncio.ensure_future(arm(here, prompts))
         if kill_after_s is not None:
             await asyncio.sleep(kill_after_s)
             await kill(here.engines[0])
@@ -124,7 +126,7 @@ async def kill(base_url: str) -> None:
         if entry.name.isdigit() and _listens(entry, port):
             os.kill(int(entry.name), signal.SIGKILL)
             return
-    raise LookupError(f"nobody listens on port {port}")
+    raise LookupError(f"no process listens on port {port}")
 
 
 def _listens(process: Path, port: int) -> bool:
@@ -138,13 +140,13 @@ def _listens(process: Path, port: int) -> bool:
     )
 
 
-async def batch(asked: list[str], directory: str, with_batch: bool) -> dict[str, Any]:
+async def batch(prompts: list[str], directory: str, with_batch: bool) -> dict[str, Any]:
     """The lines of a batch, and the waits of clients beside it."""
     async with stack(directory) as here:
         over = asyncio.Event()
         clients = [asyncio.create_task(client(here, n, over)) for n in range(NUM_CLIENTS)]
         began = time.monotonic()
-        counts = await run_batch(here, asked) if with_batch else await asyncio.sleep(30, {})
+        counts = await run_batch(here, prompts) if with_batch else await asyncio.sleep(30, {})
         wall_s = time.monotonic() - began
         over.set()
         waits_s = sorted(wait for waits in await asyncio.gather(*clients) for wait in waits)
@@ -172,10 +174,10 @@ async def client(here: Stack, number: int, over: asyncio.Event) -> list[float]:
     return waits_s
 
 
-async def run_batch(here: Stack, asked: list[str]) -> dict[str, int]:
+async def run_batch(here: Stack, prompts: list[str]) -> dict[str, int]:
     rows = (
         {"custom_id": str(n), "method": "POST", "url": PATH, "body": PARAMETERS | {"prompt": text}}
-        for n, text in enumerate(asked)
+        for n, text in enumerate(prompts)
     )
     form = aiohttp.FormData({"purpose": "batch"})
     form.add_field("file", b"\n".join(map(orjson.dumps, rows)), filename="in.jsonl")
@@ -193,27 +195,27 @@ async def run_batch(here: Stack, asked: list[str]) -> dict[str, int]:
 
 
 async def main(arguments: argparse.Namespace) -> None:
-    asked, found = prompts(arguments.prompts, arguments.seed), {}
-    arms: dict[str, Arm] = {"by hand": hand_sharded, "gateway": through_gateway}
+    prompts, runs = draw_prompts(arguments.prompts, arguments.seed), {}
+    arms: dict[str, ListClient] = {"by hand": hand_sharded, "gateway": through_gateway}
     for name, arm in arms.items():
-        found[name] = await timed(arm, asked, arguments.directory)
-        print(name, round(found[name]["wall_s"], 2), file=sys.stderr, flush=True)
+        runs[name] = await timed(arm, prompts, arguments.directory)
+        print(name, round(runs[name]["wall_s"], 2), file=sys.stderr, flush=True)
     name = "gateway, one engine killed"
-    found[name] = await timed(through_gateway, asked, arguments.directory, KILL_AFTER * found["gateway"]["wall_s"])
-    right = found["by hand"]["texts"]
-    for run in found.values():
+    runs[name] = await timed(through_gateway, prompts, arguments.directory, KILL_AFTER * runs["gateway"]["wall_s"])
+    right = runs["by hand"]["texts"]
+    for run in runs.values():
         run["wrong"] = sum(a != b for a, b in zip(run.pop("texts"), right, strict=True))
-    alone = await batch(asked, arguments.directory, with_batch=False)
-    beside = await batch(asked, arguments.directory, with_batch=True)
-    text = table(found, alone, beside)
+    alone = await batch(prompts, arguments.directory, with_batch=False)
+    beside = await batch(prompts, arguments.directory, with_batch=True)
+    text = table(runs, alone, beside)
     print(text)
-    write("batches", text, {"list": found, "alone": alone, "beside": beside}, Path(arguments.results))
+    write(arguments.results, "batches", text, {"list": runs, "alone": alone, "beside": beside})
 
 
-def table(found: dict[str, dict[str, Any]], alone: dict[str, Any], beside: dict[str, Any]) -> str:
-    best_s = found["by hand"]["wall_s"]
+def table(runs: dict[str, dict[str, Any]], alone: dict[str, Any], beside: dict[str, Any]) -> str:
+    best_s = runs["by hand"]["wall_s"]
     lines = ["| list | seconds | of by hand | answers | wrong |", "|---" * 5 + "|"]
-    for name, run in found.items():
+    for name, run in runs.items():
         ratio = run["wall_s"] / best_s
         lines.append(f"| {name} | {run['wall_s']:.1f} | {ratio:.2f} | {run['answers']:,} | {run['wrong']} |")
     lines += ["", "| clients' first byte | p50 s | p95 s | lines | batch s |", "|---" * 5 + "|"]
@@ -228,7 +230,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--directory", default="/tmp/turngate-benchmark", help="for the batch")
-    parser.add_argument("--results", default="benchmarks/results", help="folder for the table and its data")
+    add_results_option(parser, __file__)
     return parser.parse_args()
 
 

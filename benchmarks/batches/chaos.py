@@ -1,11 +1,11 @@
 """200 durable agents while gateway and client are killed: is anything lost, doubled, or done again?
 
-    python -m benchmarks.chaos [--agents 200] [--kills 20]
+    python -m benchmarks.batches.chaos [--agents 200] [--kills 20]
 
 Two ways to run them: `batch-agent run --checkpoint-dir`, whose process and whose gateway are each killed (SIGKILL)
 so many times; and lines of `/v1/batches` that are agent runs, whose gateway is killed. What was killed is started
 again at once. Points are spread at random over the model calls that the agents need. Each agent calls a tool that
-must not run twice, in every turn but the last. The engine, a model of one, counts what it is asked.
+must not run twice, in every turn but the last. The engine, a model of one, counts its calls.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,12 +30,12 @@ import aiohttp
 
 from benchmarks.batches.chaos_tool import RUNS
 from benchmarks.batches.recorded_engine import RecordedEngine, recorded_engine
-from benchmarks.results import write
+from benchmarks.results import add_results_option, write
 from tests.real.process import free_port
 
 
 @dataclass
-class Found:
+class ChaosResult:
     """What came of one run. The laws are that `lost`, `doubled`, `wrong`, `backward` and `run_twice` are 0."""
 
     way: str
@@ -59,7 +59,7 @@ class Found:
     """Of every turn once."""
     tokens_repeated: int = 0
     """At most: of calls that were cut, as much as if they had been answered."""
-    tokens_anew: int = 0
+    tokens_from_start: int = 0
     """What would have been repeated, had each kill thrown away what was finished."""
     run_twice: int = 0
     """Calls of the tool that ran more than once."""
@@ -68,30 +68,32 @@ class Found:
     problems: list[str] = field(default_factory=list)
 
 
-def checked(found: Found, engine: RecordedEngine, told: Sequence[tuple[int, Any, int]], runs: Path) -> Found:
-    """With what results and engine say. `told`: agent, output and tokens of each result; `runs`: a line for each
-    time that the tool ran."""
-    times = Counter(agent for agent, _, _ in told)
+def checked(
+    result: ChaosResult, engine: RecordedEngine, results: Sequence[tuple[int, Any, int]], runs: Path
+) -> ChaosResult:
+    """With what results and engine say. `results`: agent, output and tokens of each; `runs`: a line for each time
+    that the tool ran."""
+    times = Counter(agent for agent, _, _ in results)
     tokens_of: Counter[int] = Counter()
-    for asked, tokens in engine.tokens.items():
-        tokens_of[asked.agent] += tokens
-    found.results = len(told)
-    found.lost = sum(not times[agent] for agent in range(found.agents))
-    found.doubled = sum(count - 1 for count in times.values())
-    found.wrong = sum((output, tokens) != ({"agent": a}, tokens_of[a]) for a, output, tokens in told)
-    found.calls = len(engine.num_asked)
-    found.repeated = engine.num_asked.total() - found.calls
-    found.backward = engine.num_backward
-    found.tokens = sum(engine.tokens.values())
-    found.tokens_repeated = sum((count - 1) * engine.tokens[asked] for asked, count in engine.num_asked.items())
+    for key, tokens in engine.tokens.items():
+        tokens_of[key.agent] += tokens
+    result.results = len(results)
+    result.lost = sum(not times[agent] for agent in range(result.agents))
+    result.doubled = sum(count - 1 for count in times.values())
+    result.wrong = sum((output, tokens) != ({"agent": a}, tokens_of[a]) for a, output, tokens in results)
+    result.calls = len(engine.num_calls)
+    result.repeated = engine.num_calls.total() - result.calls
+    result.backward = engine.num_backward
+    result.tokens = sum(engine.tokens.values())
+    result.tokens_repeated = sum((count - 1) * engine.tokens[key] for key, count in engine.num_calls.items())
     ran = Counter(runs.read_text().split())
-    found.run_twice = sum(count > 1 for count in ran.values())
-    found.unknown = found.tool_calls - len(ran)
-    return found
+    result.run_twice = sum(count > 1 for count in ran.values())
+    result.unknown = result.tool_calls - len(ran)
+    return result
 
 
-def table(found: Sequence[Found]) -> str:
-    rows: dict[str, Callable[[Found], object]] = {
+def table(results: Sequence[ChaosResult]) -> str:
+    rows: dict[str, Callable[[ChaosResult], object]] = {
         "agents": lambda f: f.agents,
         "gateway killed": lambda f: f.gateway_kills,
         "client killed": lambda f: f.client_kills,
@@ -103,17 +105,17 @@ def table(found: Sequence[Found]) -> str:
         "calls for a turn that was finished": lambda f: f.backward,
         "tokens needed": lambda f: f"{f.tokens:,}",
         "tokens repeated, at most": partial(_repeated, lambda f: f.tokens_repeated),
-        "tokens repeated if each kill began anew": partial(_repeated, lambda f: f.tokens_anew),
+        "tokens repeated if each kill threw away all turns": partial(_repeated, lambda f: f.tokens_from_start),
         "tool calls that ran twice": lambda f: f.run_twice,
-        "tool calls told as of unknown outcome": lambda f: f.unknown,
+        "tool calls reported as of unknown outcome": lambda f: f.unknown,
     }
-    lines = ["| | " + " | ".join(f.way for f in found) + " |", "|---" * (1 + len(found)) + "|"]
-    lines += [f"| {name} | " + " | ".join(str(cell(f)) for f in found) + " |" for name, cell in rows.items()]
+    lines = ["| | " + " | ".join(f.way for f in results) + " |", "|---" * (1 + len(results)) + "|"]
+    lines += [f"| {name} | " + " | ".join(str(cell(f)) for f in results) + " |" for name, cell in rows.items()]
     return "\n".join(lines)
 
 
-def _repeated(tokens_of: Callable[[Found], int], found: Found) -> str:
-    return f"{tokens_of(found):,} ({tokens_of(found) / found.tokens:.0%})"
+def _repeated(tokens_of: Callable[[ChaosResult], int], result: ChaosResult) -> str:
+    return f"{tokens_of(result):,} ({tokens_of(result) / result.tokens:.0%})"
 
 
 NUM_TURNS = 4
@@ -121,7 +123,7 @@ OUTPUT_TOKENS = range(20, 120)
 JITTER_S = 0.3
 """After the call that sets a kill off, so that it hits more than the moment of an answer."""
 LAST_POINT = 0.97
-"""Of all calls: behind it there may be nobody left to kill."""
+"""Of all calls: behind it there may be no process left to kill."""
 POLL_S, LONGEST_S = 0.2, 900.0
 TOOL = "benchmarks.batches.chaos_tool:post"
 RUN_URL = "/v1/turngate/agent_runs"
@@ -139,13 +141,13 @@ class Size:
     def num_calls(self) -> int:
         return self.num_agents * NUM_TURNS
 
-    def found(self, way: str) -> Found:
+    def empty_result(self, way: str) -> ChaosResult:
         """Nothing yet."""
-        return Found(way, self.num_agents, self.num_agents * (NUM_TURNS - 1))
+        return ChaosResult(way, self.num_agents, self.num_agents * (NUM_TURNS - 1))
 
 
 @dataclass
-class Killed:
+class KilledProcess:
     """A process that is killed, and started again with the same command."""
 
     command: Sequence[str]
@@ -187,7 +189,7 @@ def gateway_of(engine: RecordedEngine, port: int, *more: str) -> list[str]:
     return ["gateway", "serve", *flags, *quiet, *more]
 
 
-async def with_client(size: Size, place: Path) -> Found:
+async def with_client(size: Size, place: Path) -> ChaosResult:
     """`batch-agent run`, which goes on where its checkpoint ends."""
     rng = random.Random(size.seed)
     async with AsyncExitStack() as stack:
@@ -207,31 +209,35 @@ async def with_client(size: Size, place: Path) -> Found:
         (place / "spec.json").write_text(json.dumps(spec))
         output = place / "results.jsonl"
         kept = ["--checkpoint-dir", str(place / "kept"), "--output", str(output), "--quiet"]
-        gateway = Killed(gateway_of(engine, port), place / "runs")
-        client = Killed(["batch_agent.cli", "run", "--spec", str(place / "spec.json"), *kept], place / "runs")
+        gateway = KilledProcess(gateway_of(engine, port), place / "runs")
+        client = KilledProcess(
+            ["batch_agent.cli", "run", "--spec", str(place / "spec.json"), *kept], place / "runs"
+        )
         for one in (gateway, client):
             await one.start()
             stack.push_async_callback(one.kill)
-        found = size.found("batch-agent with a checkpoint")
-        await kill_at_random(size, engine, [gateway, client], rng, found)
+        result = size.empty_result("batch-agent with a checkpoint")
+        await kill_at_random(size, engine, [gateway, client], rng, result)
         await client.ended()
-        found.gateway_kills, found.client_kills = gateway.num_kills, client.num_kills
+        result.gateway_kills, result.client_kills = gateway.num_kills, client.num_kills
         rows = [json.loads(line) for line in output.read_text().splitlines()]
-        told = [
+        results = [
             (row["index"], row["output"], row["usage"]["prompt_tokens"] + row["usage"]["completion_tokens"])
             for row in rows
         ]
-        return checked(found, engine, told, place / "runs")
+        return checked(result, engine, results, place / "runs")
 
 
-async def with_batches(size: Size, place: Path) -> Found:
+async def with_batches(size: Size, place: Path) -> ChaosResult:
     """Lines of `/v1/batches`, in the gateway's store."""
     rng = random.Random(size.seed)
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(recorded_engine())
         port = free_port()
         tools = ["--set", f'tools.use=[{{"use": "{TOOL}"}}]']
-        gateway = Killed(gateway_of(engine, port, "--batches", str(place / "store"), *tools), place / "runs")
+        gateway = KilledProcess(
+            gateway_of(engine, port, "--batches", str(place / "store"), *tools), place / "runs"
+        )
         await gateway.start()
         stack.push_async_callback(gateway.kill)
         session = await stack.enter_async_context(aiohttp.ClientSession(f"http://127.0.0.1:{port}"))
@@ -241,22 +247,22 @@ async def with_batches(size: Size, place: Path) -> Found:
             for n in range(size.num_agents)
         ]
         batch = await created(session, "\n".join(map(json.dumps, lines)))
-        found = size.found("/v1/batches with agent runs")
-        await kill_at_random(size, engine, [gateway], rng, found)
-        found.gateway_kills = gateway.num_kills
+        result = size.empty_result("/v1/batches with agent runs")
+        await kill_at_random(size, engine, [gateway], rng, result)
+        result.gateway_kills = gateway.num_kills
         while (state := await answer_of(session, "GET", f"/v1/batches/{batch}"))["status"] != "completed":
             await asyncio.sleep(POLL_S)
-        told = []
+        results = []
         for row in await rows_of(session, state["output_file_id"]):
             run = row["response"]["body"]
-            told.append((int(row["custom_id"]), run["output"], run["usage"]["total_tokens"]))
+            results.append((int(row["custom_id"]), run["output"], run["usage"]["total_tokens"]))
         if state["error_file_id"]:
-            found.problems += [json.dumps(row) for row in await rows_of(session, state["error_file_id"])]
-        return checked(found, engine, told, place / "runs")
+            result.problems += [json.dumps(row) for row in await rows_of(session, state["error_file_id"])]
+        return checked(result, engine, results, place / "runs")
 
 
 async def kill_at_random(
-    size: Size, engine: RecordedEngine, processes: Sequence[Killed], rng: random.Random, found: Found
+    size: Size, engine: RecordedEngine, processes: Sequence[KilledProcess], rng: random.Random, result: ChaosResult
 ) -> None:
     """Each as often as `size` says, in random order, whenever so many calls have been answered."""
     victims = [process for process in processes for _ in range(size.num_kills)]
@@ -265,8 +271,8 @@ async def kill_at_random(
     for point, victim in zip(points, victims, strict=True):
         await engine.until_answered(point)
         await asyncio.sleep(rng.uniform(0, JITTER_S))
-        found.in_flight += len(engine.in_flight)
-        found.tokens_anew += sum(engine.tokens.values())
+        result.in_flight += len(engine.in_flight)
+        result.tokens_from_start += sum(engine.tokens.values())
         await victim.kill()
         await victim.start()
 
@@ -277,8 +283,8 @@ async def created(session: aiohttp.ClientSession, lines: str) -> str:
     form.add_field("file", lines, filename="lines.jsonl")
     await answer_of(session, "GET", "/health")
     file = await answer_of(session, "POST", "/v1/files", data=form)
-    asked = {"input_file_id": file["id"], "endpoint": RUN_URL, "completion_window": "24h"}
-    return str((await answer_of(session, "POST", "/v1/batches", json=asked))["id"])
+    request = {"input_file_id": file["id"], "endpoint": RUN_URL, "completion_window": "24h"}
+    return str((await answer_of(session, "POST", "/v1/batches", json=request))["id"])
 
 
 async def rows_of(session: aiohttp.ClientSession, file_id: str) -> list[Any]:
@@ -287,7 +293,7 @@ async def rows_of(session: aiohttp.ClientSession, file_id: str) -> list[Any]:
 
 
 async def answer_of(session: aiohttp.ClientSession, method: str, path: str, **keywords: Any) -> Any:
-    """As soon as there is somebody to answer."""
+    """As soon as a gateway answers."""
     while True:
         try:
             async with session.request(method, path, **keywords) as response:
@@ -298,10 +304,10 @@ async def answer_of(session: aiohttp.ClientSession, method: str, path: str, **ke
             await asyncio.sleep(POLL_S)
 
 
-WAYS: dict[str, Callable[[Size, Path], Awaitable[Found]]] = {"client": with_client, "batches": with_batches}
+WAYS: dict[str, Callable[[Size, Path], Awaitable[ChaosResult]]] = {"client": with_client, "batches": with_batches}
 
 
-async def play(way: str, size: Size) -> Found:
+async def play(way: str, size: Size) -> ChaosResult:
     with tempfile.TemporaryDirectory(prefix="turngate-chaos-") as place:
         async with asyncio.timeout(LONGEST_S):
             return await WAYS[way](size, Path(place))
@@ -309,10 +315,10 @@ async def play(way: str, size: Size) -> Found:
 
 async def main(arguments: argparse.Namespace) -> None:
     size = Size(arguments.agents, arguments.kills, arguments.seed)
-    found = [await play(way, size) for way in arguments.ways]
-    text = table(found)
+    results = [await play(way, size) for way in arguments.ways]
+    text = table(results)
     print(text)
-    write("chaos", text, [asdict(one) for one in found], Path(arguments.results))
+    write(arguments.results, "chaos", text, results)
 
 
 def parse() -> argparse.Namespace:
@@ -321,7 +327,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--kills", type=int, default=20, help="of each process")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
-    parser.add_argument("--results", default="benchmarks/results", help="folder for the table and its data")
+    add_results_option(parser, __file__)
     return parser.parse_args()
 
 

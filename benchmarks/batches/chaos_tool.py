@@ -1,4 +1,4 @@
-"""The tool of `benchmarks.chaos`: it must never run twice for one call, and writes down that it ran."""
+"""The tool of `benchmarks.batches.chaos`: it must never run twice for one call, and writes down that it ran."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ RUN_S = 0.05
 
 
 async def _post(arguments: Json, context: Context) -> str:
-    with Path(os.environ[RUNS]).open("a") as runs:  # one short write, at the end of the file whoever else writes
+    with Path(os.environ[RUNS]).open(
+        "a"
+    ) as runs:  # one short write, at the end of the file, so that several processes may write
         runs.write(f"{arguments['agent']}/{arguments['turn']}\n")
     await asyncio.sleep(RUN_S)
     return "posted"

@@ -1,4 +1,4 @@
-"""The embedded engine of `benchmarks.chaos`: remembers who asked for which turn, and for how many tokens."""
+"""The embedded engine of `benchmarks.batches.chaos`: remembers which turns were requested, with their tokens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SPEED = 4.0
 _AGENT = re.compile(r"\bagent (\d+)\b")
 
 
-class Asked(NamedTuple):
+class TurnKey(NamedTuple):
     """One model call: the turn of an agent, from 0."""
 
     agent: int
@@ -35,10 +35,10 @@ class RecordedEngine:
     def __init__(self) -> None:
         self.engine = EmbeddedEngine(EmbeddedSettings(SPEC, speed=SPEED))
         self.port = 0
-        self.num_asked: Counter[Asked] = Counter()
-        self.tokens: dict[Asked, int] = {}
+        self.num_calls: Counter[TurnKey] = Counter()
+        self.tokens: dict[TurnKey, int] = {}
         """Prompt and answer of each call that was answered."""
-        self.in_flight: set[Asked] = set()
+        self.in_flight: set[TurnKey] = set()
         self.num_backward = 0
         """Calls for a turn before one that the same agent had asked for already."""
         self._latest: dict[int, int] = {}
@@ -55,29 +55,29 @@ class RecordedEngine:
             await self.engine.handler(request, responder)
             return
         raw = await request.read(MAX_BODY_BYTES)
-        asked = _asked(raw)
-        self.num_asked[asked] += 1
-        latest = self._latest.get(asked.agent, 0)
-        self.num_backward += asked.turn < latest
-        self._latest[asked.agent] = max(latest, asked.turn)
-        self.in_flight.add(asked)
+        key = _turn_of(raw)
+        self.num_calls[key] += 1
+        latest = self._latest.get(key.agent, 0)
+        self.num_backward += key.turn < latest
+        self._latest[key.agent] = max(latest, key.turn)
+        self.in_flight.add(key)
         answer = InProcessResponder()
         try:
             await self.engine.handler(InProcessRequest(request.path, request.header_list, raw), answer)
             await responder.reply(answer.status, list(answer.headers.items()), answer.body)
         finally:
-            self.in_flight.discard(asked)
-        self.tokens[asked] = orjson.loads(answer.body)["usage"]["total_tokens"]
+            self.in_flight.discard(key)
+        self.tokens[key] = orjson.loads(answer.body)["usage"]["total_tokens"]
         async with self._answered:
             self._answered.notify_all()
 
 
-def _asked(raw: bytes) -> Asked:
+def _turn_of(raw: bytes) -> TurnKey:
     messages = orjson.loads(raw)["messages"]
     task = next(message["content"] for message in messages if message["role"] == "user")
-    found = _AGENT.search(task)
-    assert found is not None
-    return Asked(int(found[1]), sum(message["role"] == "assistant" for message in messages))
+    match = _AGENT.search(task)
+    assert match is not None
+    return TurnKey(int(match[1]), sum(message["role"] == "assistant" for message in messages))
 
 
 @asynccontextmanager

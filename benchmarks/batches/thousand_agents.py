@@ -1,6 +1,6 @@
 """1,000 agents of 3 turns through one gateway: do all end, in how much memory, and is it seen while it runs?
 
-    python -m benchmarks.batch_agent_thousand [--agents 1000] [--engines embedded dynamo]
+    python -m benchmarks.batches.thousand_agents [--agents 1000] [--engines embedded dynamo]
 
 The client is `batch-agent run` with its standard error on a terminal, the gateway `turngate serve`, each in a
 process of its own. Engines: the embedded one, a model; and Dynamo's frontend with its mocker, made to call
@@ -19,11 +19,11 @@ import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.results import write
+from benchmarks.results import add_results_option, write
 from tests.real.dynamo import DynamoOptions, dynamo_stack
 from tests.real.gateway import engine_url, gateway
 from tests.real.process import free_port, server
@@ -54,7 +54,7 @@ EMBEDDED_SCRIPT = [
 
 
 @dataclass(frozen=True)
-class Figures:
+class ClientFigures:
     engine: str
     num_agents: int
     num_ok: int
@@ -96,7 +96,7 @@ async def dynamo() -> AsyncIterator[tuple[str, str]]:
 ENGINES = {"embedded": embedded, "dynamo": dynamo}
 
 
-async def measure(engine: str, num_agents: int) -> Figures:
+async def measure(engine: str, num_agents: int) -> ClientFigures:
     async with AsyncExitStack() as stack:
         url, model = await stack.enter_async_context(ENGINES[engine]())
         front = await stack.enter_async_context(gateway(url))
@@ -119,7 +119,7 @@ async def measure(engine: str, num_agents: int) -> Figures:
         wall_s = time.monotonic() - started
         rows = [json.loads(line) for line in (place / "out.jsonl").read_text().splitlines()]
         tokens = [row["usage"] for row in rows]
-        return Figures(
+        return ClientFigures(
             engine=engine,
             num_agents=num_agents,
             num_ok=sum(row["ok"] for row in rows),
@@ -135,19 +135,19 @@ async def measure(engine: str, num_agents: int) -> Figures:
 
 def run_client(place: Path) -> tuple[Any, int]:
     """Resources of the command, and how often it drew its line of progress."""
-    ours, theirs = pty.openpty()
+    terminal, client_end = pty.openpty()
     command = [sys.executable, "-m", "batch_agent.cli", "run", "--spec", "spec.json", "--output", "out.jsonl"]
     env = {**os.environ, "PYTHONPATH": os.getcwd()}
     pid = os.posix_spawn(
         "/usr/bin/env",
         ["env", "-C", str(place), *command],
         env,
-        file_actions=[(os.POSIX_SPAWN_DUP2, theirs, 2)],
+        file_actions=[(os.POSIX_SPAWN_DUP2, client_end, 2)],
     )
-    os.close(theirs)
+    os.close(client_end)
     drawn = b""
     try:
-        while chunk := os.read(ours, 65536):
+        while chunk := os.read(terminal, 65536):
             drawn += chunk
             sys.stderr.write(chunk.decode(errors="replace"))
     except OSError:  # the other end is closed
@@ -164,29 +164,29 @@ def peak_mb(pid: int) -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
 
 
-def table(found: list[Figures]) -> str:
+def table(figures: list[ClientFigures]) -> str:
     heads = ("engine", "agents", "with output", "model calls", "wall s", "client MB", "gateway MB", "client CPU s")
     lines = ["| " + " | ".join([*heads, "line drawn", "cached"]) + " |", "|---" * 10 + "|"]
     lines += [
         f"| {f.engine} | {f.num_agents} | {f.num_ok} | {f.num_turns} | {f.wall_s:.1f} | {f.client_mb:.0f} | "
         f"{f.gateway_mb:.0f} | {f.client_cpu_s:.1f} | {f.num_redrawn} | {f.cached_share:.0%} |"
-        for f in found
+        for f in figures
     ]
     return "\n".join(lines)
 
 
 async def main(arguments: argparse.Namespace) -> None:
-    found = [await measure(engine, arguments.agents) for engine in arguments.engines]
-    text = table(found)
+    figures = [await measure(engine, arguments.agents) for engine in arguments.engines]
+    text = table(figures)
     print(text)
-    write("batch-agent-thousand", text, [asdict(figures) for figures in found], Path(arguments.results))
+    write(arguments.results, "thousand-agents", text, figures)
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--agents", type=int, default=1000)
     parser.add_argument("--engines", nargs="+", choices=list(ENGINES), default=list(ENGINES))
-    parser.add_argument("--results", default="benchmarks/results", help="folder for the table and its data")
+    add_results_option(parser, __file__)
     return parser.parse_args()
 
 

@@ -1,6 +1,6 @@
 """What a user writes: one batch with batch-agent (0.2.0 or ours, whichever is installed), and with bare aiohttp.
 
-    python benchmarks/batch_agent_user.py ARM PORT NUM_AGENTS NUM_FILES
+    python benchmarks/clients/batch_client_program.py ARM PORT NUM_AGENTS NUM_FILES
 
 ARM is `batch-agent`, `batch-agent-plain` (with the options that make 0.2.0 fastest), or `naive`. Prints one JSON
 object. Imports neither the benchmarks nor the gateway, so that it runs where only batch-agent 0.2.0 is installed.

@@ -1,11 +1,11 @@
 """One batch with batch-agent 0.2.0, with ours and with a bare aiohttp gather, side by side.
 
-    python -m benchmarks.batch_agent_clients
+    python -m benchmarks.clients.batch_clients
 
 Each agent: a call to a model (60 ms), a tool (200 ms), a call to a model; floor 0.32 s. The engine is a process of
-its own that does nothing but wait. `batch_agent_user.py` is what a user writes, the same for both versions. Arms
-take turns; every figure is the median of the repetitions (of 0.2.0 with 200 agents and more, of one run), CPU is
-that of the client's process alone.
+its own that does nothing but wait. `batch_client_program.py` is what a user writes, the same for both versions.
+Arms take turns; each figure is the median of the repetitions (of 0.2.0 with 200 agents and more, of one run), and
+CPU is that of the client's process alone.
 """
 
 from __future__ import annotations
@@ -18,37 +18,37 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.results import write
+from benchmarks.results import add_results_option, write
 from tests.real.parts import ORIGINAL_PYTHON, require
 from tests.real.process import free_port
 
-USER = Path(__file__).with_name("batch_agent_user.py")
+USER = Path(__file__).with_name("batch_client_program.py")
 LONGEST_S = 300.0
 OURS, NAIVE, OLD, OLD_TUNED = "ours", "naive aiohttp", "0.2.0", "0.2.0, kvflow off"
 
 
 @dataclass(frozen=True)
-class Arm:
+class ClientArm:
     name: str
     program: str
-    """First argument of `batch_agent_user.py`."""
+    """First argument of `batch_client_program.py`."""
     python: str = sys.executable
     way: str = "engine"
     """Straight to the engine, through a `gateway` process, or through one `in process`."""
 
 
 ARMS = (
-    Arm(NAIVE, "naive"),
-    Arm(OURS, "batch-agent"),
-    Arm(OLD, "batch-agent", str(ORIGINAL_PYTHON)),
-    Arm(OLD_TUNED, "batch-agent-plain", str(ORIGINAL_PYTHON)),
-    Arm("naive aiohttp through a gateway", "naive", way="gateway"),
-    Arm("ours through a gateway", "batch-agent", way="gateway"),
-    Arm("ours with its own gateway", "batch-agent", way="in process"),
+    ClientArm(NAIVE, "naive"),
+    ClientArm(OURS, "batch-agent"),
+    ClientArm(OLD, "batch-agent", str(ORIGINAL_PYTHON)),
+    ClientArm(OLD_TUNED, "batch-agent-plain", str(ORIGINAL_PYTHON)),
+    ClientArm("naive aiohttp through a gateway", "naive", way="gateway"),
+    ClientArm("ours through a gateway", "batch-agent", way="gateway"),
+    ClientArm("ours with its own gateway", "batch-agent", way="in process"),
 )
 
 
@@ -67,7 +67,7 @@ def server(*command: str) -> Iterator[None]:
         process.wait()
 
 
-def play(arm: Arm, engine: int, gateway: int, num_agents: int, num_files: int) -> dict[str, Any]:
+def play(arm: ClientArm, engine: int, gateway: int, num_agents: int, num_files: int) -> dict[str, Any]:
     """One run, in a process of its own."""
     ports = {"engine": engine, "gateway": gateway}
     env = {name: value for name, value in os.environ.items() if not name.startswith("OPENAI_")}
@@ -80,12 +80,12 @@ def play(arm: Arm, engine: int, gateway: int, num_agents: int, num_files: int) -
         return {"is_late": True}
     if done.returncode:
         raise RuntimeError(f"{arm.name}: {done.stderr[-2000:]}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return figures
 
 
 @dataclass(frozen=True)
-class Row:
+class ClientRuns:
     num_agents: int
     num_files: int
     arm: str
@@ -96,7 +96,7 @@ class Row:
         return statistics.median(values) if values else None
 
 
-def table(rows: list[Row]) -> str:
+def table(rows: list[ClientRuns]) -> str:
     heads = ("agents", "keys", "client", "wall s", "of naive", "CPU s", "of naive", "tool runs", "first result s")
     lines = ["| " + " | ".join([*heads, "MB", "outputs"]) + " |", "|---" * 11 + "|"]
     for row in rows:
@@ -118,7 +118,7 @@ def table(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def _against(row: Row, naive: Row, key: str) -> list[str]:
+def _against(row: ClientRuns, naive: ClientRuns, key: str) -> list[str]:
     value, base = row.median(key), naive.median(key)
     assert value is not None
     assert base is not None
@@ -142,10 +142,10 @@ def main(arguments: argparse.Namespace) -> None:
                         if not (is_slow and repetition):
                             runs[arm.name].append(play(arm, engine, gateway, num_agents, num_files))
                             print(num_agents, num_files, arm.name, runs[arm.name][-1], file=sys.stderr, flush=True)
-                rows += [Row(num_agents, num_files, name, done) for name, done in runs.items()]
+                rows += [ClientRuns(num_agents, num_files, name, done) for name, done in runs.items()]
     text = table(rows)
     print(text)
-    write("batch-agent-clients", text, [asdict(row) for row in rows], Path(arguments.results))
+    write(arguments.results, "batch-clients", text, rows)
 
 
 def parse() -> argparse.Namespace:
@@ -153,7 +153,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--agents", nargs="+", type=int, default=[50, 200, 1000])
     parser.add_argument("--files", nargs="+", type=int, default=[50, 4])
     parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--results", default="benchmarks/results", help="folder for the table and its data")
+    add_results_option(parser, __file__)
     return parser.parse_args()
 
 

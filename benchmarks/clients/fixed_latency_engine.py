@@ -1,6 +1,6 @@
 """An engine of fixed speed for benchmarks of clients: 60 ms per answer, whatever the load.
 
-    python -m benchmarks.batch_agent_server PORT
+    python -m benchmarks.clients.fixed_latency_engine PORT
 
 Written on bare asyncio, so that it takes as little of the machine as it can. It answers chat completions, streamed
 (one event) or not, first with a tool call, then with an output; and what a gateway asks a vLLM for. The task names
@@ -9,9 +9,9 @@ the file to read: `notes-7.txt`.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import re
-import sys
 
 FORWARD_S = 0.06
 _LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
@@ -31,7 +31,7 @@ _PAGES = {
 }
 
 
-class Engine(asyncio.Protocol):
+class FixedLatencyConnection(asyncio.Protocol):
     """One connection."""
 
     num_calls = 0
@@ -45,8 +45,8 @@ class Engine(asyncio.Protocol):
         self._received += data
         while (end := self._received.find(b"\r\n\r\n")) >= 0:
             head = self._received[:end]
-            found = _LENGTH.search(head)
-            length = int(found[1]) if found else 0
+            match = _LENGTH.search(head)
+            length = int(match[1]) if match else 0
             if len(self._received) < end + 4 + length:
                 return
             body, self._received = self._received[end + 4 : end + 4 + length], self._received[end + 4 + length :]
@@ -76,11 +76,11 @@ class Engine(asyncio.Protocol):
         asyncio.get_running_loop().call_later(FORWARD_S, self._send, b"200 OK", kind, text)
 
     def _message(self, body: bytes) -> tuple[bytes, bytes]:
-        Engine.num_calls += 1
+        FixedLatencyConnection.num_calls += 1
         file = _FILE.findall(body)[-1:] or [b"none"]
         if b'"role":"tool"' in body or b'"role": "tool"' in body or b'"tools"' not in body:
             return _OUTPUT % file[0], b"stop"
-        return _CALL % (Engine.num_calls, file[0]), b"tool_calls"
+        return _CALL % (FixedLatencyConnection.num_calls, file[0]), b"tool_calls"
 
     def _send(self, status: bytes, kind: bytes, text: bytes) -> None:
         head = b"HTTP/1.1 %s\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n" % (status, kind, len(text))
@@ -88,10 +88,14 @@ class Engine(asyncio.Protocol):
 
 
 async def serve(port: int) -> None:
-    server = await asyncio.get_running_loop().create_server(Engine, "127.0.0.1", port, backlog=4096)
+    server = await asyncio.get_running_loop().create_server(
+        FixedLatencyConnection, "127.0.0.1", port, backlog=4096
+    )
     print("ready", flush=True)
     await server.serve_forever()
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(int(sys.argv[1])))
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("port", type=int, metavar="PORT")
+    asyncio.run(serve(parser.parse_args().port))

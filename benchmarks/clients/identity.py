@@ -1,6 +1,6 @@
 """How well recorded agents are recognised, with and without their headers, and what it costs.
 
-    python -m benchmarks.identity            # prints the tables, writes benchmarks/results/identity.{md,json}
+    python -m benchmarks.clients.identity
 
 Score: pairs of requests of one run (or of a whole file, where sessions of many runs meet): same session or
 not. A label is the client's own session header, else the run and the first user message; it stays when the
@@ -10,19 +10,18 @@ headers also requests for titles and summaries.
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
-import sys
 import time
 import tracemalloc
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
-from benchmarks.clients.trace_replay import Gateway
+from benchmarks.clients.trace_replay import TraceReplay
+from benchmarks.results import add_results_option, write
 from gateway.exchange import Recognition
 from policies.continuation import Call
 from policies.lineage import Lineage
@@ -30,12 +29,11 @@ from policies.types import TurnKind
 from tests.traces import TracedRequest, client_names, read_trace
 
 LABEL_HEADERS = ("x-session-id", "x-opencode-session", "thread-id")
-RESULTS = Path(__file__).parent / "results"
 
 
 @dataclass
-class Seen:
-    """A request, who it was, and who it was taken for."""
+class RecognisedRequest:
+    """A request, whose it was, and what it was taken for."""
 
     request: TracedRequest
     label: str
@@ -60,10 +58,12 @@ class Pairs:
         return Pairs(self.joined + other.joined, self.merged + other.merged, self.split + other.split)
 
 
-def replay(requests: Sequence[TracedRequest], gateway: Gateway, *, with_headers: bool) -> list[Seen]:
+def replay(
+    requests: Sequence[TracedRequest], gateway: TraceReplay, *, with_headers: bool
+) -> list[RecognisedRequest]:
     labels = {request.number: label(request) for request in requests}
     seen = [
-        Seen(request, labels[request.number], not request.body.get("tools"), gateway.send(request))
+        RecognisedRequest(request, labels[request.number], not request.body.get("tools"), gateway.send(request))
         for request in requests
     ]
     gateway.settle()
@@ -89,7 +89,7 @@ def twins(requests: Iterable[TracedRequest], labels: dict[int, str]) -> set[int]
     return {number for same in by_body.values() if len({labels[n] for n in same}) > 1 for number in same}
 
 
-def pairs(seen: Sequence[Seen]) -> Pairs:
+def pairs(seen: Sequence[RecognisedRequest]) -> Pairs:
     score = Pairs()
     for i, one in enumerate(seen):
         for other in seen[:i]:
@@ -109,7 +109,7 @@ def by_run(client: str) -> Iterator[list[TracedRequest]]:
 
 
 @dataclass
-class Row:
+class IdentityScore:
     client: str
     headers: str
     with_replies: bool
@@ -121,10 +121,10 @@ class Row:
     worst_f1: float = 1.0
 
 
-def score_client(client: str, *, with_headers: bool, with_replies: bool = True, whole_file: bool) -> Row:
-    row = Row(client, "on" if with_headers else "off", with_replies, whole_file)
+def score_client(client: str, *, with_headers: bool, with_replies: bool = True, whole_file: bool) -> IdentityScore:
+    row = IdentityScore(client, "on" if with_headers else "off", with_replies, whole_file)
     for unit in [list(read_trace(client))] if whole_file else by_run(client):
-        gateway = Gateway(with_headers=with_headers, with_replies=with_replies)
+        gateway = TraceReplay(with_headers=with_headers, with_replies=with_replies)
         seen = replay(unit, gateway, with_headers=with_headers)
         score = pairs(seen)
         row.requests += len(seen)
@@ -136,8 +136,8 @@ def score_client(client: str, *, with_headers: bool, with_replies: bool = True, 
 
 
 def merges_across_tenants(client: str, *, with_headers: bool) -> int:
-    """Ids of sessions and families that two tenants share who send the same requests at the same time."""
-    gateway = Gateway(with_headers=with_headers)
+    """Ids of sessions and families that are common to two tenants with the same requests at the same time."""
+    gateway = TraceReplay(with_headers=with_headers)
     ids: dict[str, set[str]] = {"a": set(), "b": set()}
     for request in read_trace(client):
         for tenant, seen in ids.items():
@@ -148,81 +148,9 @@ def merges_across_tenants(client: str, *, with_headers: bool) -> int:
 
 def side_calls_as_turns(client: str, *, with_headers: bool) -> int:
     """Titles and compactions that were taken for agent turns."""
-    gateway = Gateway(with_headers=with_headers)
+    gateway = TraceReplay(with_headers=with_headers)
     recognised = [(request, gateway.send(request)) for request in read_trace(client)]
     return sum(not request.body.get("tools") and seen.kind is TurnKind.AGENT for request, seen in recognised)
-
-
-def measure() -> dict[str, Any]:
-    rows = [
-        score_client(client, with_headers=headers, with_replies=replies, whole_file=whole)
-        for headers in (True, False)
-        for client in client_names()
-        for replies in (True, False)
-        for whole in (False, True)
-    ]
-    both = [(client, headers) for client in client_names() for headers in (True, False)]
-    return {
-        "date": datetime.now(UTC).date().isoformat(),
-        "rows": [asdict(row) | {"f1": row.score.f1} for row in rows],
-        "merges_across_tenants": sum(merges_across_tenants(client, with_headers=on) for client, on in both),
-        "side_calls_as_turns": sum(side_calls_as_turns(client, with_headers=on) for client, on in both),
-        "turn_us": {"60 kB": turn_us(60_000, 40), "500 kB": turn_us(500_000, 200, 60)},
-        "state_bytes": {"60 kB": state_bytes(60_000, 40), "500 kB": state_bytes(500_000, 200, 200)},
-    }
-
-
-def table(result: dict[str, Any]) -> str:
-    lines = [
-        "# Session recognition on recorded traces",
-        "",
-        f"{result['date']}, 2-core VM, Python {sys.version.split()[0]}. Command: `python -m benchmarks.identity`.",
-        "What is scored and what is left out: first lines of `benchmarks/identity.py`. F1 over pairs of requests,",
-        "in each run alone and in whole files; *blind*: the gateway sees no text of its answers. (It never",
-        "sees the ids of their tool calls here, because the recordings lack them.)",
-        "",
-        "| headers | client | requests | sessions | by run | by file | by run, blind | by file, blind | merged "
-        "| split | worst run |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for i in range(0, len(result["rows"]), 4):
-        group = result["rows"][i : i + 4]
-        first, score = group[0], group[0]["score"]
-        worst = f"{first['worst_run']} {first['worst_f1']:.3f}" if first["worst_run"] else ""
-        cells = [first[name] for name in ("headers", "client", "requests", "sessions")]
-        cells += [f"{row['f1']:.4f}" for row in group]
-        cells += [score["merged"], score["split"], worst]
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    lines += [
-        "",
-        f"Merges across two tenants who send the same: {result['merges_across_tenants']}. "
-        f"Titles and compactions taken for agent turns: {result['side_calls_as_turns']}.",
-        "A history before and after its compaction is one session by its label. Without headers it is found by",
-        "the text of the summary, which a blind gateway does not see. The recordings keep 60 characters of an",
-        "answer; the rest of a summary is taken from the history that the client sent next.",
-        "`mini~slow61` holds the same first request twice, from two connections, the second while the first still",
-        "runs: taken for two siblings, where the label says one session.",
-        "",
-        "| prompt | first turn, us | later turn, us | state per session, bytes |",
-        "|---|---|---|---|",
-    ]
-    for size, cost in result["turn_us"].items():
-        state = result["state_bytes"][size]
-        lines.append(f"| {size} | {cost['first_us']:.0f} | {cost['later_us']:.0f} | {state:.0f} |")
-    return "\n".join(lines) + "\n"
-
-
-def main() -> None:
-    result = measure()
-    text = table(result)
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "identity.json").write_text(json.dumps(result, indent=1) + "\n")
-    (RESULTS / "identity.md").write_text(text)
-    print(text)
-
-
-if __name__ == "__main__":
-    main()
 
 
 def synthetic(size: int, num_messages: int, noise: random.Random) -> tuple[bytes, ...]:
@@ -266,3 +194,72 @@ def state_bytes(size: int, num_messages: int, sessions: int = 1_000, num_turns: 
     used = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
     return used / sessions
+
+
+def measure() -> dict[str, Any]:
+    rows = [
+        score_client(client, with_headers=headers, with_replies=replies, whole_file=whole)
+        for headers in (True, False)
+        for client in client_names()
+        for replies in (True, False)
+        for whole in (False, True)
+    ]
+    both = [(client, headers) for client in client_names() for headers in (True, False)]
+    return {
+        "rows": [asdict(row) | {"f1": row.score.f1} for row in rows],
+        "merges_across_tenants": sum(merges_across_tenants(client, with_headers=on) for client, on in both),
+        "side_calls_as_turns": sum(side_calls_as_turns(client, with_headers=on) for client, on in both),
+        "turn_us": {"60 kB": turn_us(60_000, 40), "500 kB": turn_us(500_000, 200, 60)},
+        "state_bytes": {"60 kB": state_bytes(60_000, 40), "500 kB": state_bytes(500_000, 200, 200)},
+    }
+
+
+def table(result: dict[str, Any]) -> str:
+    lines = [
+        "What is scored and what is left out: first lines of `benchmarks/clients/identity.py`. F1 over pairs of",
+        "requests, in each run alone and in whole files; *blind*: the gateway sees no text of its answers. (It",
+        "never sees the ids of their tool calls here, because the recordings lack them.)",
+        "",
+        "| headers | client | requests | sessions | by run | by file | by run, blind | by file, blind | merged "
+        "| split | worst run |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for i in range(0, len(result["rows"]), 4):
+        group = result["rows"][i : i + 4]
+        first, score = group[0], group[0]["score"]
+        worst = f"{first['worst_run']} {first['worst_f1']:.3f}" if first["worst_run"] else ""
+        cells = [first[name] for name in ("headers", "client", "requests", "sessions")]
+        cells += [f"{row['f1']:.4f}" for row in group]
+        cells += [score["merged"], score["split"], worst]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    lines += [
+        "",
+        f"Merges across two tenants with the same requests: {result['merges_across_tenants']}. "
+        f"Titles and compactions taken for agent turns: {result['side_calls_as_turns']}.",
+        "A history before and after its compaction is one session by its label. Without headers it is found by",
+        "the text of the summary, which a blind gateway does not see. The recordings keep 60 characters of an",
+        "answer; the rest of a summary is taken from the history that the client sent next.",
+        "`mini~slow61` holds the same first request twice, from two connections, the second while the first still",
+        "runs: taken for two siblings, where the label says one session.",
+        "",
+        "| prompt | first turn, us | later turn, us | state per session, bytes |",
+        "|---|---|---|---|",
+    ]
+    for size, cost in result["turn_us"].items():
+        state = result["state_bytes"][size]
+        lines.append(f"| {size} | {cost['first_us']:.0f} | {cost['later_us']:.0f} | {state:.0f} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    add_results_option(parser, __file__)
+    options = parser.parse_args()
+    result = measure()
+    text = table(result)
+    print(text)
+    write(options.results, "identity", text, result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,6 +1,6 @@
 """20 real OpenCode workers over 20 small files, one after the other straight at Dynamo and through the gateway.
 
-    python -m benchmarks.batch_agent_opencode
+    python -m benchmarks.clients.opencode
 
 `OpenCodeRuntime` runs them, each in its own copy of the files. The engine is Dynamo's frontend with one mocker
 worker, whose KV pool holds about a quarter of what the workers need; a proxy in front of it has the model read
@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -28,7 +28,7 @@ from pydantic import BaseModel
 from batch_agent import AgentResult, BatchAgent
 from batch_agent.progress import Progress
 from batch_agent.runtimes import OpenCodeRuntime
-from benchmarks.results import write
+from benchmarks.results import add_results_option, write
 from tests.real.dynamo import DynamoOptions, dynamo_stack
 from tests.real.gateway import engine_url, gateway
 from tests.real.parts import OPENCODE_COMMAND, RIPGREP_BIN_DIR, require
@@ -44,13 +44,13 @@ OUTPUT = '{"num_functions": 2, "bugs": []}'
 TIMEOUT_S = 900.0
 
 
-class Report(BaseModel):
+class ModuleReport(BaseModel):
     num_functions: int
     bugs: list[str]
 
 
 @dataclass(frozen=True)
-class Arm:
+class WorkerBatch:
     name: str
     num_ok: int
     wall_s: float
@@ -91,7 +91,7 @@ def model(num_workers: int, body: Body, turn: int) -> Answer:
     return answer_to({}, Call("read", {"filePath": file_name((first + turn) % num_workers)}))
 
 
-async def play(name: str, num_workers: int) -> Arm:
+async def play(name: str, num_workers: int) -> WorkerBatch:
     """One batch on a fresh engine, and a fresh gateway if it goes through one."""
     options = DynamoOptions(num_blocks=POOL_BLOCKS, speedup_ratio=SPEED, replies=script(num_workers))
     rewrites = at_most_tokens(200), replayed(lambda body, turn: model(num_workers, body, turn))
@@ -107,9 +107,9 @@ async def play(name: str, num_workers: int) -> Arm:
         wall_s = time.monotonic() - started
         rows = [row for row in await front.sessions() if row["kind"] == "agent"] if front else None
     prompt_tokens = sum(result.usage.prompt_tokens for result in results)
-    return Arm(
+    return WorkerBatch(
         name=name,
-        num_ok=sum(isinstance(result.output, Report) for result in results),
+        num_ok=sum(isinstance(result.output, ModuleReport) for result in results),
         wall_s=wall_s,
         mean_s=statistics.mean(result.timings.total_s for result in results),
         cached_share=sum(result.usage.cached_tokens for result in results) / max(1, prompt_tokens),
@@ -137,7 +137,7 @@ async def run(base_url: str, model: str, num_workers: int, place: Path) -> list[
         ),
         task="Report on {file}",
         inputs=[{"file": file_name(number)} for number in range(num_workers)],
-        output_schema=Report,
+        output_schema=ModuleReport,
         max_agents=num_workers,
         timeout_per_agent=TIMEOUT_S,
         on_result=progress,
@@ -148,7 +148,7 @@ async def run(base_url: str, model: str, num_workers: int, place: Path) -> list[
     return results
 
 
-def table(arms: list[Arm]) -> str:
+def table(arms: list[WorkerBatch]) -> str:
     heads = ("way", "reports", "wall s", "mean worker s", "prompt tokens", "from the cache", "turns", "sessions")
     lines = ["| " + " | ".join([*heads, "families"]) + " |", "|---" * 9 + "|"]
     for arm in arms:
@@ -165,14 +165,14 @@ async def main(arguments: argparse.Namespace) -> None:
         arms += [await play(name, arguments.workers) for name in ("straight", "gateway")]
     text = table(arms)
     print(text)
-    write("batch-agent-opencode", text, [asdict(arm) for arm in arms], Path(arguments.results))
+    write(arguments.results, "opencode", text, arms)
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--workers", type=int, default=20)
     parser.add_argument("--repetitions", type=int, default=2)
-    parser.add_argument("--results", default="benchmarks/results", help="folder for the table and its data")
+    add_results_option(parser, __file__)
     return parser.parse_args()
 
 

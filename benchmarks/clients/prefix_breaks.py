@@ -1,4 +1,7 @@
-"""What prefix breaks cost recorded agents, what moving volatile spans saves, and what looking for them takes."""
+"""What prefix breaks cost recorded agents, what moving volatile spans saves, and what looking for them takes.
+
+python -m benchmarks.clients.prefix_breaks
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,13 @@ import argparse
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from random import Random
 from typing import Any, cast
 
 import orjson
 
-from benchmarks.clients.trace_replay import Gateway
+from benchmarks.clients.trace_replay import TraceReplay
+from benchmarks.results import add_results_option, write
 from gateway.dialects import BY_PATH
 from gateway.dialects.base import Script
 from gateway.exchange import Exchange, Timings
@@ -25,11 +28,7 @@ from policies.types import TurnKind
 from tests.policies.siblings import Agent, path_line
 from tests.traces import client_names, read_trace
 
-RESULTS = Path(__file__).parent / "results"
-HEAD = """# Prefix breaks
-
-`python -m benchmarks.prefix_breaks`
-
+ABOUT = """\
 First prompts of recorded agents, most in a directory of their own, in the order of the recordings. *Shared*: part
 of their 512-character blocks that an earlier one has sent (system text before tools); the first session of each
 counts as a miss. *Moved*: learned spans are moved behind the first user message (`identity.volatile_spans: move`),
@@ -38,16 +37,50 @@ which takes three breaks to begin.
 | client | first prompts | breaks | kinds | characters wasted each | shared | moved | the last five |
 |---|---|---|---|---|---|---|---|
 """
+COSTS = """
+
+| a first prompt of 60 kB with | least, us | median, us (busy machine) |
+|---|---|---|
+"""
+CASES = {
+    "no break": (True, False),
+    "a break": (True, True),
+    "a break that makes a family of each session": (False, True),
+}
+"""Whether the family is known, and whether the prefix is broken."""
+
+
+@dataclass(frozen=True)
+class ClientBreaks:
+    """What the first prompts of one client share, as sent and with learned spans moved."""
+
+    client: str
+    num_prompts: int
+    num_breaks: int
+    kinds: str
+    wasted_chars: int
+    """Each."""
+    shared: float
+    moved: float
+    shared_of_last_five: float
+    moved_of_last_five: float
+
+    def __str__(self) -> str:
+        return (
+            f"| {self.client} | {self.num_prompts} | {self.num_breaks} | {self.kinds} | {self.wasted_chars:,}"
+            f" | {self.shared:.2f} | {self.moved:.2f}"
+            f" | {self.shared_of_last_five:.2f} -> {self.moved_of_last_five:.2f} |"
+        )
 
 
 @dataclass
-class Shared:
+class SharedBlocks:
     """Blocks of first prompts, and those that an earlier one had sent."""
 
     chains: list[Chain] = field(default_factory=list)
     rates: list[tuple[int, int]] = field(default_factory=list)
 
-    def add(self, script: Script) -> None:
+    def record(self, script: Script) -> None:
         chain = block_chain(b"key", (script.system, *script.tools, *script.messages))
         self.rates.append((max((common(chain, earlier) for earlier in self.chains), default=0), len(chain)))
         self.chains.append(chain)
@@ -59,42 +92,47 @@ class Shared:
 
 def first_prompts(client: str) -> Iterator[tuple[Exchange, str]]:
     """First turns and their families."""
-    gateway = Gateway(with_headers=True)
+    gateway = TraceReplay(with_headers=True)
     for request in read_trace(client):
         dialect = BY_PATH.get(request.path)
         if dialect is None or not dialect.is_conversation:
             continue
-        who = gateway.send(request)
-        if who.turn_index == 0 and who.kind is not TurnKind.SIDE and not who.is_retry:
+        recognition = gateway.send(request)
+        if recognition.turn_index == 0 and recognition.kind is not TurnKind.SIDE and not recognition.is_retry:
             raw = orjson.dumps(request.body)
             yield (
                 Exchange("x", cast(Request, None), dialect, "", Timings(0.0), raw, orjson.loads(raw)),
-                who.family_id,
+                recognition.family_id,
             )
 
 
-def row(client: str) -> str:
+def client_breaks(client: str) -> ClientBreaks:
     defaults = Identity()
     rewrite = Rewrite(True, defaults.volatile_patterns, defaults.volatile_learned)
     as_sent, as_moved = Breaks(), Breaks()
-    shared, moved = Shared(), Shared()
+    shared, moved = SharedBlocks(), SharedBlocks()
     broken = []
     for exchange, family in first_prompts(client):
         for is_moved, breaks, blocks in ((False, as_sent, shared), (True, as_moved, moved)):
             if is_moved:
                 rewrite.apply(exchange)
             script = exchange.dialect.script(exchange.body)
-            blocks.add(script)
-            found = breaks.saw(family, owner_of(exchange), script.tools, script.system, script.messages)
-            if found is not None and is_moved:
-                rewrite.learn(found)
-            elif found is not None and found.broken is not None:
-                broken.append(found.broken)
-    wasted = sum(one.shared_chars for one in broken) // max(1, len(broken))
-    kinds = ", ".join(sorted({f"{one.kind} in {one.part}" for one in broken}))
-    return (
-        f"| {client} | {len(shared.rates)} | {len(broken)} | {kinds} | {wasted:,}"
-        f" | {shared.rate():.2f} | {moved.rate():.2f} | {shared.rate(5):.2f} -> {moved.rate(5):.2f} |"
+            blocks.record(script)
+            prefix_break = breaks.saw(family, owner_of(exchange), script.tools, script.system, script.messages)
+            if prefix_break is not None and is_moved:
+                rewrite.learn(prefix_break)
+            elif prefix_break is not None and prefix_break.broken is not None:
+                broken.append(prefix_break.broken)
+    return ClientBreaks(
+        client,
+        len(shared.rates),
+        len(broken),
+        ", ".join(sorted({f"{one.kind} in {one.part}" for one in broken})),
+        sum(one.shared_chars for one in broken) // max(1, len(broken)),
+        shared.rate(),
+        moved.rate(),
+        shared.rate(5),
+        moved.rate(5),
     )
 
 
@@ -120,21 +158,18 @@ def cost_us(size: int, *, is_family_known: bool, is_broken: bool, rounds: int = 
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--out", type=Path, default=RESULTS / "prefix-breaks.md")
-    out: Path = arguments.parse_args().out
-    lines = [row(client) for client in client_names()]
-    costs = []
-    for what, known, broken in (
-        ("no break", True, False),
-        ("a break", True, True),
-        ("a break that makes a family of each session", False, True),
-    ):
-        spent = cost_us(60_000, is_family_known=known, is_broken=broken)
-        costs.append(f"| {what} | {spent[0]:.0f} | {spent[len(spent) // 2]:.0f} |")
-    cost_head = "\n\n| a first prompt of 60 kB with | least, us | median, us (busy machine) |\n|---|---|---|\n"
-    out.write_text(HEAD + "\n".join(lines) + cost_head + "\n".join(costs) + "\n", encoding="utf-8")
-    print(out.read_text(encoding="utf-8"))
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    add_results_option(parser, __file__)
+    options = parser.parse_args()
+    clients = [client_breaks(client) for client in client_names()]
+    spent_us = {
+        name: cost_us(60_000, is_family_known=known, is_broken=broken) for name, (known, broken) in CASES.items()
+    }
+    costs = {name: {"least_us": spent[0], "median_us": spent[len(spent) // 2]} for name, spent in spent_us.items()}
+    rows = [f"| {name} | {cost['least_us']:.0f} | {cost['median_us']:.0f} |" for name, cost in costs.items()]
+    text = ABOUT + "\n".join(map(str, clients)) + COSTS + "\n".join(rows)
+    print(text)
+    write(options.results, "prefix-breaks", text, {"clients": clients, "costs": costs})
 
 
 if __name__ == "__main__":

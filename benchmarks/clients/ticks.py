@@ -1,6 +1,6 @@
 """A tick: every agent of a group makes one model call at once, and all wait for the last. What do 4 and 16 cost?
 
-    python -m benchmarks.ticks [--rounds 5] [--engine embedded]
+    python -m benchmarks.clients.ticks [--rounds 5] [--engine embedded]
 
 With the official SDK and nothing but `asyncio.gather`: straight at the engine, and through the gateway. On a real
 vLLM on the CPU, whose time is also that of everything else on the machine; on the embedded engine, whose time is a
@@ -21,13 +21,12 @@ import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import openai
 
-from benchmarks.results import write
+from benchmarks.results import add_results_option, write
 from gateway.demo.agents import prose
 from gateway.demo.processes import command
 from tests.real.gateway import engine_url, gateway
@@ -44,7 +43,7 @@ FIRST, LATER = "first", "later"
 
 
 @dataclass(frozen=True)
-class Tick:
+class TickTiming:
     """One measurement."""
 
     round: int
@@ -58,15 +57,15 @@ async def group(client: openai.AsyncOpenAI, model: str, name: str, size: int) ->
     """Seconds of each tick of a new group; the first one is cold."""
     opening = {"role": "system", "content": prose(name, SHARED_CHARS)}
     histories: list[list[Any]] = [[opening, _observed(f"{name}/{agent}/0")] for agent in range(size)]
-    found = []
+    seconds = []
     for tick in range(1 + LATER_TICKS):
         began = time.perf_counter()
         answers = await asyncio.gather(*(_answer(client, model, history) for history in histories))
-        found.append(time.perf_counter() - began)
+        seconds.append(time.perf_counter() - began)
         for agent, answer in enumerate(answers):
             said = {"role": "assistant", "content": answer}
             histories[agent] += [said, _observed(f"{name}/{agent}/{tick + 1}")]
-    return found
+    return seconds
 
 
 async def _answer(client: openai.AsyncOpenAI, model: str, messages: list[Any]) -> str:
@@ -93,8 +92,8 @@ async def stack(engine: str) -> AsyncIterator[tuple[dict[str, str], str]]:
         yield {"straight": vllm.base_url, "gateway": front.base_url}, "tiny"
 
 
-async def measure(engine: str, num_rounds: int) -> list[Tick]:
-    found = []
+async def measure(engine: str, num_rounds: int) -> list[TickTiming]:
+    timings: list[TickTiming] = []
     async with stack(engine) as (urls, model):
         clients = {way: openai.AsyncOpenAI(base_url=f"{urls[way]}/v1", api_key="none") for way in WAYS}
         for number in range(-1, num_rounds):  # the one before the first compiles and connects
@@ -102,18 +101,20 @@ async def measure(engine: str, num_rounds: int) -> list[Tick]:
                 for way in WAYS if number % 2 else reversed(WAYS):
                     first_s, *later_s = await group(clients[way], model, f"{number}/{way}/{size}", size)
                     ticks = [(FIRST, first_s), (LATER, statistics.median(later_s))]
-                    found += [Tick(number, way, size, kind, seconds) for kind, seconds in ticks if number >= 0]
+                    timings += [
+                        TickTiming(number, way, size, kind, seconds) for kind, seconds in ticks if number >= 0
+                    ]
                     print(
                         number, way, size, *(f"{kind} {s:.2f} s" for kind, s in ticks), file=sys.stderr, flush=True
                     )
         for client in clients.values():
             await client.close()
-    return found
+    return timings
 
 
-def table(found: Sequence[Tick]) -> str:
-    seconds = {(tick.round, tick.way, tick.size, tick.kind): tick.seconds for tick in found}
-    rounds = sorted({tick.round for tick in found})
+def table(ticks: Sequence[TickTiming]) -> str:
+    seconds = {(tick.round, tick.way, tick.size, tick.kind): tick.seconds for tick in ticks}
+    rounds = sorted({tick.round for tick in ticks})
     lines = [
         "| tick | agents | straight, s | of one | gateway, s | of one | lowest to highest | bar |",
         "|---" * 8 + "|",
@@ -132,20 +133,20 @@ def table(found: Sequence[Tick]) -> str:
 
 
 async def main(arguments: argparse.Namespace) -> None:
-    found = await measure(arguments.engine, arguments.rounds)
+    ticks = await measure(arguments.engine, arguments.rounds)
     text = (
-        f"Medians of {arguments.rounds} rounds; the lowest and highest ratio are the gateway's.\n\n{table(found)}"
+        f"Medians of {arguments.rounds} rounds; the lowest and highest ratio are the gateway's.\n\n{table(ticks)}"
     )
     print(text)
     name = "ticks" if arguments.engine == "vllm" else f"ticks-{arguments.engine}"
-    write(name, text, [asdict(tick) for tick in found], Path(arguments.results))
+    write(arguments.results, name, text, ticks)
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--engine", choices=("vllm", "embedded"), default="vllm")
-    parser.add_argument("--results", default="benchmarks/results", help="folder for the table and its data")
+    add_results_option(parser, __file__)
     return parser.parse_args()
 
 

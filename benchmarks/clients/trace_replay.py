@@ -20,18 +20,18 @@ BROKEN = ("cut", "eof", "err")
 def whole_answers() -> dict[str, str]:
     """The recordings keep the first 60 characters of an answer. The rest is in the histories that clients sent
     later; an answer that reads on in two ways there stays cut."""
-    found: dict[str, set[str]] = {}
+    texts_of: dict[str, set[str]] = {}
     for client in client_names():
         for request in read_trace(client):
             for message in request.body.get("messages", ()):
                 text = message.get("content")
                 if message["role"] == "assistant" and isinstance(text, str) and len(text) >= RECORDED_CHARS:
-                    found.setdefault(text[:RECORDED_CHARS], set()).add(text)
-    return {head: texts.pop() for head, texts in found.items() if len(texts) == 1}
+                    texts_of.setdefault(text[:RECORDED_CHARS], set()).add(text)
+    return {head: texts.pop() for head, texts in texts_of.items() if len(texts) == 1}
 
 
 @dataclass
-class Sent:
+class HeadersOnly:
     """A request of which only the headers matter."""
 
     headers: Mapping[str, str]
@@ -48,7 +48,7 @@ class Sent:
         yield b""
 
 
-class Gateway:
+class TraceReplay:
     """Replays traced requests into one Identity, telling it answers at the recorded times."""
 
     def __init__(self, *, with_headers: bool, with_replies: bool = True) -> None:
@@ -87,7 +87,7 @@ class Gateway:
         self._num_sent += 1
         exchange = Exchange(
             id=str(self._num_sent),
-            request=Sent(headers),
+            request=HeadersOnly(headers),
             dialect=BY_PATH[request.path],
             tenant=tenant,
             timings=Timings(self._now),

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 
-from benchmarks.fleet.arms import ARMS, Setting
+from benchmarks.fleet.arms import ARMS, ArmContext
 from benchmarks.fleet.engines import Fresh
 from benchmarks.fleet.fleets import FleetSpec
 from gateway.demo.agents import Fleet, SessionRecord
@@ -22,7 +22,7 @@ SHORTEST_FIFO_WAIT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class FleetFigures:
     """Seconds are the clients' own, waiting before the engine included. Means and quantiles are over the sessions
     that ran to their end; `errors` counts the others."""
 
@@ -51,7 +51,7 @@ def figures(
     records: Sequence[SessionRecord],
     preemptions: int,
     hits_answers: bool,
-) -> Figures:
+) -> FleetFigures:
     done = [record for record in records if record.failure is None]
     if not done:
         raise RuntimeError(f"no session ran to its end, one because: {records[0].failure}")
@@ -61,7 +61,7 @@ def figures(
         first: [t.first_token_at - t.wanted_at for t in turns if (t.index == 0) is first] or [0.0]
         for first in (True, False)
     }
-    return Figures(
+    return FleetFigures(
         makespan_s=max(turn.done_at for turn in turns),
         mean_session_s=statistics.mean(completions_s),
         p50_session_s=statistics.median(completions_s),
@@ -116,9 +116,9 @@ class Cell:
     """Of the machine when it started: the one-minute average."""
     late_share: float
     """How late this process woke up, of the time that it meant to sleep: what the machine took from the run."""
-    figures: Figures
+    figures: FleetFigures
     sessions: list[list[float]]
-    """Arrival, first token of the first turn, end, turns; of those that ran to their end."""
+    """Arrival and end of those that ran to their end."""
     failures: list[str]
 
 
@@ -130,7 +130,7 @@ async def run_cell(fleet: FleetSpec, fresh: Fresh, arm_name: str, seed: int, cha
         base_url = await stack.enter_async_context(arm.front(engine))
         upstream = AiohttpUpstream()
         stack.push_async_callback(upstream.close)
-        client = arm.client(Setting(fleet, upstream, base_url, engine.model))
+        client = arm.client(ArmContext(fleet, upstream, base_url, engine.model))
         agents = Fleet(upstream, base_url, engine.model, _nothing, chars_per_token, client)
         if arm.has_history:
             earlier = draw(replace(fleet.shape, num_sessions=HISTORY_SESSIONS), HISTORY_SEED + seed)
@@ -140,14 +140,14 @@ async def run_cell(fleet: FleetSpec, fresh: Fresh, arm_name: str, seed: int, cha
         async with _lateness() as late_share:
             records = await agents.run(planned, fleet.within_s)
         preemptions = await engine.preemptions() - earlier_preemptions
-    found = figures(fleet, planned, records, preemptions, engine.hits_answers)
+    cell_figures = figures(fleet, planned, records, preemptions, engine.hits_answers)
     failures = sorted({record.failure for record in records if record.failure})
     return Cell(
         arm_name,
         seed,
         load,
         late_share(),
-        found,
+        cell_figures,
         [_life(record) for record in records if not record.failure],
         failures,
     )
@@ -177,5 +177,4 @@ def _nothing() -> None:
 
 
 def _life(record: SessionRecord) -> list[float]:
-    times = (record.arrived_at, record.turns[0].first_token_at, record.turns[-1].done_at)
-    return [*(round(time, 3) for time in times), len(record.turns)]
+    return [round(record.arrived_at, 3), round(record.turns[-1].done_at, 3)]

@@ -1,20 +1,45 @@
-"""The demo's table and picture as result files: `python -m benchmarks.demo`."""
+"""The demo's table and picture as result files.
+
+python -m benchmarks.fleet.demo
+"""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
-from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from benchmarks.results import write
-from gateway.demo.report import table
+from benchmarks.results import add_results_option, write
+from gateway.demo.report import Arm, quantile, table
 from gateway.demo.run import draw_png, play
 
 
+def figures(arm: Arm) -> dict[str, Any]:
+    """What the table shows of an arm; seconds and tokens."""
+    return {
+        "name": arm.name,
+        "pool_tokens": arm.pool_tokens,
+        "floor_tokens": arm.floor_tokens,
+        "prompt_tokens": arm.prompt_tokens,
+        "cached_tokens": arm.cached_tokens,
+        "recomputed_tokens": arm.recomputed_tokens,
+        "mean_session_s": arm.mean_s,
+        "p99_session_s": quantile(arm.completions_s, 0.99),
+        "p99_ttft_first_s": arm.ttft_p99_s(True),
+        "p99_ttft_later_s": arm.ttft_p99_s(False),
+        "makespan_s": arm.makespan_s,
+    }
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--picture", type=Path, default=Path("docs/demo.png"), metavar="FILE")
+    add_results_option(parser, __file__)
+    options = parser.parse_args()
     arms = asyncio.run(play())
-    write("demo", f"```\n{table(arms)}\n```", [asdict(arm) for arm in arms])
-    draw_png(arms[:2], Path("docs/demo.png"))
+    write(options.results, "demo", f"```\n{table(arms)}\n```", [figures(arm) for arm in arms])
+    draw_png(arms[:2], options.picture)
 
 
 if __name__ == "__main__":

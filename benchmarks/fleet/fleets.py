@@ -88,15 +88,15 @@ class Job:
 
     @property
     def name(self) -> str:
-        return f"fleet-{self.engine}-{self.fleet}"
+        return f"{self.engine}-{self.fleet}"
 
     def cells(self) -> list[tuple[str, int]]:
         """(arm, seed), seed by seed, each starting with another arm."""
-        found = []
+        cells = []
         for seed in self.seeds:
             arms = self.arms + (self.others if seed in self.other_seeds else ())
-            found += [(arms[(seed + place) % len(arms)], seed) for place in range(len(arms))]
-        return found
+            cells += [(arms[(seed + place) % len(arms)], seed) for place in range(len(arms))]
+        return cells
 
 
 SUITES = {

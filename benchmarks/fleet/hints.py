@@ -1,10 +1,10 @@
 """Two gateways before one Dynamo frontend whose router queues: do near-done turns get their first token sooner?
 
-    python -m benchmarks.hints --seeds 1 2 3
+    python -m benchmarks.fleet.hints --seeds 1 2 3
 
 Each gateway sees half of the requests and nothing of the other's, so only the engine's own queue can order them
 all, by the hints that both send. Every second request declares that no turn follows it. `straight`: the same
-requests without a gateway; nobody reads what they declare. Seconds are those of a simulated engine: read them as
+requests without a gateway; nothing reads what they declare. Seconds are those of a simulated engine: read them as
 ratios.
 """
 
@@ -17,11 +17,10 @@ import sys
 import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from pathlib import Path
 
 import orjson
 
-from benchmarks.results import write
+from benchmarks.results import add_results_option, write
 from gateway.demo.agents import TIMEOUTS, prose
 from gateway.transport import Upstream, UpstreamReply
 from gateway.transports.aiohttp_upstream import AiohttpUpstream
@@ -38,7 +37,7 @@ ARMS = {"straight": 0, "two gateways": 2}
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class HintFigures:
     """One arm at one seed."""
 
     near_done_ttft_s: float
@@ -52,7 +51,7 @@ class Figures:
     num_refused_hints: int
 
 
-async def run_arm(num_gateways: int, seed: int) -> Figures:
+async def run_arm(num_gateways: int, seed: int) -> HintFigures:
     """All requests at once, in turn over the gateways; straight at the frontend when there are none."""
     async with AsyncExitStack() as stack:
         dynamo = await stack.enter_async_context(dynamo_stack(OPTIONS))
@@ -78,12 +77,12 @@ async def run_arm(num_gateways: int, seed: int) -> Figures:
         return figures(answers, int(num_queued), sum([await refused_hints(one) for one in front]))
 
 
-def figures(answers: list[float | None], num_queued: int, num_refused_hints: int) -> Figures:
+def figures(answers: list[float | None], num_queued: int, num_refused_hints: int) -> HintFigures:
     near_s, rest_s = (
         statistics.mean([answer for answer in answers[start::2] if answer is not None]) for start in (0, 1)
     )
     num_failed = answers.count(None)
-    return Figures(near_s, rest_s, near_s / rest_s, num_queued, num_failed, num_refused_hints)
+    return HintFigures(near_s, rest_s, near_s / rest_s, num_queued, num_failed, num_refused_hints)
 
 
 async def refused_hints(front: Gateway) -> int:
@@ -113,7 +112,7 @@ async def ttft_s(upstream: Upstream, base_url: str, model: str, name: str, is_ne
     return first_s if reply.status == 200 else None
 
 
-def table(results: dict[str, list[Figures]]) -> str:
+def table(results: dict[str, list[HintFigures]]) -> str:
     """One row per arm: means over the seeds, the range of the ratio, and what went wrong in all of them."""
     lines = [
         "| arm | near-done TTFT s | rest TTFT s | ratio | in the router's queue | failed | hints refused |",
@@ -133,21 +132,21 @@ def table(results: dict[str, list[Figures]]) -> str:
 
 
 async def main(arguments: argparse.Namespace) -> None:
-    results: dict[str, list[Figures]] = {arm: [] for arm in ARMS}
+    results: dict[str, list[HintFigures]] = {arm: [] for arm in ARMS}
     for seed in arguments.seeds:
         for arm, num_gateways in ARMS.items():
-            found = await run_arm(num_gateways, seed)
-            results[arm].append(found)
-            print(f"seed {seed} {arm}: {found}", file=sys.stderr, flush=True)
+            seed_figures = await run_arm(num_gateways, seed)
+            results[arm].append(seed_figures)
+            print(f"seed {seed} {arm}: {seed_figures}", file=sys.stderr, flush=True)
     text = table(results)
     print(text)
-    write("hints-dynamo", text, results, Path(arguments.results))
+    write(arguments.results, "hints-dynamo", text, results)
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
-    parser.add_argument("--results", default="benchmarks/results", help="folder for the table and its data")
+    add_results_option(parser, __file__)
     return parser.parse_args()
 
 

@@ -1,4 +1,6 @@
-"""Pictures of the fleet benchmark, drawn from its result files: `python -m benchmarks.plots`.
+"""Pictures of the fleet benchmark, drawn from its result files.
+
+    python -m benchmarks.fleet.plots dynamo-base --pictures docs
 
 Per fleet: ratios to `straight` with a dot per seed, how many sessions are done by when, and, for a fleet that
 arrives over time, how long a session takes by its arrival.
@@ -15,7 +17,7 @@ from typing import Any
 import matplotlib as mpl
 
 from benchmarks.fleet import report
-from benchmarks.fleet.cells import Figures
+from benchmarks.fleet.cells import FleetFigures
 
 mpl.use("Agg")
 
@@ -24,7 +26,7 @@ from matplotlib import pyplot
 STRAIGHT_COLOUR = "#8a8d93"
 OURS_COLOURS = ("#d1495b", "#e08a5b", "#b3446c", "#7d2e46")
 OTHER_COLOURS = ("#2e86ab", "#3a9d7c", "#9a7fd1", "#c2a83e", "#5b8fd1", "#4c6a57", "#7a6652", "#1f4e5f")
-RATIOS: Sequence[tuple[str, Callable[[Figures], float]]] = (
+RATIOS: Sequence[tuple[str, Callable[[FleetFigures], float]]] = (
     ("makespan", lambda f: f.makespan_s),
     ("mean session", lambda f: f.mean_session_s),
     ("p99 TTFT, later turns", lambda f: f.p99_ttft_later_s),
@@ -36,7 +38,7 @@ def draw(cells: report.Cells, title: str, path: Path) -> None:
     """One picture of one fleet."""
     arms = report.by_arm(cells)
     colours = colours_of(list(arms))
-    arrives_over_time = any(arrived > 1 for cell in cells.values() for arrived, *_ in cell.sessions)
+    arrives_over_time = any(arrived > 1 for cell in cells.values() for arrived, _ in cell.sessions)
     num_panels = 3 if arrives_over_time else 2
     figure, panels = pyplot.subplots(1, num_panels, figsize=(6 * num_panels, 4.2), squeeze=False)
     _ratios(panels[0, 0], arms, colours)
@@ -63,7 +65,7 @@ def colours_of(arms: Sequence[str]) -> dict[str, str]:
     }
 
 
-def _ratios(panel: Any, arms: Mapping[str, Mapping[int, Figures]], colours: Mapping[str, str]) -> None:
+def _ratios(panel: Any, arms: Mapping[str, Mapping[int, FleetFigures]], colours: Mapping[str, str]) -> None:
     baseline = arms.get(report.BASELINE, {})
     compared = [arm for arm in arms if arm != report.BASELINE]
     width = 0.8 / max(1, len(compared))
@@ -87,7 +89,7 @@ def _ratios(panel: Any, arms: Mapping[str, Mapping[int, Figures]], colours: Mapp
 def _done_by(panel: Any, cells: report.Cells, colours: Mapping[str, str]) -> None:
     completions_s: defaultdict[str, list[float]] = defaultdict(list)
     for (arm, _), cell in cells.items():
-        completions_s[arm] += [end - arrived for arrived, _, end, _ in cell.sessions]
+        completions_s[arm] += [end - arrived for arrived, end in cell.sessions]
     for arm, colour in colours.items():
         ordered = sorted(completions_s[arm])
         shares = [(place + 1) / len(ordered) for place in range(len(ordered))]
@@ -100,7 +102,7 @@ def _done_by(panel: Any, cells: report.Cells, colours: Mapping[str, str]) -> Non
 
 def _by_arrival(panel: Any, cells: report.Cells, colours: Mapping[str, str]) -> None:
     for (arm, _), cell in cells.items():
-        points = [(arrived, end - arrived) for arrived, _, end, _ in cell.sessions]
+        points = [(arrived, end - arrived) for arrived, end in cell.sessions]
         panel.plot(*zip(*points, strict=True), "o", color=colours[arm], markersize=2, alpha=0.5)
     panel.set_ylim(0)
     panel.set_xlabel("arrival, seconds")
@@ -109,11 +111,14 @@ def _by_arrival(panel: Any, cells: report.Cells, colours: Mapping[str, str]) -> 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--results", type=Path, default=Path("benchmarks/results"), metavar="FOLDER")
-    folder = parser.parse_args().results
-    for file in sorted(folder.glob("fleet-*.jsonl")):
-        draw(report.load(file), file.stem, file.with_suffix(".png"))
-        print(file.with_suffix(".png"))
+    parser.add_argument("names", nargs="+", metavar="NAME", help="of a result, such as dynamo-base")
+    parser.add_argument("--results", type=Path, default=Path(__file__).with_name("results"), metavar="FOLDER")
+    parser.add_argument("--pictures", type=Path, required=True, metavar="FOLDER", help="draw fleet-NAME.png there")
+    options = parser.parse_args()
+    for name in options.names:
+        picture = options.pictures / f"fleet-{name}.png"
+        draw(report.load(options.results / f"{name}.json"), name, picture)
+        print(picture)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Throws a million inputs at everything that reads what others send: no 500, no hang, no leak.
+"""Throws a million inputs at all parsers of what others send: no 500, no hang, no leak.
 
     python -m benchmarks.fuzz --inputs 1000000
 
 Guided by coverage where atheris is installed, else by chance; each target is a process of its own. An input that
-breaks a law of `benchmarks/fuzz_targets.py`, takes longer than HANGS_S, or pushes the process past LEAKS_MIB ends
-its target, and is written to `benchmarks/results/fuzz-TARGET.bin`. Exit status 1 then.
+breaks a law of `benchmarks/fuzz/targets.py`, takes longer than HANGS_S, or pushes the process past LEAKS_MIB ends
+its target, and is written to `benchmarks/fuzz/raw/TARGET.bin`. Exit status 1 then.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.fuzz.inputs import SEEDS, WORDS, mutated
 from benchmarks.fuzz.targets import TARGETS
-from benchmarks.results import write
+from benchmarks.results import add_results_option, write
 
 SHARES = {
     "sse": 25,
@@ -40,13 +40,14 @@ SHARES = {
 """Percent of all inputs."""
 HANGS_S = 10
 LEAKS_MIB = 1024
-RESULTS = Path("benchmarks/results")
+RAW = Path(__file__).with_name("raw")
+"""Not committed."""
 _DONE = re.compile(r"Done (\d+) runs")
 _COVERAGE = re.compile(r"cov: (\d+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class TargetResult:
     target: str
     num_inputs: int
     took_s: float
@@ -56,7 +57,7 @@ class Found:
     """Edges of our code. None: not measured."""
 
 
-def by_chance(target: str, num_inputs: int, seed: int, law: Callable[[bytes], None] | None = None) -> Found:
+def by_chance(target: str, num_inputs: int, seed: int, law: Callable[[bytes], None] | None = None) -> TargetResult:
     """In this process. Seeds that are mutated more than once come from earlier inputs."""
     law = law or TARGETS[target]()
     chance, pool, begun_at = random.Random(f"{target}/{seed}"), list(SEEDS[target]), time.monotonic()
@@ -68,10 +69,10 @@ def by_chance(target: str, num_inputs: int, seed: int, law: Callable[[bytes], No
                 pool.append(data)
             if failure := _failure(law, data):
                 _keep(target, data)
-                return Found(target, number + 1, time.monotonic() - begun_at, failure)
+                return TargetResult(target, number + 1, time.monotonic() - begun_at, failure)
     finally:
         signal.signal(signal.SIGALRM, before)
-    return Found(target, num_inputs, time.monotonic() - begun_at, "")
+    return TargetResult(target, num_inputs, time.monotonic() - begun_at, "")
 
 
 def _failure(law: Callable[[bytes], None], data: bytes) -> str:
@@ -92,7 +93,7 @@ def _hangs(*_: object) -> None:
     raise TimeoutError(f"more than {HANGS_S} s")
 
 
-def by_coverage(target: str, num_inputs: int, seed: int) -> Found:
+def by_coverage(target: str, num_inputs: int, seed: int) -> TargetResult:
     """In a process of its own, which libFuzzer drives."""
     with TemporaryDirectory() as folder:
         corpus, words, artifact = Path(folder, "corpus"), Path(folder, "words"), Path(folder, "input")
@@ -111,12 +112,14 @@ def by_coverage(target: str, num_inputs: int, seed: int) -> Found:
         begun_at = time.monotonic()
         command = [sys.executable, "-m", "benchmarks.fuzz.coverage_guided", target, *options]
         ended = subprocess.run(command, capture_output=True, text=True, errors="replace")
-        took_s, said = time.monotonic() - begun_at, ended.stdout + ended.stderr
-        done, covered = _DONE.search(said), _COVERAGE.findall(said)
+        took_s, output = time.monotonic() - begun_at, ended.stdout + ended.stderr
+        done, covered = _DONE.search(output), _COVERAGE.findall(output)
         if ended.returncode and artifact.exists():
             _keep(target, artifact.read_bytes())
-        failure = "" if ended.returncode == 0 and done else said[-2000:]
-        return Found(target, int(done[1]) if done else 0, took_s, failure, int(covered[-1]) if covered else None)
+        failure = "" if ended.returncode == 0 and done else output[-2000:]
+        return TargetResult(
+            target, int(done[1]) if done else 0, took_s, failure, int(covered[-1]) if covered else None
+        )
 
 
 def _escaped(word: bytes) -> str:
@@ -125,11 +128,12 @@ def _escaped(word: bytes) -> str:
 
 
 def _keep(target: str, data: bytes) -> None:
-    (RESULTS / f"fuzz-{target}.bin").write_bytes(data)
+    RAW.mkdir(exist_ok=True)
+    (RAW / f"{target}.bin").write_bytes(data)
 
 
-def table(found: list[Found], is_guided: bool) -> str:
-    num_inputs, num_failed = sum(f.num_inputs for f in found), sum(bool(f.failure) for f in found)
+def table(results: list[TargetResult], is_guided: bool) -> str:
+    num_inputs, num_failed = sum(r.num_inputs for r in results), sum(bool(r.failure) for r in results)
     how = "Guided by coverage (atheris)" if is_guided else "By chance"
     lines = [
         f"{how}. {num_inputs:,} inputs, {num_failed} failures; a hang is {HANGS_S} s, a leak {LEAKS_MIB} MiB.",
@@ -137,32 +141,32 @@ def table(found: list[Found], is_guided: bool) -> str:
         "| target | inputs | per second | edges | failure |",
         "|---|---:|---:|---:|---|",
     ]
-    for f in found:
-        rate, edges = f.num_inputs / f.took_s, "" if f.coverage is None else f.coverage
-        failure = f.failure.strip().splitlines()[-1][:80] if f.failure else ""
-        lines.append(f"| {f.target} | {f.num_inputs:,} | {rate:,.0f} | {edges} | {failure} |")
+    for r in results:
+        rate, edges = r.num_inputs / r.took_s, "" if r.coverage is None else r.coverage
+        failure = r.failure.strip().splitlines()[-1][:80] if r.failure else ""
+        lines.append(f"| {r.target} | {r.num_inputs:,} | {rate:,.0f} | {edges} | {failure} |")
     return "\n".join(lines)
 
 
 def main() -> int:
-    arguments = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    arguments.add_argument("--inputs", type=int, default=1_000_000, help="in total (%(default)s)")
-    arguments.add_argument("--target", choices=TARGETS, help="only this one, with all inputs")
-    arguments.add_argument("--seed", type=int, default=1)
-    arguments.add_argument("--by-chance", action="store_true", help="although atheris is installed: far quicker")
-    given = arguments.parse_args()
-    is_guided = find_spec("atheris") is not None and not given.by_chance
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--inputs", type=int, default=1_000_000, help="in total (%(default)s)")
+    parser.add_argument("--target", choices=TARGETS, help="only this one, with all inputs; prints only")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--by-chance", action="store_true", help="although atheris is installed: far quicker")
+    add_results_option(parser, __file__)
+    options = parser.parse_args()
+    is_guided = find_spec("atheris") is not None and not options.by_chance
     fuzz = by_coverage if is_guided else by_chance
-    shares = {given.target: 100} if given.target else SHARES
-    found = []
+    shares = {options.target: 100} if options.target else SHARES
+    results = []
     for target, share in shares.items():
-        found.append(fuzz(target, given.inputs * share // 100, given.seed))
-        print(f"{target}: {found[-1].num_inputs} inputs. {found[-1].failure}", flush=True)
-    told = table(found, is_guided)
-    print(told)
-    if not given.target:
-        write("fuzz", told, [(f.target, f.num_inputs, f.took_s, f.failure, f.coverage) for f in found])
-    return 1 if any(f.failure for f in found) else 0
+        results.append(fuzz(target, options.inputs * share // 100, options.seed))
+        print(f"{target}: {results[-1].num_inputs} inputs. {results[-1].failure}", flush=True)
+    text = table(results, is_guided)
+    print(text)
+    write(None if options.target else options.results, "fuzz", text, results)
+    return 1 if any(r.failure for r in results) else 0
 
 
 if __name__ == "__main__":

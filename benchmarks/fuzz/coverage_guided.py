@@ -1,6 +1,6 @@
 """Runs one target under atheris: its process ends with libFuzzer's exit status.
 
-python -m benchmarks.fuzz_atheris relay -runs=1000
+python -m benchmarks.fuzz.coverage_guided relay -runs=1000
 """
 
 from __future__ import annotations

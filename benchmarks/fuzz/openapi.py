@@ -1,8 +1,8 @@
 """Schemathesis against a running gateway: no answer breaks `/openapi.json`, is a 500, or takes too long.
 
-    python -m benchmarks.fuzz_http --seconds 600
+    python -m benchmarks.fuzz.openapi --seconds 600
 
-The gateway has keys, batches and an embedded engine that is quick. What Schemathesis finds is printed with a curl
+The gateway has keys, batches and an embedded engine that is quick. Each failure is printed with a curl
 command for each; exit status 1 then.
 """
 
@@ -23,7 +23,7 @@ from tempfile import TemporaryDirectory
 
 import orjson
 
-from benchmarks.results import write
+from benchmarks.results import add_results_option, write
 
 KEY = "fuzz-key-of-one-tenant"
 LEFT_OUT = "positive_data_acceptance"
@@ -36,10 +36,10 @@ _CASES = re.compile(r"([\d,]+) generated")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SchemathesisResult:
     num_cases: int
     took_s: float
-    said: str
+    output: str
     """All that Schemathesis printed."""
     is_fine: bool
 
@@ -78,7 +78,7 @@ def gateway() -> Iterator[str]:
             raise RuntimeError(f"the gateway ended with status {status} and said: {log.read_text()[-4000:]}")
 
 
-def fuzz(url: str, num_examples: int, seed: int, max_s: int | None = None) -> Found:
+def fuzz(url: str, num_examples: int, seed: int, max_s: int | None = None) -> SchemathesisResult:
     """One run. `num_examples`: of each operation. `max_s`: as many as come until then."""
     with TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "schemathesis.cli", "run", f"{url}/openapi.json"]
@@ -90,10 +90,10 @@ def fuzz(url: str, num_examples: int, seed: int, max_s: int | None = None) -> Fo
         Path(folder, "schemathesis.toml").write_text(_RULES)
         begun_at = time.monotonic()
         ended = subprocess.run(command, capture_output=True, text=True, errors="replace", cwd=folder)
-    said = ended.stdout + ended.stderr
-    cases = _CASES.search(said)
-    return Found(
-        int(cases[1].replace(",", "")) if cases else 0, time.monotonic() - begun_at, said, ended.returncode == 0
+    output = ended.stdout + ended.stderr
+    cases = _CASES.search(output)
+    return SchemathesisResult(
+        int(cases[1].replace(",", "")) if cases else 0, time.monotonic() - begun_at, output, ended.returncode == 0
     )
 
 
@@ -105,20 +105,22 @@ expected-statuses = ["2xx", "3xx", "4xx", 501]
 
 
 def main() -> int:
-    arguments = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    arguments.add_argument("--examples", type=int, default=100, help="of each operation (%(default)s)")
-    arguments.add_argument("--seconds", type=int, help="again and again, for so long")
-    arguments.add_argument("--seed", type=int, default=1)
-    given = arguments.parse_args()
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--examples", type=int, default=100, help="of each operation (%(default)s)")
+    parser.add_argument("--seconds", type=int, help="again and again, for so long")
+    parser.add_argument("--seed", type=int, default=1)
+    add_results_option(parser, __file__)
+    options = parser.parse_args()
     with gateway() as url:
-        found = fuzz(url, given.examples, given.seed, given.seconds)
-    print(found.said)
-    told = (
-        f"{found.num_cases:,} requests in {found.took_s:.0f} s over every operation of `/openapi.json`: "
-        f"{'no failure' if found.is_fine else 'FAILURES'}. All checks but {LEFT_OUT}; a hang is {HANGS_S} s."
+        result = fuzz(url, options.examples, options.seed, options.seconds)
+    print(result.output)
+    text = (
+        f"{result.num_cases:,} requests in {result.took_s:.0f} s over every operation of `/openapi.json`: "
+        f"{'no failure' if result.is_fine else 'FAILURES'}. All checks but {LEFT_OUT}; a hang is {HANGS_S} s."
     )
-    write("fuzz-http", told, {"cases": found.num_cases, "took_s": found.took_s, "is_fine": found.is_fine})
-    return 0 if found.is_fine else 1
+    data = {"cases": result.num_cases, "took_s": result.took_s, "is_fine": result.is_fine}
+    write(options.results, "openapi", text, data)
+    return 0 if result.is_fine else 1
 
 
 if __name__ == "__main__":

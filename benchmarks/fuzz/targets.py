@@ -63,8 +63,8 @@ def sse_splitter(data: bytes) -> None:
     with contextlib.suppress(EventTooLong):
         assert whole.feed(data) == events or data.endswith(b"\r")
     for event in events:
-        told = sse.data_of(event)
-        assert told is None or len(told) <= len(event)
+        payload = sse.data_of(event)
+        assert payload is None or len(payload) <= len(event)
 
 
 def relay(data: bytes) -> None:
@@ -121,7 +121,7 @@ def headers(data: bytes) -> None:
 
 
 def errors(data: bytes) -> None:
-    """Whatever an engine says under an error status can be told to a client in its dialect."""
+    """Every error body of an engine can be passed to a client in its dialect."""
     choice, body = (data[0] if data else 0), data[1:]
     dialect, status = BY_PATH[PATHS[choice % len(PATHS)]], (400, 404, 422, 429, 500, 503, 529, 418)[choice % 8]
     engine_errors.message_of(body)
@@ -153,8 +153,8 @@ def configuration(data: bytes) -> None:
         config.addresses(settings)
         config.dump(settings)
     except config.ConfigError as refused:
-        told = str(refused)
-        assert told, "it says nothing"
+        if not str(refused):
+            raise AssertionError("the refusal has no text") from refused
 
 
 _FOLDERS: list[TemporaryDirectory[str]] = []
@@ -187,8 +187,8 @@ class _Reply:
     def close(self, *, reuse: bool) -> None: ...
 
 
-class _Engine:
-    """A `transport.Upstream` that answers what it is told to."""
+class _ScriptedUpstream:
+    """A `transport.Upstream` that gives the answers of a list."""
 
     def __init__(self) -> None:
         self.answers: list[bytes] = []
@@ -224,13 +224,13 @@ class _Server:
     async def stop(self, grace_s: float) -> None: ...
 
 
-class Gateway:
+class FuzzedGateway:
     """A whole gateway between a request and an answer that are both bytes."""
 
     def __init__(self) -> None:
         logging.disable(logging.CRITICAL)
         self._loop = asyncio.new_event_loop()
-        self._engine = _Engine()
+        self._engine = _ScriptedUpstream()
         self._ahead_s = 0.0
         tree = {
             "engines": ["vllm://e1:1", "vllm://e2:1"],
@@ -264,7 +264,7 @@ class Gateway:
             asking.result()
         view = self._app.gate.view(counts_sessions=False)
         assert not sum(replica.slots_used for replica in view.replicas), "a slot is held"
-        assert not sum(view.waiting.values()), "somebody waits"
+        assert not sum(view.waiting.values()), "a turn waits"
         assert responder.status, "nothing was answered"
 
 
@@ -276,5 +276,5 @@ TARGETS: dict[str, Callable[[], Callable[[bytes], None]]] = {
     "errors": lambda: errors,
     "pages": lambda: pages,
     "configuration": lambda: configuration,
-    "path": Gateway,
+    "path": FuzzedGateway,
 }

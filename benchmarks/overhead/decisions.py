@@ -1,10 +1,10 @@
 """What deciding costs: microseconds per fact with an empty queue, and with 1,000 and 10,000 turns at the gate.
 
-python -m benchmarks.decisions [--rounds 2000] [--runs 5] [--profile]
+python -m benchmarks.overhead.decisions [--rounds 2000] [--runs 5] [--profile]
 
 One replica; agents of 20 families, whose prompts share 64 blocks of 512 characters and grow by 8 blocks a turn
 from 80 on. Each round one session finishes its turn and comes back for the next one, or ends and a new one
-arrives, so that the number of those who wait stays; a Tick comes when the Scheduler asks for one, as in a gateway.
+arrives, so that as many turns wait as before; a Tick comes when the Scheduler asks for one, as in a gateway.
 Times are processor time of `Scheduler.tell` on one core, less what reading the clock takes. Of several runs of the
 same facts the one that was disturbed least counts, whole.
 """
@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
-from benchmarks import results
+from benchmarks.results import add_results_option, write
 from gateway.demo.report import quantile
 from policies.admission import Limits
 from policies.scheduler import Scheduler
@@ -171,6 +171,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2_000)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--profile", action="store_true", help="print where the time goes, write nothing")
+    add_results_option(parser, __file__)
     options = parser.parse_args()
     runs = 1 if options.profile else options.runs
     rows = [measure(num_waiting, options.rounds, runs, options.profile) for num_waiting in BARS_US]
@@ -192,8 +193,7 @@ def main() -> None:
     parts += [f"| waiting | {' | '.join(KINDS)} |", "|---" * (1 + len(KINDS)) + "|", *kinds]
     table = "\n".join(parts)
     print(table)
-    if not options.profile:
-        results.write("decisions", table, list(rows))
+    write(None if options.profile else options.results, "decisions", table, rows)
 
 
 if __name__ == "__main__":

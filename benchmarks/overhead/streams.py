@@ -1,4 +1,6 @@
-"""How many streams one worker holds: `python -m benchmarks.streams [--quick] [--transport NAME]`.
+"""How many streams one worker holds.
+
+    python -m benchmarks.overhead.streams [--quick] [--transport NAME]
 
 500 streams of 20 chunks a second for a minute; then faster until chunks come more than 20 ms late; then 2,000
 streams that are open and nearly silent. Clients and upstream run on one core, the gateway on another.
@@ -18,7 +20,7 @@ import time
 from array import array
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from statistics import mean
@@ -26,11 +28,11 @@ from typing import cast
 
 import orjson
 
-from benchmarks import results
 from benchmarks.overhead.bodies import conversation
 from benchmarks.overhead.cells import LOAD_CORE, PEER_CORE, SIZES, compiled
-from benchmarks.overhead.peers import Peer, Place, Started, started
+from benchmarks.overhead.peers import Peer, PeerAddress, RunningPeer, started
 from benchmarks.overhead.processes import running
+from benchmarks.results import add_results_option, write
 from tests.real.process import free_port
 
 _SENT_NS = re.compile(rb"T=(\d{19})")
@@ -43,7 +45,7 @@ SLACK_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class StreamPlan:
     """So many streams at once, each with so many chunks."""
 
     streams: int
@@ -58,7 +60,7 @@ class Plan:
 
 
 @dataclass
-class Heard:
+class ReceivedChunks:
     """What all clients of one play received."""
 
     late_us: array[int] = field(default_factory=lambda: array("I"))
@@ -83,10 +85,10 @@ class Heard:
 class StreamClient(asyncio.Protocol):
     """One request on a connection of its own."""
 
-    def __init__(self, request: bytes, chunks: int, heard: Heard, left: Callable[[], None]) -> None:
+    def __init__(self, request: bytes, chunks: int, received: ReceivedChunks, left: Callable[[], None]) -> None:
         self._request = request
         self._chunks = chunks
-        self._heard = heard
+        self._received = received
         self._left = left
         self._count = 0
         self._latest_ns = 0
@@ -95,23 +97,23 @@ class StreamClient(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._asked_ns = time.monotonic_ns()
+        self._sent_ns = time.monotonic_ns()
         self._transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
-        now, heard = time.monotonic_ns(), self._heard
+        now, received = time.monotonic_ns(), self._received
         if self._rest:
             data = self._rest + data
         end = 0
-        for found in _SENT_NS.finditer(data):
-            sent_ns, end = int(found[1]), found.end()
-            heard.chunks += 1
-            if now >= heard.counts_from_ns:
-                heard.late_us.append((now - sent_ns) // 1000)
-            heard.reordered += sent_ns < self._latest_ns
+        for match in _SENT_NS.finditer(data):
+            sent_ns, end = int(match[1]), match.end()
+            received.chunks += 1
+            if now >= received.counts_from_ns:
+                received.late_us.append((now - sent_ns) // 1000)
+            received.reordered += sent_ns < self._latest_ns
             self._latest_ns = sent_ns
             if not self._count:
-                heard.first_us.append((now - self._asked_ns) // 1000)
+                received.first_us.append((now - self._sent_ns) // 1000)
             self._count += 1
         self._rest = data[max(end, len(data) - len(_DONE) - 22) :]
         if data.endswith(_DONE):
@@ -125,22 +127,22 @@ class StreamClient(asyncio.Protocol):
             return
         self._is_over = True
         if fault:
-            self._heard.errors.append(f"after {self._count} chunks: {fault}; {self._rest[-80:]!r}")
+            self._received.errors.append(f"after {self._count} chunks: {fault}; {self._rest[-80:]!r}")
         else:
-            self._heard.ended += 1
-        self._heard.missing += max(0, self._chunks - self._count)
+            self._received.ended += 1
+        self._received.missing += max(0, self._chunks - self._count)
         self._transport.close()
         self._left()
 
 
-def play(plan: Plan, port: int, each_s: Callable[[float], None] = lambda elapsed_s: None) -> Heard:
+def play(plan: StreamPlan, port: int, each_s: Callable[[float], None] = lambda elapsed_s: None) -> ReceivedChunks:
     """All streams of a plan against a port. `each_s` is called once a second with the time since the start."""
     with asyncio.Runner(loop_factory=import_module("uvloop").new_event_loop) as runner:
         return runner.run(_play(plan, port, each_s))
 
 
-async def _play(plan: Plan, port: int, each_s: Callable[[float], None]) -> Heard:
-    loop, heard, rng = asyncio.get_running_loop(), Heard(), random.Random(0)
+async def _play(plan: StreamPlan, port: int, each_s: Callable[[float], None]) -> ReceivedChunks:
+    loop, received, rng = asyncio.get_running_loop(), ReceivedChunks(), random.Random(0)
     over = asyncio.Event()
     num_left = plan.streams
 
@@ -153,22 +155,22 @@ async def _play(plan: Plan, port: int, each_s: Callable[[float], None]) -> Heard
     async def begin(number: int, at_s: float) -> None:
         await asyncio.sleep(at_s)
         request = asking(plan, number)
-        await loop.create_connection(lambda: StreamClient(request, plan.chunks, heard, left), "127.0.0.1", port)
+        await loop.create_connection(lambda: StreamClient(request, plan.chunks, received, left), "127.0.0.1", port)
 
     starts = [begin(number, rng.uniform(0, plan.spread_s)) for number in range(plan.streams)]
     started_at = loop.time()
-    heard.counts_from_ns = time.monotonic_ns() + int((plan.spread_s + SETTLE_S) * 1e9)
+    received.counts_from_ns = time.monotonic_ns() + int((plan.spread_s + SETTLE_S) * 1e9)
     begun = asyncio.gather(*starts)
     while not over.is_set() and loop.time() - started_at < plan.spread_s + plan.length_s + SLACK_S:
         each_s(loop.time() - started_at)
         await asyncio.wait([asyncio.ensure_future(over.wait())], timeout=1.0)
     await begun
     if num_left:
-        heard.errors.append(f"{num_left} streams did not end")
-    return heard
+        received.errors.append(f"{num_left} streams did not end")
+    return received
 
 
-def asking(plan: Plan, number: int) -> bytes:
+def asking(plan: StreamPlan, number: int) -> bytes:
     """A small chat request of its own conversation."""
     messages = [{"role": "user", "content": f"Task {number:06d}: say what this does."}]
     options = {"stream": True, "max_tokens": plan.chunks, "seed": plan.gap_ms}
@@ -191,7 +193,7 @@ SETTLED_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class StreamFigures:
     """One run through the gateway, beside the same run straight to the upstream."""
 
     streams: int
@@ -219,26 +221,27 @@ class Figure:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="under two minutes")
+    parser.add_argument("--quick", action="store_true", help="under two minutes, print only")
     parser.add_argument("--transport", choices=("aiohttp", "fast"), default="fast")
     parser.add_argument("--realtime", action="store_true", help="before all other programs; needs root")
-    parser.add_argument("--no-results", action="store_true", help="print only")
-    asked = parser.parse_args()
-    if asked.realtime:
+    add_results_option(parser, __file__)
+    options = parser.parse_args()
+    if options.realtime:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))  # what is started here inherits it
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 16_384)), hard))
     with tempfile.TemporaryDirectory(prefix="turngate-streams-") as folder:
-        minute, searched, idle = measured(asked.transport, asked.quick, Path(folder))
-    told = table(asked.transport, minute, searched, idle)
-    print(told)
-    if not asked.no_results:
-        data = {"minute": asdict(minute), "search": [asdict(one) for one in searched], "idle": asdict(idle)}
-        results.write("streams-quick" if asked.quick else "streams", told, {"transport": asked.transport} | data)
+        minute, searched, idle = measured(options.transport, options.quick, Path(folder))
+    text = table(options.transport, minute, searched, idle)
+    print(text)
+    data = {"transport": options.transport, "minute": minute, "search": searched, "idle": idle}
+    write(None if options.quick else options.results, "streams", text, data)
     return 0 if minute.holds and not (idle.errors or idle.missing) else 1
 
 
-def measured(transport: str, is_quick: bool, folder: Path) -> tuple[Figure, list[Figure], Figure]:
+def measured(
+    transport: str, is_quick: bool, folder: Path
+) -> tuple[StreamFigures, list[StreamFigures], StreamFigures]:
     upstream, _ = compiled(folder)
     with ExitStack() as stack:
         port = free_port()
@@ -253,12 +256,12 @@ def measured(transport: str, is_quick: bool, folder: Path) -> tuple[Figure, list
             searched.append(figure(plan(SEARCH_S, gap_ms), port, gateway))
             if len(searched) > 1 and not (searched[-1].holds or searched[-2].holds):
                 break  # twice in a row: once may be another program's fault
-        idle = figure(Plan(IDLE_STREAMS, 3 if is_quick else 8, IDLE_GAP_MS), port, gateway)
+        idle = figure(StreamPlan(IDLE_STREAMS, 3 if is_quick else 8, IDLE_GAP_MS), port, gateway)
     return minute, searched, idle
 
 
-def plan(seconds: float, gap_ms: int) -> Plan:
-    return Plan(STREAMS, int(seconds * 1000 / gap_ms), gap_ms)
+def plan(seconds: float, gap_ms: int) -> StreamPlan:
+    return StreamPlan(STREAMS, int(seconds * 1000 / gap_ms), gap_ms)
 
 
 def ours(transport: str) -> Peer:
@@ -269,49 +272,49 @@ def ours(transport: str) -> Peer:
     }
     settings = [part for key, value in chosen.items() for part in ("--set", f"{key}={value}")]
 
-    def command(at: Place) -> tuple[str, ...]:
+    def command(at: PeerAddress) -> tuple[str, ...]:
         engine = at.url.replace("http", "vllm")
         return sys.executable, "-m", "gateway", "serve", "--engine", engine, "--port", str(at.port), *settings
 
     return Peer(f"turngate-{transport}", command)
 
 
-def figure(what: Plan, upstream_port: int, gateway: Started) -> Figure:
-    straight = play(Plan(what.streams, min(what.chunks, 10_000 // what.gap_ms), what.gap_ms), upstream_port)
+def figure(what: StreamPlan, upstream_port: int, gateway: RunningPeer) -> StreamFigures:
+    straight = play(StreamPlan(what.streams, min(what.chunks, 10_000 // what.gap_ms), what.gap_ms), upstream_port)
     process = gateway.process
     assert process is not None
     rss: list[tuple[float, float]] = []
     cpu_s = -process.cpu_s()
-    heard = play(what, gateway.port, lambda elapsed_s: rss.append((elapsed_s, process.rss_mb())))
+    received = play(what, gateway.port, lambda elapsed_s: rss.append((elapsed_s, process.rss_mb())))
     cpu_s += process.cpu_s()
     settled = [mb for at_s, mb in rss if at_s >= min(SETTLED_S, rss[-1][0] / 2)]
     third = max(1, len(settled) // 3)
     seconds = rss[-1][0]
-    said = Figure(
+    figures = StreamFigures(
         streams=what.streams,
         rate=what.streams * 1000 / what.gap_ms,
         seconds=seconds,
-        errors=len(heard.errors),
-        reordered=heard.reordered,
-        missing=heard.missing,
-        added_p50_ms=heard.late_ms(0.5) - straight.late_ms(0.5),
-        added_p99_ms=heard.late_ms(0.99) - straight.late_ms(0.99),
+        errors=len(received.errors),
+        reordered=received.reordered,
+        missing=received.missing,
+        added_p50_ms=received.late_ms(0.5) - straight.late_ms(0.5),
+        added_p99_ms=received.late_ms(0.99) - straight.late_ms(0.99),
         direct_p99_ms=straight.late_ms(0.99),
-        first_p99_ms=heard.first_ms(0.99),
-        cpu_us=cpu_s * 1e6 / max(1, heard.chunks),
+        first_p99_ms=received.first_ms(0.99),
+        cpu_us=cpu_s * 1e6 / max(1, received.chunks),
         busy=cpu_s / seconds,
         rss_settled_mb=mean(settled[:third]),
         rss_end_mb=mean(settled[-third:]),
     )
-    _say(said, heard)
-    return said
+    _say(figures, received)
+    return figures
 
 
-def _say(said: Figure, heard: Heard) -> None:
-    print(_row("", said), *heard.errors[:3], sep="\n", file=sys.stderr, flush=True)
+def _say(figures: StreamFigures, received: ReceivedChunks) -> None:
+    print(_row("", figures), *received.errors[:3], sep="\n", file=sys.stderr, flush=True)
 
 
-def table(transport: str, minute: Figure, searched: list[Figure], idle: Figure) -> str:
+def table(transport: str, minute: StreamFigures, searched: list[StreamFigures], idle: StreamFigures) -> str:
     held = [one for one in searched if one.holds]
     most = f"{held[-1].rate:,.0f} chunks/s" if held else "none of these"
     return "\n".join(
@@ -332,7 +335,7 @@ def table(transport: str, minute: Figure, searched: list[Figure], idle: Figure) 
     )
 
 
-def _row(name: str, one: Figure) -> str:
+def _row(name: str, one: StreamFigures) -> str:
     cells = [
         name,
         f"{one.streams:,}",

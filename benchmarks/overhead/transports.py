@@ -1,4 +1,6 @@
-"""What each transport costs with nothing on it but a relay: `python -m benchmarks.transports [--rounds N]`.
+"""What each transport costs with nothing on it but a relay.
+
+    python -m benchmarks.overhead.transports [--rounds N]
 
 The floor under `benchmarks.overhead`. Clients and upstream run on one core, the relay on another; rounds are
 interleaved. `relay NAME PORT URL` runs one relay.
@@ -11,17 +13,16 @@ import asyncio
 import sys
 import tempfile
 from contextlib import ExitStack
-from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from statistics import median
 from typing import Literal, cast
 
-from benchmarks import results
 from benchmarks.overhead.bodies import conversation
-from benchmarks.overhead.cells import LOAD_CORE, PEER_CORE, SIZES, Cell, Reading, cells, compiled, reading
-from benchmarks.overhead.peers import Peer, Place, Started, started
+from benchmarks.overhead.cells import LOAD_CORE, PEER_CORE, SIZES, LoadCell, Reading, cells, compiled, reading
+from benchmarks.overhead.peers import Peer, PeerAddress, RunningPeer, started
 from benchmarks.overhead.processes import running
+from benchmarks.results import add_results_option, write
 from gateway.transport import Direct, Pushing, Request, Responder, Timeouts, Upstream, UpstreamReply
 from gateway.transports.choice import transport_of
 from tests.real.process import free_port
@@ -35,30 +36,26 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--cells", default=",".join(CELLS))
-    parser.add_argument("--no-results", action="store_true", help="print only")
+    add_results_option(parser, __file__)
     parser.add_argument("relay", nargs="*", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.relay:
-        _, name, port, url = asked.relay
+    options = parser.parse_args()
+    if options.relay:
+        _, name, port, url = options.relay
         return run_relay(name, int(port), url)
     with tempfile.TemporaryDirectory(prefix="turngate-transports-") as folder:
-        figures = measured(asked.rounds, asked.cells.split(","), Path(folder))
+        figures = measured(options.rounds, options.cells.split(","), Path(folder))
     print(table(figures))
-    if not asked.no_results:
-        data = {
-            cell: {name: [asdict(r) for r in rows] for name, rows in of.items()} for cell, of in figures.items()
-        }
-        results.write("transports", table(figures), data)
+    write(options.results, "transports", table(figures), figures)
     return 0
 
 
-Figures = dict[str, dict[str, list[Reading]]]
+Readings = dict[str, dict[str, list[Reading]]]
 
 
-def measured(rounds: int, names: list[str], folder: Path) -> Figures:
+def measured(rounds: int, names: list[str], folder: Path) -> Readings:
     upstream, load = compiled(folder)
     some = [cell for cell in cells(folder, is_quick=False) if cell.name in names]
-    figures: Figures = {cell.name: {name: [] for name in NAMES} for cell in some}
+    figures: Readings = {cell.name: {name: [] for name in NAMES} for cell in some}
     with ExitStack() as stack:
         port = free_port()
         stack.enter_context(running([upstream, str(port)], folder / "upstream.log", LOAD_CORE))
@@ -67,24 +64,24 @@ def measured(rounds: int, names: list[str], folder: Path) -> Figures:
         for _ in range(rounds):
             for cell in some:
                 for one in asking:
-                    figures[cell.name][one.peer.name].append(told(load, cell, one))
+                    figures[cell.name][one.peer.name].append(take_reading(load, cell, one))
     return figures
 
 
-def told(load: Path, cell: Cell, one: Started) -> Reading:
-    said = reading(load, cell, one)
-    print(f"{cell.name:6} {one.peer.name:8} {said.cpu_us or 0:8.1f} us {said.errors} errors", file=sys.stderr)
-    return said
+def take_reading(load: Path, cell: LoadCell, one: RunningPeer) -> Reading:
+    taken = reading(load, cell, one)
+    print(f"{cell.name:6} {one.peer.name:8} {taken.cpu_us or 0:8.1f} us {taken.errors} errors", file=sys.stderr)
+    return taken
 
 
 def peer(name: str) -> Peer:
-    def command(at: Place) -> tuple[str, ...]:
+    def command(at: PeerAddress) -> tuple[str, ...]:
         return (sys.executable, "-m", "benchmarks.overhead.transports", "relay", name, str(at.port), at.url)
 
     return Peer(name, command)
 
 
-def table(figures: Figures) -> str:
+def table(figures: Readings) -> str:
     lines = [
         "CPU microseconds per request, or per chunk of a stream: median (range). p50: of the answer, or a chunk.",
         "",
@@ -97,12 +94,12 @@ def table(figures: Figures) -> str:
         p50s = [f"{median(reading.p50_ms for reading in of[name]):.3f}" for name in NAMES]
         errors = sum(reading.errors for rows in of.values() for reading in rows)
         lines.append(
-            f"| {cell} | {_told(slow)} | {_told(fast)} | {_told(ratios, 2)} | {' | '.join(p50s)} | {errors} |"
+            f"| {cell} | {_range(slow)} | {_range(fast)} | {_range(ratios, 2)} | {' | '.join(p50s)} | {errors} |"
         )
     return "\n".join(lines)
 
 
-def _told(values: list[float], digits: int = 0) -> str:
+def _range(values: list[float], digits: int = 0) -> str:
     return f"{median(values):.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f})"
 
 
@@ -124,11 +121,11 @@ async def answer(upstream: Upstream, url: str, request: Request, responder: Resp
     body = await request.read(MAX_BYTES)
     headers = [("Content-Type", "application/json")]
     reply = await upstream.call(request.method, url + request.path, headers, body or None, Timeouts())
-    told = [("Content-Type", reply.headers.get("content-type", ""))]
-    if not told[0][1].startswith("text/event-stream"):
-        await responder.reply(reply.status, told, await reply.read(MAX_BYTES))
+    headers_out = [("Content-Type", reply.headers.get("content-type", ""))]
+    if not headers_out[0][1].startswith("text/event-stream"):
+        await responder.reply(reply.status, headers_out, await reply.read(MAX_BYTES))
     else:
-        await responder.start(reply.status, told)
+        await responder.start(reply.status, headers_out)
         await stream(reply, responder)
         await responder.end()
     reply.close(reuse=True)

@@ -1,5 +1,7 @@
 """What workers cost and give: CPU of 1, 2 and 3 of them for the same requests, and of a request that is forwarded.
 
+    python -m benchmarks.overhead.workers [--rounds N]
+
 One family of sessions, streamed answers of 20 chunks. *spread*: sessions are spread over the workers, as is. *one
 home*: all sessions name one parent and so live at one worker, as they would if whole families did. `reached`: the
 busiest worker's CPU bounds what all can do together, with a core for each: requests per second = 1 / its CPU per
@@ -24,7 +26,7 @@ from pathlib import Path
 import aiohttp
 from aiohttp import web
 
-from benchmarks import results
+from benchmarks.results import add_results_option, write
 from tests.path.fake_engine import Call, FakeEngine, chunk, finish
 
 NUM_REQUESTS, NUM_CLIENTS, NUM_CHUNKS, NUM_ROUNDS = 1000, 16, 20, 3
@@ -34,7 +36,7 @@ EVENTS = [chunk(role="assistant"), *[chunk(content="word ")] * NUM_CHUNKS, finis
 
 
 @dataclass(frozen=True)
-class Row:
+class WorkerCosts:
     """One arm of one round."""
 
     arm: str
@@ -67,11 +69,12 @@ async def gateway(engine: FakeEngine, workers: int) -> AsyncIterator[tuple[str, 
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
     while (
-        not (found := re.search(rb"http://[^/]+", line := await process.stdout.readline())) or b"Ready" not in line
+        not (address := re.search(rb"http://[^/]+", line := await process.stdout.readline()))
+        or b"Ready" not in line
     ):
         pass
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    yield found[0].decode(), [int(pid) for pid in children] if workers > 1 else [process.pid]
+    yield address[0].decode(), [int(pid) for pid in children] if workers > 1 else [process.pid]
     process.send_signal(signal.SIGTERM)
     await process.communicate()
 
@@ -99,7 +102,7 @@ async def load(url: str, num: int, headers: dict[str, str]) -> None:
     await asyncio.gather(*(client() for _ in range(NUM_CLIENTS)))
 
 
-async def measured(engine: FakeEngine, arm: str, workers: int) -> Row:
+async def measured(engine: FakeEngine, arm: str, workers: int) -> WorkerCosts:
     headers = {"X-Turngate-Parent": "the-root-of-all"} if arm == "one home" else {}
     async with gateway(engine, workers) as (url, pids):
         await load(url, WARM, headers)
@@ -115,10 +118,10 @@ async def measured(engine: FakeEngine, arm: str, workers: int) -> Row:
     answered = sum(map(float, re.findall(r'turngate_outcomes_total\{.*outcome="answered".*\} ([\d.]+)', text)))
     counted, per_request = answered / (NUM_REQUESTS + WARM), 1e6 / NUM_REQUESTS
     costs = sum(used) * per_request, max(used) * per_request
-    return Row(arm, workers, *costs, forwarded, NUM_REQUESTS / seconds, counted)
+    return WorkerCosts(arm, workers, *costs, forwarded, NUM_REQUESTS / seconds, counted)
 
 
-async def run(num_rounds: int) -> list[Row]:
+async def run(num_rounds: int) -> list[WorkerCosts]:
     engine = FakeEngine(plays=[play] * 1_000_000)
     await engine.start()
     arms = [("spread", 1), ("spread", 2), ("spread", 3), ("one home", 2), ("one home", 3)]
@@ -127,13 +130,13 @@ async def run(num_rounds: int) -> list[Row]:
     return rows
 
 
-def median(rows: list[Row], arm: str, workers: int) -> Row:
+def median(rows: list[WorkerCosts], arm: str, workers: int) -> WorkerCosts:
     mine = [row for row in rows if (row.arm, row.workers) == (arm, workers)]
     values = [statistics.median(getattr(row, name) for row in mine) for name in list(asdict(mine[0]))[2:]]
-    return Row(arm, workers, *values)
+    return WorkerCosts(arm, workers, *values)
 
 
-def table(rows: list[Row]) -> str:
+def table(rows: list[WorkerCosts]) -> str:
     alone = median(rows, "spread", 1)
     lines = [
         "| sessions | workers | forwarded | CPU us per request | busiest | reached, x one worker | per s here |"
@@ -153,15 +156,14 @@ def table(rows: list[Row]) -> str:
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    arguments.add_argument("--rounds", type=int, default=NUM_ROUNDS, help="%(default)s")
-    arguments.add_argument("--no-results", action="store_true", help="print only")
-    given = arguments.parse_args()
-    rows = asyncio.run(run(given.rounds))
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=NUM_ROUNDS, help="%(default)s")
+    add_results_option(parser, __file__)
+    options = parser.parse_args()
+    rows = asyncio.run(run(options.rounds))
     text = table(rows)
     print(text)
-    if not given.no_results:
-        results.write("workers", text, [asdict(row) for row in rows])
+    write(options.results, "workers", text, rows)
 
 
 if __name__ == "__main__":

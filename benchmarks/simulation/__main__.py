@@ -1,18 +1,18 @@
-"""Experiments in virtual time; each writes a table with its bars, the data, and a picture.
+"""Experiments in virtual time; each writes a table with its bars and the data, and on demand a picture.
 
-python -m benchmarks.experiments NAME|all [--seeds 1 2 3] [--results DIRECTORY]
+python -m benchmarks.simulation NAME...|all [--seeds 1 2 3] [--results FOLDER] [--pictures FOLDER]
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from benchmarks.results import add_results_option, write
 from benchmarks.simulation.experiments import classes, cliff, overload, robustness, shapes, sharing, warm_up
-from benchmarks.simulation.report import Outcome, publish
+from benchmarks.simulation.report import Outcome, draw, text_of
 
 EXPERIMENTS: dict[str, Callable[[Sequence[int]], Outcome]] = {
     "cliff": cliff,
@@ -27,16 +27,21 @@ EXPERIMENTS: dict[str, Callable[[Sequence[int]], Outcome]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("name", choices=[*EXPERIMENTS, "all"])
+    parser.add_argument(
+        "names", nargs="+", choices=[*EXPERIMENTS, "all"], metavar="NAME", help=", ".join(EXPERIMENTS)
+    )
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
-    parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
-    arguments = parser.parse_args()
-    for name in EXPERIMENTS if arguments.name == "all" else [arguments.name]:
+    parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="draw simulated-NAME.png there")
+    add_results_option(parser, __file__)
+    options = parser.parse_args()
+    for name in EXPERIMENTS if "all" in options.names else options.names:
         began_at = time.monotonic()
-        outcome = EXPERIMENTS[name](arguments.seeds)
-        publish(f"simulated-{name}", outcome, arguments.results)
-        print((arguments.results / f"simulated-{name}.md").read_text())
-        print(f"{name}: {time.monotonic() - began_at:.0f} s", file=sys.stderr, flush=True)
+        outcome = EXPERIMENTS[name](options.seeds)
+        text = text_of(outcome)
+        print(f"# {name}\n\n{text}\n", flush=True)
+        write(options.results, name, text, outcome.data, time.monotonic() - began_at)
+        if options.pictures is not None and outcome.pictures:
+            draw(outcome.pictures, options.pictures / f"simulated-{name}.png")
 
 
 if __name__ == "__main__":

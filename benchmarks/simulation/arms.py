@@ -8,7 +8,7 @@ from functools import partial
 from typing import TypeAlias
 
 from benchmarks.simulation.oracle import RequestCap, SumLedger, session_cap, shortest_first, shortest_in_bounds
-from benchmarks.simulation.simulator import Decider, Result, SimulatedTurn, Simulation, World
+from benchmarks.simulation.simulator import Decider, SimulatedTurn, Simulation, SimulationResult, World
 from benchmarks.simulation.workloads import AgentRun
 from gateway.demo.report import quantile
 from policies.admission import Limits
@@ -18,7 +18,7 @@ from policies.passthrough import Passthrough
 from policies.scheduler import Scheduler
 from policies.turns import Turns
 
-Arm: TypeAlias = Callable[[Sequence[AgentRun], World], Decider]
+ArmFactory: TypeAlias = Callable[[Sequence[AgentRun], World], Decider]
 FIFO_REQUESTS = 16
 """The request cap that published clients use."""
 BUDGETS = (1.0, 1.25, 1.5)
@@ -50,7 +50,7 @@ def _sum_ledger(runs: Sequence[AgentRun], world: World) -> Decider:
     return SumLedger(_turns(runs, world))
 
 
-ARMS: Mapping[str, Sequence[Arm]] = {
+ARMS: Mapping[str, Sequence[ArmFactory]] = {
     "straight": [_straight],
     "fifo": [_fifo],
     "turns": [_turns],
@@ -64,7 +64,7 @@ ARMS: Mapping[str, Sequence[Arm]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class SimulatedFigures:
     """One arm, one fleet; seconds and tokens."""
 
     makespan_s: float
@@ -86,10 +86,10 @@ class Figures:
     """Mean over the later turns of a class."""
 
 
-Measure: TypeAlias = Callable[[Figures], float]
+Measure: TypeAlias = Callable[[SimulatedFigures], float]
 
 
-def figures(result: Result, after_s: float = 0.0) -> Figures:
+def figures(result: SimulationResult, after_s: float = 0.0) -> SimulatedFigures:
     """Of the sessions that arrived after that time; makespan, tokens and throughput are those of all."""
     sessions = [s for s in result.sessions if s.arrived_at >= after_s and not s.is_child]
     counted = {session.id for session in sessions}
@@ -103,7 +103,7 @@ def figures(result: Result, after_s: float = 0.0) -> Figures:
         if turn.index > 0:
             ttfts_s.setdefault(label_of[turn.session_id], []).append(turn.ttft_s)
     completions_s = [session.completion_s for session in sessions]
-    return Figures(
+    return SimulatedFigures(
         makespan_s=result.makespan_s,
         mean_session_s=_mean(completions_s),
         p99_session_s=quantile(completions_s, 0.99),
@@ -130,16 +130,16 @@ def _most_of_bound(first: Sequence[SimulatedTurn]) -> float:
 
 def play(
     arm: str, runs: Sequence[AgentRun], world: World, num_at_once: int | None = None, after_s: float = 0.0
-) -> Figures:
+) -> SimulatedFigures:
     """One simulation, or the best of several for an oracle."""
     if arm == INFINITE_CACHE:
         arm, world = "straight", replace(world, spec=replace(world.spec, num_blocks=1 << 30))
-    found = [figures(Simulation(make(runs, world), world).run(runs, num_at_once), after_s) for make in ARMS[arm]]
-    return min(found, key=lambda one: one.mean_session_s)
+    ways = [figures(Simulation(make(runs, world), world).run(runs, num_at_once), after_s) for make in ARMS[arm]]
+    return min(ways, key=lambda one: one.mean_session_s)
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class SweepCell:
     """One point of a sweep: a fleet for each seed, in one world."""
 
     draw: Callable[[int], Sequence[AgentRun]]
@@ -149,11 +149,11 @@ class Cell:
     after_s: float = 0.0
 
 
-Sweep: TypeAlias = Mapping[str, Sequence[Sequence[Figures]]]
+Sweep: TypeAlias = Mapping[str, Sequence[Sequence[SimulatedFigures]]]
 """Arm -> for each cell the figures of every seed."""
 
 
-def sweep(arms: Sequence[str], cells: Sequence[Cell], seeds: Sequence[int]) -> Sweep:
+def sweep(arms: Sequence[str], cells: Sequence[SweepCell], seeds: Sequence[int]) -> Sweep:
     """Every arm plays the same fleets."""
     fleets = [[cell.draw(seed) for seed in seeds] for cell in cells]
     return {
@@ -165,11 +165,11 @@ def sweep(arms: Sequence[str], cells: Sequence[Cell], seeds: Sequence[int]) -> S
     }
 
 
-def mean(runs: Sequence[Figures], of: Measure) -> float:
+def mean(runs: Sequence[SimulatedFigures], of: Measure) -> float:
     return _mean(list(map(of, runs)))
 
 
-def ratio(ours: Sequence[Figures], base: Sequence[Figures], of: Measure) -> float:
+def ratio(ours: Sequence[SimulatedFigures], base: Sequence[SimulatedFigures], of: Measure) -> float:
     """Of sums over the seeds."""
     return sum(map(of, ours)) / sum(map(of, base))
 
@@ -178,25 +178,25 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def makespan_s(figures: Figures) -> float:
+def makespan_s(figures: SimulatedFigures) -> float:
     return figures.makespan_s
 
 
-def session_s(figures: Figures) -> float:
+def session_s(figures: SimulatedFigures) -> float:
     return figures.mean_session_s
 
 
-def p99_session_s(figures: Figures) -> float:
+def p99_session_s(figures: SimulatedFigures) -> float:
     return figures.p99_session_s
 
 
-def p99_ttft_later_s(figures: Figures) -> float:
+def p99_ttft_later_s(figures: SimulatedFigures) -> float:
     return figures.p99_ttft_later_s
 
 
-def uncached(figures: Figures) -> float:
+def uncached(figures: SimulatedFigures) -> float:
     return figures.uncached_tokens
 
 
-def throughput(figures: Figures) -> float:
+def throughput(figures: SimulatedFigures) -> float:
     return figures.output_tokens_per_s

@@ -12,10 +12,10 @@ from benchmarks.simulation import generator
 from benchmarks.simulation.arms import (
     ARMS,
     INFINITE_CACHE,
-    Cell,
-    Figures,
     Measure,
+    SimulatedFigures,
     Sweep,
+    SweepCell,
     makespan_s,
     mean,
     p99_session_s,
@@ -51,9 +51,9 @@ R_PER_S = 40 / 44.9
 def cliff(seeds: Sequence[int]) -> Outcome:
     """Throughput against sessions at once."""
     arms, counts = ("straight", "fifo", "turns", "oracle cap"), (8, 12, 16, 20, 24, 28, 32, 40, 50, 60, 80)
-    cells = [Cell(partial(plain, Shape(max(160, 3 * count))), BASE, count) for count in counts]
-    found = sweep(arms, cells, seeds)
-    rate = {arm: [mean(runs, throughput) for runs in found[arm]] for arm in arms}
+    cells = [SweepCell(partial(plain, Shape(max(160, 3 * count))), BASE, count) for count in counts]
+    runs_of = sweep(arms, cells, seeds)
+    rate = {arm: [mean(runs, throughput) for runs in runs_of[arm]] for arm in arms}
     last = {arm: values[-1] for arm, values in rate.items()}
     below = [rate["turns"][i] / rate["straight"][i] for i, count in enumerate(counts) if count <= 16]
     bars = [
@@ -67,11 +67,11 @@ def cliff(seeds: Sequence[int]) -> Outcome:
         "requests; `oracle cap` is the best fixed cap on sessions of a scheduler that knows when a session ends.",
         ["sessions", *arms],
         [[count, *(rate[arm][i] for arm in arms)] for i, count in enumerate(counts)],
-        found,
+        runs_of,
         bars,
         [
-            Picture("Throughput", "sessions at once", "output tokens/s", lines(counts, found, throughput)),
-            Picture("Recomputation", "sessions at once", "uncached tokens", lines(counts, found, uncached)),
+            Picture("Throughput", "sessions at once", "output tokens/s", lines(counts, runs_of, throughput)),
+            Picture("Recomputation", "sessions at once", "uncached tokens", lines(counts, runs_of, uncached)),
         ],
     )
 
@@ -82,20 +82,20 @@ def overload(seeds: Sequence[int]) -> Outcome:
         ("straight", "turns", "oracle cap", "oracle", INFINITE_CACHE),
         (0.8, 1.0, 1.15, 1.3, 1.5, 1.8, 2.4),
     )
-    cells = [Cell(partial(plain, Shape(200, arrival_rate_per_s=rate * R_PER_S)), BASE) for rate in rates]
-    found = sweep(arms, cells, seeds)
+    cells = [SweepCell(partial(plain, Shape(200, arrival_rate_per_s=rate * R_PER_S)), BASE) for rate in rates]
+    runs_of = sweep(arms, cells, seeds)
     measures = {"mean": session_s, "p99": p99_session_s, "p99 TTFT later": p99_ttft_later_s}
 
     def against(rate: float, of: Measure) -> float:
         at = rates.index(rate)
-        return ratio(found["turns"][at], found["straight"][at], of)
+        return ratio(runs_of["turns"][at], runs_of["straight"][at], of)
 
     rows: list[list[object]] = []
     for i, rate in enumerate(rates):
         for arm in arms:
-            ratios = [ratio(found[arm][i], found["straight"][i], of) for of in measures.values()]
-            means = [mean(found[arm][i], of) for of in measures.values()]
-            rows.append([rate, arm, *means, *ratios, max(figures.max_wait_s for figures in found[arm][i])])
+            ratios = [ratio(runs_of[arm][i], runs_of["straight"][i], of) for of in measures.values()]
+            means = [mean(runs_of[arm][i], of) for of in measures.values()]
+            rows.append([rate, arm, *means, *ratios, max(figures.max_wait_s for figures in runs_of[arm][i])])
     return Outcome(
         "200 sessions of 4 turns, Poisson arrivals at multiples of R (0.89 sessions per second). Straight "
         "collapses near 1.2 R, so 2.4 R is twice the cliff.",
@@ -107,21 +107,21 @@ def overload(seeds: Sequence[int]) -> Outcome:
             "longest wait s",
         ],
         rows,
-        found,
+        runs_of,
         [
             Bar("mean completion over straight's at 1.0 R", against(1.0, session_s), most=1.02),
             Bar("mean completion over straight's at 1.3 R", against(1.3, session_s), most=0.75),
             Bar("p99 completion over straight's at 2.4 R", against(2.4, p99_session_s), most=0.7),
             Bar("p99 TTFT of later turns over straight's at 2.4 R", against(2.4, p99_ttft_later_s), most=0.25),
         ],
-        [Picture(name, "rate / R", "s", lines(rates, found, of)) for name, of in measures.items()],
+        [Picture(name, "rate / R", "s", lines(rates, runs_of, of)) for name, of in measures.items()],
     )
 
 
-def lines(across: Sequence[float], found: Sweep, of: Measure) -> dict[str, list[tuple[float, float]]]:
+def lines(across: Sequence[float], runs_of: Sweep, of: Measure) -> dict[str, list[tuple[float, float]]]:
     """One line per arm."""
     return {
-        arm: [(x, mean(runs, of)) for x, runs in zip(across, cells, strict=True)] for arm, cells in found.items()
+        arm: [(x, mean(runs, of)) for x, runs in zip(across, cells, strict=True)] for arm, cells in runs_of.items()
     }
 
 
@@ -138,14 +138,14 @@ def sharing(seeds: Sequence[int]) -> Outcome:
     capacity = BASE.spec.num_blocks * BASE.spec.block_tokens / peak_tokens
     counts = [round((2 * capacity - share) / (1 - share)) for share in shares]
     cells = [
-        Cell(partial(siblings, count, share, peak_tokens), BASE)
+        SweepCell(partial(siblings, count, share, peak_tokens), BASE)
         for count, share in zip(counts, shares, strict=True)
     ]
-    found = sweep(arms, cells, seeds)
-    pairs = zip(found["sum ledger"], found["turns"], strict=True)
+    runs_of = sweep(arms, cells, seeds)
+    pairs = zip(runs_of["sum ledger"], runs_of["turns"], strict=True)
     gains = [ratio(sums, unions, makespan_s) for sums, unions in pairs]
     rows = [
-        [f"{share:.0%}", counts[i], *(mean(found[arm][i], makespan_s) for arm in arms), gains[i]]
+        [f"{share:.0%}", counts[i], *(mean(runs_of[arm][i], makespan_s) for arm in arms), gains[i]]
         for i, share in enumerate(shares)
     ]
     return Outcome(
@@ -154,36 +154,36 @@ def sharing(seeds: Sequence[int]) -> Outcome:
         "ledger, which counts each session whole.",
         ["shared", "sessions", *arms, "union / sum"],
         rows,
-        found,
+        runs_of,
         [Bar("throughput of the union ledger over the sum ledger's, 60 % shared", gains[1], least=1.2)],
-        [Picture("Throughput", "shared part of a context", "output tokens/s", lines(shares, found, throughput))],
+        [Picture("Throughput", "shared part of a context", "output tokens/s", lines(shares, runs_of, throughput))],
     )
 
 
 def classes(seeds: Sequence[int]) -> Outcome:
     """A bounded class and one with a heavy tail, mixed."""
     arms, rates = ("straight", "turns", "declared", "oracle in bounds", "oracle"), (0.8, 1.0, 1.2)
-    cells = [Cell(partial(_two_classes, rate), EIGHTY) for rate in rates]
-    found = dict(sweep([arm for arm in arms if arm in ARMS], cells, seeds))
-    told = replace(EIGHTY, declares_turns=True)
-    found["declared"] = sweep(("turns",), [replace(cell, world=told) for cell in cells], seeds)["turns"]
+    cells = [SweepCell(partial(_two_classes, rate), EIGHTY) for rate in rates]
+    runs_of = dict(sweep([arm for arm in arms if arm in ARMS], cells, seeds))
+    declaring = replace(EIGHTY, declares_turns=True)
+    runs_of["declared"] = sweep(("turns",), [replace(cell, world=declaring) for cell in cells], seeds)["turns"]
     over = {
-        (i, arm, label): ratio(found[arm][i], found["oracle"][i], partial(_of_class, label))
+        (i, arm, label): ratio(runs_of[arm][i], runs_of["oracle"][i], partial(_of_class, label))
         for i in range(len(rates))
         for arm in arms
         for label in LABELS
     }
-    waits = {(i, arm): max(f.most_of_bound for f in found[arm][i]) for i in range(len(rates)) for arm in arms}
+    waits = {(i, arm): max(f.most_of_bound for f in runs_of[arm][i]) for i in range(len(rates)) for arm in arms}
     rows: list[list[object]] = []
     for i, arm in itertools.product(range(len(rates)), arms):
-        means = [mean(found[arm][i], partial(_of_class, label)) for label in LABELS]
+        means = [mean(runs_of[arm][i], partial(_of_class, label)) for label in LABELS]
         overs = [over[i, arm, label] for label in LABELS]
-        rows.append([rates[i], arm, *means, *overs, waits[i, arm], mean(found[arm][i], p99_ttft_later_s)])
+        rows.append([rates[i], arm, *means, *overs, waits[i, arm], mean(runs_of[arm][i], p99_ttft_later_s)])
     return Outcome(
         "300 sessions, half bounded (about 10 turns, 70k tokens), half heavy-tailed (median 5 turns, up to 100), "
         "token counts scaled by 0.1, 80,000 tokens of cache, Poisson arrivals. `declared`: clients announce their "
-        "remaining turns. The oracle admits by real peaks, least real work first, and lets who is long wait; "
-        "`oracle in bounds` knows the same and puts first who has waited past the bound.",
+        "remaining turns. The oracle admits by real peaks, least real work first, and lets long sessions wait; "
+        "`oracle in bounds` knows the same and puts a session first that has waited past the bound.",
         [
             "rate /s",
             "arm",
@@ -193,10 +193,10 @@ def classes(seeds: Sequence[int]) -> Outcome:
             "p99 TTFT later s",
         ],
         rows,
-        found,
+        runs_of,
         _class_bars(rates, over, waits),
         [
-            Picture(f"Mean completion, {c}", "sessions/s", "s", lines(rates, found, partial(_of_class, c)))
+            Picture(f"Mean completion, {c}", "sessions/s", "s", lines(rates, runs_of, partial(_of_class, c)))
             for c in LABELS
         ],
     )
@@ -222,14 +222,14 @@ def _two_classes(rate_per_s: float, seed: int) -> list[AgentRun]:
     return mixed((BOUNDED, HEAVY), 300, seed, rate_per_s, 0.1)
 
 
-def _of_class(label: str, figures: Figures) -> float:
+def _of_class(label: str, figures: SimulatedFigures) -> float:
     return figures.of_class[label]
 
 
 def shapes(seeds: Sequence[int]) -> Outcome:
     """One default setting on many shapes of fleet."""
     fleets = _shapes()
-    found = sweep(("straight", "turns"), list(fleets.values()), seeds)
+    runs_of = sweep(("straight", "turns"), list(fleets.values()), seeds)
     without_children = list(fleets.values())[:-2]
     best = sweep(("oracle",), without_children, seeds)["oracle"]
     measures = {
@@ -240,9 +240,9 @@ def shapes(seeds: Sequence[int]) -> Outcome:
     }
     rows: list[list[object]] = []
     for i, name in enumerate(fleets):
-        straight = found["straight"][i]
+        straight = runs_of["straight"][i]
         oracle = [ratio(best[i], straight, of) if i < len(best) else "" for of in (makespan_s, session_s)]
-        ours = [ratio(found["turns"][i], straight, of) for of in measures.values()]
+        ours = [ratio(runs_of["turns"][i], straight, of) for of in measures.values()]
         rows.append([name, *(mean(straight, of) for of in measures.values()), *ours, *oracle])
     return Outcome(
         "Straight in seconds and tokens, then the ratios of `turns` and of the oracle (real peaks, least real "
@@ -255,27 +255,27 @@ def shapes(seeds: Sequence[int]) -> Outcome:
             "oracle mean",
         ],
         rows,
-        {**found, "oracle": best},
+        {**runs_of, "oracle": best},
     )
 
 
-def _shapes() -> dict[str, Cell]:
+def _shapes() -> dict[str, SweepCell]:
     few = replace(BASE, spec=EngineSpec(900), num_replicas=4)
     return {
-        "ctl: 40x4, no pressure": Cell(partial(plain, Shape(40)), World(EngineSpec(8_192))),
-        "base: 40x4": Cell(partial(plain, Shape(40)), BASE),
-        "37x4": Cell(partial(plain, Shape(37)), BASE),
-        "80x4": Cell(partial(plain, Shape(80)), BASE),
-        "mixed: 40 of 2, 4 or 8 turns": Cell(partial(plain, Shape(40, (2, 4, 8))), BASE),
-        "30x8": Cell(partial(plain, Shape(30, (8,))), BASE),
-        "long answers": Cell(partial(plain, Shape(40, output_tokens=(300, 600))), BASE),
-        "slow tools": Cell(partial(plain, Shape(40, gap_s=(2.0, 8.0))), BASE),
-        "little shared": Cell(partial(plain, Shape(40, shared_tokens=300, first_tokens=1_200)), BASE),
-        "w4: four workers": Cell(partial(plain, Shape(40)), few),
-        "pod, two classes, 120 at once": Cell(partial(mixed, (BOUNDED, HEAVY), 120), POD),
-        "pod, bounded, 60 at once": Cell(partial(mixed, (BOUNDED,), 60), POD),
-        "sub-agents": Cell(_with_children, BASE),
-        "day-to-day, open loop": Cell(_day_to_day, BASE),
+        "ctl: 40x4, no pressure": SweepCell(partial(plain, Shape(40)), World(EngineSpec(8_192))),
+        "base: 40x4": SweepCell(partial(plain, Shape(40)), BASE),
+        "37x4": SweepCell(partial(plain, Shape(37)), BASE),
+        "80x4": SweepCell(partial(plain, Shape(80)), BASE),
+        "mixed: 40 of 2, 4 or 8 turns": SweepCell(partial(plain, Shape(40, (2, 4, 8))), BASE),
+        "30x8": SweepCell(partial(plain, Shape(30, (8,))), BASE),
+        "long answers": SweepCell(partial(plain, Shape(40, output_tokens=(300, 600))), BASE),
+        "slow tools": SweepCell(partial(plain, Shape(40, gap_s=(2.0, 8.0))), BASE),
+        "little shared": SweepCell(partial(plain, Shape(40, shared_tokens=300, first_tokens=1_200)), BASE),
+        "w4: four workers": SweepCell(partial(plain, Shape(40)), few),
+        "pod, two classes, 120 at once": SweepCell(partial(mixed, (BOUNDED, HEAVY), 120), POD),
+        "pod, bounded, 60 at once": SweepCell(partial(mixed, (BOUNDED,), 60), POD),
+        "sub-agents": SweepCell(_with_children, BASE),
+        "day-to-day, open loop": SweepCell(_day_to_day, BASE),
     }
 
 
@@ -290,7 +290,7 @@ def _day_to_day(seed: int) -> list[AgentRun]:
 
 LEFT_OUT_S = 120.0
 ROBUSTNESS_RATE = 1.3
-SILENT, REHITS = "nobody cooperates", "outputs are found again"
+SILENT, REHITS = "no client cooperates", "outputs are found again"
 
 
 def _worlds() -> dict[str, tuple[World, str]]:
@@ -316,13 +316,13 @@ def _worlds() -> dict[str, tuple[World, str]]:
 
 def robustness(seeds: Sequence[int]) -> Outcome:
     """What others say, or leave out, must not matter."""
-    said = _worlds()
+    worlds = _worlds()
     draw = partial(plain, Shape(300, arrival_rate_per_s=ROBUSTNESS_RATE * R_PER_S))
-    cells = [Cell(draw, world, after_s=LEFT_OUT_S) for world, _ in said.values()]
-    found = sweep(("turns",), cells, seeds)
-    runs = dict(zip(said, found["turns"], strict=True))
+    cells = [SweepCell(draw, world, after_s=LEFT_OUT_S) for world, _ in worlds.values()]
+    runs_of = sweep(("turns",), cells, seeds)
+    runs = dict(zip(worlds, runs_of["turns"], strict=True))
     straight = sweep(("straight",), cells[:1], seeds)["straight"][0]
-    against = {name: ratio(runs[name], runs[other], session_s) for name, (_, other) in said.items()}
+    against = {name: ratio(runs[name], runs[other], session_s) for name, (_, other) in worlds.items()}
     rows = [
         [
             name,
@@ -332,7 +332,7 @@ def robustness(seeds: Sequence[int]) -> Outcome:
             mean(runs[name], uncached),
             mean(runs[name], p99_ttft_later_s),
         ]
-        for name, (_, other) in said.items()
+        for name, (_, other) in worlds.items()
     ]
     rows.append(
         [
@@ -345,8 +345,8 @@ def robustness(seeds: Sequence[int]) -> Outcome:
     )
     return Outcome(
         f"300 sessions of 4 turns, Poisson arrivals at {ROBUSTNESS_RATE} R, the default policy. Completions are "
-        f"those of sessions that arrived after the first {LEFT_OUT_S:.0f} s. Ratios are to the row where nobody "
-        "cooperates or, where the engine finds its own answers again in the next prompt, to that row.",
+        f"those of sessions that arrived after the first {LEFT_OUT_S:.0f} s. Ratios are to the row where no "
+        "client cooperates or, where the engine finds its own answers again in the next prompt, to that row.",
         ["", "mean completion s", "ratio", "makespan, ratio", "uncached tokens", "p99 TTFT later s"],
         rows,
         runs,
@@ -386,20 +386,22 @@ def bursts(every_s: float, spread: float, seed: int) -> list[AgentRun]:
     return sorted(runs, key=lambda run: run.arrives_at)
 
 
-def slow_ttft_s(figures: Figures) -> float:
+def slow_ttft_s(figures: SimulatedFigures) -> float:
     return figures.ttft_later_of_class_s["slow"]
 
 
 def warm_up(seeds: Sequence[int]) -> Outcome:
     """What a session lost while its tool ran is computed again before the tool returns, or after."""
-    found = sweep(WARM_UP_ARMS, [Cell(partial(bursts, *fleet), BASE) for fleet in BURST_FLEETS.values()], seeds)
+    runs_of = sweep(
+        WARM_UP_ARMS, [SweepCell(partial(bursts, *fleet), BASE) for fleet in BURST_FLEETS.values()], seeds
+    )
     measures = (slow_ttft_s, p99_ttft_later_s, session_s, uncached, lambda figures: figures.warm_ups)
     rows = [
-        [name, arm, *(mean(found[arm][i], measure) for measure in measures)]
+        [name, arm, *(mean(runs_of[arm][i], measure) for measure in measures)]
         for i, name in enumerate(BURST_FLEETS)
         for arm in WARM_UP_ARMS
     ]
-    against = [ratio(found["warming up"][i], found["turns"][i], slow_ttft_s) for i in range(len(BURST_FLEETS))]
+    against = [ratio(runs_of["warming up"][i], runs_of["turns"][i], slow_ttft_s) for i in range(len(BURST_FLEETS))]
     most = [0.9 if name.startswith("quiet") else 1.05 for name in BURST_FLEETS]
     return Outcome(
         f"{NUM_SLOW} agents whose tools take {SLOW_TOOL_S:.0f} s and, every 90 or 45 s, a burst of {OF_BURST} "
@@ -407,6 +409,6 @@ def warm_up(seeds: Sequence[int]) -> Outcome:
         "the later turns of the slow ones, over that without warm-ups.",
         ["fleet", "arm", "TTFT later, slow s", "p99 TTFT later s", "mean completion s", "uncached", "warm-ups"],
         rows,
-        {f"{name}, {arm}": found[arm][i] for arm in WARM_UP_ARMS for i, name in enumerate(BURST_FLEETS)},
+        {f"{name}, {arm}": runs_of[arm][i] for arm in WARM_UP_ARMS for i, name in enumerate(BURST_FLEETS)},
         [Bar(name, value, most=bar) for name, value, bar in zip(BURST_FLEETS, against, most, strict=True)],
     )

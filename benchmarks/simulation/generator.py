@@ -1,9 +1,10 @@
 """Day-to-day agent sessions as public traces describe them: a calibrated generator, and the figures it must meet.
 
 After TraceLab (arXiv 2606.30560; 4,265 sessions of Claude Code and Codex) and the recipe in the project's facts on
-scheduling, section 5. What is ours: tool results are cut at 30,000 tokens, as agents cut them (without it the tail
-would make contexts grow several times faster than they are seen to); contexts are compacted near 200k; and turns
-vary a little more, tools take a little longer than in the recipe, which meets the traces' upper quantiles.
+scheduling, section 5. The generator differs from them: tool results are cut at 30,000 tokens, as agents cut them
+(without it the tail would make contexts grow several times faster than they are seen to); contexts are compacted
+near 200k; and turns vary a little more, tools take a little longer than in the recipe, which meets the traces'
+upper quantiles.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.simulation.workloads import AgentRun, Call, Text
+from benchmarks.simulation.workloads import AgentRun, ModelCall, Text
 from gateway.demo.report import quantile
 
 MOST_TURNS = 1_200
@@ -24,7 +25,7 @@ FORKING_SHARE = 0.44
 
 
 @dataclass(frozen=True, slots=True)
-class Class:
+class SessionClass:
     """Sessions that begin with the same prompt prefix."""
 
     name: str
@@ -32,7 +33,11 @@ class Class:
     shared_tokens: int
 
 
-CLASSES = (Class("coding", 0.7, 24_000), Class("research", 0.2, 12_000), Class("chat-tool", 0.1, 8_000))
+CLASSES = (
+    SessionClass("coding", 0.7, 24_000),
+    SessionClass("research", 0.2, 12_000),
+    SessionClass("chat-tool", 0.1, 8_000),
+)
 
 
 def sessions(num_sessions: int, seed: int, rate_per_s: float = 1.0, scale: float = 1.0) -> list[AgentRun]:
@@ -49,7 +54,7 @@ def sessions(num_sessions: int, seed: int, rate_per_s: float = 1.0, scale: float
 class _Author:
     """Writes one session; its context is compacted into a new text when it passes the limit."""
 
-    def __init__(self, rng: random.Random, kind: Class, name: str, scale: float) -> None:
+    def __init__(self, rng: random.Random, kind: SessionClass, name: str, scale: float) -> None:
         self._rng, self._kind, self._name, self._scale = rng, kind, name, scale
         self._shared_tokens = round(kind.shared_tokens * scale)
         self._num_texts = 0
@@ -64,9 +69,9 @@ class _Author:
     def _turns(self, median: float, sigma: float) -> int:
         return min(MOST_TURNS, max(1, round(median * math.exp(self._rng.gauss(0, sigma)))))
 
-    def _calls(self, prefix: Text, first_tokens: int, num_turns: int, fork_at: int = -1) -> tuple[Call, ...]:
+    def _calls(self, prefix: Text, first_tokens: int, num_turns: int, fork_at: int = -1) -> tuple[ModelCall, ...]:
         """`fork_at`: the turn that starts sub-agents; -1 none."""
-        calls: list[Call] = []
+        calls: list[ModelCall] = []
         sizes: list[tuple[int, int, float]] = []
         prompt_tokens, limit_tokens = first_tokens, round(CONTEXT_TOKENS * self._scale)
         for turn in range(num_turns):
@@ -79,13 +84,13 @@ class _Author:
                 sizes, prompt_tokens = [], max(first_tokens, round(limit_tokens * COMPACTED_SHARE))
         return tuple(calls)
 
-    def _written(self, prefix: Text, sizes: Sequence[tuple[int, int, float]], fork_at: int) -> list[Call]:
+    def _written(self, prefix: Text, sizes: Sequence[tuple[int, int, float]], fork_at: int) -> list[ModelCall]:
         """The calls between two compactions share one text."""
         self._num_texts += 1
         end = sizes[-1][0] + sizes[-1][1]
         text = prefix.upto(prefix.parts[-1][0], (end, f"{self._name}.{self._num_texts}"))
         return [
-            Call(text, *size, self._children(text, size[0]) if turn == fork_at else ())
+            ModelCall(text, *size, self._children(text, size[0]) if turn == fork_at else ())
             for turn, size in enumerate(sizes)
         ]
 

@@ -55,7 +55,7 @@ def one(_run: AgentRun, _has_sibling: bool) -> float:
 
 class Clairvoyant:
     """Admits sessions that fit until their real end, and never asks again: known sizes and ends, no lease, no
-    estimate. Among those that wait the smallest `key` goes first, and nobody overtakes it. Without sub-agents."""
+    estimate. Of those that wait the smallest `key` goes first, and none overtakes it. Without sub-agents."""
 
     def __init__(self, runs: Sequence[AgentRun], key: Key, room: float, size: Size = peaks) -> None:
         """`room`: what the sizes of the residents of one replica may add up to."""
@@ -113,7 +113,7 @@ class Clairvoyant:
             decisions.append(Dispatch(turn.id, pool.replica_id, Reason.ADMITTED, 0))
 
     def _next(self) -> Waiting:
-        """Who goes before all others that wait."""
+        """The one that goes before all others that wait."""
         return self._waiting[0]
 
     def _need(self, run: AgentRun, pool: _Pool) -> float:
@@ -121,7 +121,7 @@ class Clairvoyant:
 
 
 class Punctual(Clairvoyant):
-    """The same, but who has waited past the bound that the policy keeps goes first."""
+    """The same, but a session that has waited past the bound of the policy goes first."""
 
     def __init__(self, runs: Sequence[AgentRun], key: Key, room: float, size: Size = peaks) -> None:
         super().__init__(runs, key, room, size)
@@ -154,7 +154,7 @@ def shortest_first(runs: Sequence[AgentRun], world: World, budget: float) -> Cla
 
 
 def shortest_in_bounds(runs: Sequence[AgentRun], world: World, budget: float) -> Clairvoyant:
-    """The same, but who has waited past the bound goes first."""
+    """The same, but a session that has waited past the bound goes first."""
     room = budget * world.spec.num_blocks * world.spec.block_tokens
     return Punctual(runs, lambda run: work_s(run, world), room)
 

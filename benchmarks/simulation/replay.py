@@ -1,7 +1,12 @@
-"""Replays a log of facts: a fresh Scheduler is told the same facts at the same times and must decide the same."""
+"""Replays a log of facts (`logging.facts`): a fresh Scheduler gets the same facts and must decide the same.
+
+python -m benchmarks.simulation.replay FILE
+"""
 
 from __future__ import annotations
 
+import argparse
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +17,7 @@ from policies.scheduler import Scheduler
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ReplayReport:
     num_facts: int
     num_decisions: int
     first_difference: str | None = None
@@ -22,13 +27,11 @@ class Report:
         return self.first_difference is None
 
     def __str__(self) -> str:
-        told = f"{self.num_facts:,} facts, {self.num_decisions:,} decisions"
-        return (
-            f"{told}: identical" if self.is_same else f"{told} until the first difference: {self.first_difference}"
-        )
+        verdict = ": identical" if self.is_same else f" until the first difference: {self.first_difference}"
+        return f"{self.num_facts:,} facts, {self.num_decisions:,} decisions{verdict}"
 
 
-def replay(path: Path) -> Report:
+def replay(path: Path) -> ReplayReport:
     """Stops at the first difference. A log may hold several runs of a gateway, each behind its header. Raises
     ValueError on a line that is not of the log's format, or when facts come before any header."""
     num_facts = num_decisions = 0
@@ -46,5 +49,17 @@ def replay(path: Path) -> Report:
         decided, _ = scheduler.tell(fact, now)
         if decided != recorded:
             difference = f"fact {num_facts} at {now:.6f} s, {fact}: recorded {recorded}, decided {decided}"
-            return Report(num_facts, num_decisions, difference)
-    return Report(num_facts, num_decisions)
+            return ReplayReport(num_facts, num_decisions, difference)
+    return ReplayReport(num_facts, num_decisions)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("file", type=Path, metavar="FILE")
+    report = replay(parser.parse_args().file)
+    print(report)
+    return 0 if report.is_same else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

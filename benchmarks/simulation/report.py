@@ -1,4 +1,4 @@
-"""What an experiment hands over: a table with its bars, the data behind it, and a picture."""
+"""What an experiment hands over: a table with its bars, the data behind it, and pictures."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
-
-from benchmarks.results import write
 
 Points: TypeAlias = Sequence[tuple[float, float]]
 NOTE = (
@@ -65,18 +63,14 @@ def _cell(value: object) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.3f}"
 
 
-def publish(name: str, outcome: Outcome, folder: Path) -> None:
-    """NAME.md, NAME.json and NAME.png."""
+def text_of(outcome: Outcome) -> str:
+    """Markdown: what it is about, its bars, its table."""
     bars = "\n".join(map(str, outcome.bars))
     about = "\n\n".join(textwrap.fill(part, 110) for part in (outcome.about, NOTE))
-    text = "\n\n".join(filter(None, (about, bars, table(outcome.head, outcome.rows))))
-    if outcome.pictures:
-        _draw(outcome.pictures, folder / f"{name}.png")
-        text += f"\n\n![{name}]({name}.png)"
-    write(name, text, outcome.data, folder)
+    return "\n\n".join(filter(None, (about, bars, table(outcome.head, outcome.rows))))
 
 
-def _draw(pictures: Sequence[Picture], file: Path) -> None:
+def draw(pictures: Sequence[Picture], file: Path) -> None:
     import matplotlib as mpl  # slow to import, and only needed here
 
     mpl.use("Agg")

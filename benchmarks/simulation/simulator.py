@@ -1,25 +1,18 @@
 """The second driver of the Scheduler: virtual time, embedded engine models, no network.
 
-    python -m benchmarks.simulator --replay FILE
-
-replays a recorded log of facts and says whether the same decisions come out. Results of a simulation are those
-of a model: `gateway/embedded/timing.py` states it.
+Results of a simulation are those of a model: `gateway/embedded/timing.py` states it.
 """
 
 from __future__ import annotations
 
-import argparse
 import heapq
 import itertools
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
 from typing import Protocol
 
-from benchmarks.simulation.replay import replay
-from benchmarks.simulation.workloads import AgentRun, Call
+from benchmarks.simulation.workloads import AgentRun, ModelCall
 from gateway.embedded.model import EngineModel, EngineSpec, ModelRequest, Step
 from policies.types import (
     BLOCK_CHARS,
@@ -51,7 +44,7 @@ class Decider(Protocol):
 class CachedTokens(StrEnum):
     """How an engine reports the cached tokens of a prompt."""
 
-    TOLD = "told"
+    REPORTED = "reported"
     ABSENT = "absent"
     ZERO = "zero"
 
@@ -69,7 +62,7 @@ class World:
     """What the probe at the start finds; None: there is no probe."""
     stated_capacity: float = 1.0
     """What the engine says of its KV pool, as a share of the truth."""
-    cached_tokens: CachedTokens = CachedTokens.TOLD
+    cached_tokens: CachedTokens = CachedTokens.REPORTED
     rehits_outputs: bool = False
     """Whether generated tokens are found again in the next prompt; Dynamo's mocker never does."""
     declares_turns: bool = False
@@ -114,7 +107,7 @@ class SimulatedSession:
 
 
 @dataclass(slots=True)
-class Result:
+class SimulationResult:
     turns: list[SimulatedTurn] = field(default_factory=list)
     """In the order of their ends."""
     sessions: list[SimulatedSession] = field(default_factory=list)
@@ -133,7 +126,7 @@ class Result:
 
     @property
     def session_s(self) -> list[float]:
-        """Completion times of the sessions that are nobody's sub-agent."""
+        """Completion times of all sessions but sub-agents."""
         return [session.completion_s for session in self.sessions if not session.is_child]
 
     @property
@@ -147,11 +140,11 @@ class Result:
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenCall:
     """A call that was sent and has not ended."""
 
     run: AgentRun
-    call: Call
+    call: ModelCall
     turn: Turn
     simulated: SimulatedTurn
 
@@ -179,15 +172,15 @@ class Simulation:
         self._sequence = itertools.count()
         self._now = 0.0
         self._wake_at: float | None = None
-        self._open: dict[str, _Open] = {}
-        self._last: dict[str, _Open] = {}
+        self._open: dict[str, _OpenCall] = {}
+        self._last: dict[str, _OpenCall] = {}
         """By session: its last call that was answered."""
         self._warming: dict[str, str] = {}
         """Warm-up -> its session."""
         self._progress: dict[str, _Progress] = {}
-        self._result = Result()
+        self._result = SimulationResult()
 
-    def run(self, runs: Sequence[AgentRun], num_at_once: int | None = None) -> Result:
+    def run(self, runs: Sequence[AgentRun], num_at_once: int | None = None) -> SimulationResult:
         """Open loop: each run begins at its own time; with `num_at_once` a closed loop: in their order, that many
         at the start and one more whenever one ends. Raises AssertionError when a turn is left unserved."""
         self._report()
@@ -238,7 +231,7 @@ class Simulation:
             self._send(run, call, -1)
         self._send(run, run.calls[0], 0)
 
-    def _send(self, run: AgentRun, call: Call, index: int) -> None:
+    def _send(self, run: AgentRun, call: ModelCall, index: int) -> None:
         world = self._world
         first_kind = run.first_kind if index == 0 else TurnKind.AGENT
         chars = round(call.prompt_tokens * world.chars_per_token)
@@ -257,7 +250,7 @@ class Simulation:
             max_wait_s=world.max_wait_s,
         )
         simulated = SimulatedTurn(run.id, index, self._now, call.prompt_tokens, call.output_tokens)
-        self._open[turn.id] = _Open(run, call, turn, simulated)
+        self._open[turn.id] = _OpenCall(run, call, turn, simulated)
         self._tell(Arrived(turn))
 
     def _answered(self, turn_id: str) -> None:
@@ -291,8 +284,12 @@ class Simulation:
             progress.ended()
 
     def _usage(self, simulated: SimulatedTurn) -> Usage:
-        told = {CachedTokens.TOLD: simulated.cached_tokens, CachedTokens.ABSENT: None, CachedTokens.ZERO: 0}
-        return Usage(simulated.prompt_tokens, told[self._world.cached_tokens], simulated.output_tokens)
+        reported = {
+            CachedTokens.REPORTED: simulated.cached_tokens,
+            CachedTokens.ABSENT: None,
+            CachedTokens.ZERO: 0,
+        }
+        return Usage(simulated.prompt_tokens, reported[self._world.cached_tokens], simulated.output_tokens)
 
     # ---- the Scheduler
 
@@ -333,7 +330,7 @@ class Simulation:
         self._result.warm_ups += 1
         self._submit(warm_up.replica_id, name, call, 1)
 
-    def _submit(self, replica_id: str, name: str, call: Call, output_tokens: int) -> None:
+    def _submit(self, replica_id: str, name: str, call: ModelCall, output_tokens: int) -> None:
         block_tokens = self._world.spec.block_tokens
         known_tokens = call.prompt_tokens + (output_tokens if self._world.rehits_outputs else 0)
         blocks = call.text.chain(block_tokens)[: known_tokens // block_tokens]
@@ -342,7 +339,7 @@ class Simulation:
             self._busy.add(replica_id)
             self._at(self._now, lambda: self._step(replica_id))
 
-    def _resend(self, refused: _Open) -> None:
+    def _resend(self, refused: _OpenCall) -> None:
         """A client tries a refused call again; its wait counts from the first time."""
         self._send(refused.run, refused.call, refused.simulated.index)
         for sent in self._open.values():
@@ -377,18 +374,4 @@ class Simulation:
 
 
 def _nothing() -> None:
-    """Nobody waits for a session that is no sub-agent."""
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument(
-        "--replay", type=Path, required=True, metavar="FILE", help="a log of facts (logging.facts)"
-    )
-    report = replay(parser.parse_args().replay)
-    print(report)
-    return 0 if report.is_same else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    """No parent waits for a session that is no sub-agent."""

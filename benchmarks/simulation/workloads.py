@@ -16,7 +16,7 @@ _INDEX_BITS = 24
 
 
 class Text:
-    """What a prompt is made of: parts, each up to a token position, by the name of who wrote it. Two texts agree
+    """What a prompt is made of: parts, each up to a token position, by the name of its author. Two texts agree
     exactly as far as the names and ends of their parts do."""
 
     def __init__(self, *parts: tuple[int, str]) -> None:
@@ -45,7 +45,7 @@ class Text:
         return common
 
     def chain(self, block_tokens: float) -> array[int]:
-        """One id per whole block of all of the text; a block belongs to who wrote its last token."""
+        """One id per whole block of all of the text; a block belongs to the author of its last token."""
         chain = self._chains.get(block_tokens)
         if chain is None:
             chain = self._chains[block_tokens] = array("Q")
@@ -56,7 +56,7 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ModelCall:
     """One model call and what follows it."""
 
     text: Text
@@ -76,13 +76,13 @@ class AgentRun:
     id: str
     family_id: str
     arrives_at: float
-    calls: tuple[Call, ...]
+    calls: tuple[ModelCall, ...]
     label: str = ""
     """Class in the report."""
     tenant: str = "t"
     first_kind: TurnKind = TurnKind.AGENT
     """SINGLE for clients without tools: identity cannot tell their first call from a lone question."""
-    side: tuple[Call, ...] = ()
+    side: tuple[ModelCall, ...] = ()
     """Requests for titles and the like, sent together with the first call."""
     parent_id: str | None = None
 
@@ -107,7 +107,7 @@ def plain(shape: Shape, seed: int) -> list[AgentRun]:
 def _plain(session: PlannedSession) -> AgentRun:
     last = session.turns[-1]
     text = Text((session.shared_tokens, session.family_id), (last.prompt_tokens + last.output_tokens, session.id))
-    calls = tuple(Call(text, turn.prompt_tokens, turn.output_tokens, turn.gap_s) for turn in session.turns)
+    calls = tuple(ModelCall(text, turn.prompt_tokens, turn.output_tokens, turn.gap_s) for turn in session.turns)
     return AgentRun(session.id, session.family_id, session.arrives_at, calls, first_kind=TurnKind.SINGLE)
 
 
@@ -149,7 +149,7 @@ def of_kind(kind: Kind, name: str, arrives_at: float, rng: random.Random, scale:
         if prompt_tokens > kind.most_context_tokens * scale:
             break
     text = Text((shared_tokens, kind.name), (sizes[-1][0] + sizes[-1][1], name))
-    return AgentRun(name, kind.name, arrives_at, tuple(Call(text, *size) for size in sizes), kind.name)
+    return AgentRun(name, kind.name, arrives_at, tuple(ModelCall(text, *size) for size in sizes), kind.name)
 
 
 def mixed(
@@ -180,7 +180,7 @@ def siblings(num_runs: int, share: float, peak_tokens: int, seed: int, num_turns
             sizes.append((prompt_tokens, output_tokens, rng.uniform(0.3, 0.8)))
             prompt_tokens += output_tokens
         text = Text((shared_tokens, "siblings"), (prompt_tokens, name))
-        runs.append(AgentRun(name, "siblings", 0.0, tuple(Call(text, *size) for size in sizes)))
+        runs.append(AgentRun(name, "siblings", 0.0, tuple(ModelCall(text, *size) for size in sizes)))
     return runs
 
 
@@ -203,7 +203,7 @@ def _forking(run: AgentRun, rng: random.Random, num_turns: int) -> AgentRun:
             sizes.append((prompt_tokens, output_tokens, rng.uniform(0.3, 0.8)))
             prompt_tokens += output_tokens
         text = call.text.upto(fork_tokens, (prompt_tokens, name))
-        calls = tuple(Call(text, *size) for size in sizes)
+        calls = tuple(ModelCall(text, *size) for size in sizes)
         children.append(
             AgentRun(name, run.family_id, 0.0, calls, f"{run.label}/child", run.tenant, parent_id=run.id)
         )

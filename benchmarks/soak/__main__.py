@@ -2,7 +2,7 @@
 
     python -m benchmarks.soak --seconds 1800
 
-Gateway and two engines that fail at random (`benchmarks/soak_engine.py`) are processes of their own. Clients of
+Gateway and two engines that fail at random (`benchmarks/soak/engine.py`) are processes of their own. Clients of
 every wire format stream or not, leave, read slowly and send nonsense. Held against each other: what clients saw,
 the gateway's log, and its metrics. Exit status 1 where they disagree, or where something was not given back.
 """
@@ -27,8 +27,8 @@ import aiohttp
 import orjson
 import yaml
 
-from benchmarks.results import write
-from benchmarks.soak.clients import Clients, Seen
+from benchmarks.results import add_results_option, write
+from benchmarks.soak.clients import ClientOutcome, Clients
 
 TTL_S = 15
 """Of sessions: after that long without a turn their leases are given back too."""
@@ -44,8 +44,8 @@ _NO_FAILURE = {"answered", "client_gone", "gateway_error"}
 
 
 @dataclass(slots=True)
-class Rest:
-    """What the gateway holds when nobody asks anything."""
+class RestingState:
+    """What the gateway holds when no request is open."""
 
     tasks: float
     open_fds: float
@@ -56,9 +56,9 @@ class Rest:
     residency_tokens: float
 
     @staticmethod
-    def of(metrics: dict[str, float], num_pooled: int) -> Rest:
+    def of(metrics: dict[str, float], num_pooled: int) -> RestingState:
         """`num_pooled`: connections to engines, which are kept for a while, and which polls keep alive."""
-        return Rest(
+        return RestingState(
             metrics["turngate_tasks"],
             metrics["process_open_fds"] - num_pooled,
             metrics["turngate_slots_used"],
@@ -69,12 +69,12 @@ class Rest:
 
 
 @dataclass(slots=True)
-class Run:
+class SoakRun:
     """One soak, measured."""
 
     clients: Clients
-    before: Rest
-    after: Rest
+    before: RestingState
+    after: RestingState
     rss_bytes: list[tuple[float, float]] = field(default_factory=list)
     outcomes: dict[str, float] = field(default_factory=dict)
     logged: dict[str, list[str]] = field(default_factory=dict)
@@ -95,12 +95,12 @@ class Run:
 
     def faults(self, is_short: bool) -> Iterator[str]:
         """What is not as it has to be; a short run says nothing about the growth of memory."""
-        for request_id, told in self.clients.told.items():
+        for request_id, record in self.clients.records.items():
             outcomes = self.logged.get(request_id, [])
-            if told.seen in (Seen.DROPPED, Seen.STUCK):
-                yield f"{request_id}: {told.seen}, logged {outcomes}: {self.unanswered.get(request_id)}"
-            elif not _agree(told.seen, told.status, outcomes):
-                yield f"{request_id}: its client saw {told.seen} {told.status}, the gateway {outcomes}"
+            if record.outcome in (ClientOutcome.DROPPED, ClientOutcome.STUCK):
+                yield f"{request_id}: {record.outcome}, logged {outcomes}: {self.unanswered.get(request_id)}"
+            elif not _agree(record.outcome, record.status, outcomes):
+                yield f"{request_id}: its client saw {record.outcome} {record.status}, the gateway {outcomes}"
         if sum(self.outcomes.values()) != self.num_logged:
             yield f"{sum(self.outcomes.values()):.0f} outcomes counted, {self.num_logged} logged"
         yield from (f"log: {line}" for line in self.errors)
@@ -110,18 +110,18 @@ class Run:
             yield f"resident memory changed by {self.growth():.1%}"
 
 
-def _agree(seen: Seen, status: int, outcomes: Sequence[str]) -> bool:
-    """One outcome each. Who left before anything came may never have been heard."""
-    if seen is Seen.LEFT:
+def _agree(seen: ClientOutcome, status: int, outcomes: Sequence[str]) -> bool:
+    """One outcome each. A client that left before any answer came may never have been noticed."""
+    if seen is ClientOutcome.LEFT:
         return len(outcomes) == 1 or (not outcomes and status == 0)
     if len(outcomes) != 1:
         return False
-    if seen is Seen.ANSWERED:
+    if seen is ClientOutcome.ANSWERED:
         return outcomes[0] == "answered"
     return outcomes[0] not in _NO_FAILURE
 
 
-async def soak(seconds: float, num_clients: int, faults: float, seed: int) -> Run:
+async def soak(seconds: float, num_clients: int, faults: float, seed: int) -> SoakRun:
     """Raises RuntimeError when a process does not start."""
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
@@ -137,7 +137,7 @@ async def soak(seconds: float, num_clients: int, faults: float, seed: int) -> Ru
         clients = Clients(f"http://{address}", seed)
         http = await stack.enter_async_context(aiohttp.ClientSession(clients.base_url))
         await asyncio.sleep(SAMPLE_S)
-        run = Run(clients, before := await _at_rest(http, pid, engines), before)
+        run = SoakRun(clients, before := await _at_rest(http, pid, engines), before)
         traffic = asyncio.create_task(clients.run(num_clients))
         try:
             until = time.monotonic() + seconds
@@ -186,24 +186,24 @@ async def _process(arguments: Sequence[str], log: Path) -> AsyncIterator[tuple[s
         try:
             async with asyncio.timeout(30):
                 while line := await process.stdout.readline():
-                    if found := _ADDRESS.search(line):
+                    if address := _ADDRESS.search(line):
                         break
                 else:
                     raise RuntimeError(f"{arguments[0]} did not start: {log.read_text()[-500:]}")
-            yield found[1].decode(), process.pid
+            yield address[1].decode(), process.pid
         finally:
             if process.returncode is None:
                 process.terminate()
             await process.wait()
 
 
-async def _at_rest(http: aiohttp.ClientSession, pid: int, engines: Sequence[str]) -> Rest:
+async def _at_rest(http: aiohttp.ClientSession, pid: int, engines: Sequence[str]) -> RestingState:
     """The least of several looks: the engines are polled all the time."""
     looks = []
     for _ in range(10):
-        looks.append(astuple(Rest.of(await _metrics(http), _connections(pid, engines))))
+        looks.append(astuple(RestingState.of(await _metrics(http), _connections(pid, engines))))
         await asyncio.sleep(0.13)
-    return Rest(*map(min, zip(*looks, strict=True)))
+    return RestingState(*map(min, zip(*looks, strict=True)))
 
 
 def _connections(pid: int, addresses: Sequence[str]) -> int:
@@ -238,7 +238,7 @@ async def _metrics(http: aiohttp.ClientSession) -> dict[str, float]:
     return dict(sums)
 
 
-def _read_log(log: Path, run: Run) -> None:
+def _read_log(log: Path, run: SoakRun) -> None:
     for line in log.read_bytes().splitlines():
         row = orjson.loads(line)
         if row["level"] == "error":
@@ -247,17 +247,17 @@ def _read_log(log: Path, run: Run) -> None:
             run.num_logged += 1
             if request_id := row.get("request_id"):
                 run.logged.setdefault(request_id, []).append(row["outcome"])
-                told = run.clients.told.get(request_id)
-                if told is not None and told.seen in (Seen.DROPPED, Seen.STUCK):
+                record = run.clients.records.get(request_id)
+                if record is not None and record.outcome in (ClientOutcome.DROPPED, ClientOutcome.STUCK):
                     run.unanswered[request_id] = line.decode(errors="replace")
 
 
-def table(run: Run) -> str:
+def table(run: SoakRun) -> str:
     """What happened, for people."""
-    seen = Counter(told.seen for told in run.clients.told.values())
+    seen = Counter(record.outcome for record in run.clients.records.values())
     lines = [
-        f"{len(run.clients.told):,} requests, {sum(run.outcomes.values()):,.0f} outcomes (the parts of a list of"
-        " prompts have their own).",
+        f"{len(run.clients.records):,} requests, {sum(run.outcomes.values()):,.0f} outcomes (the parts of a list"
+        " of prompts have their own).",
         "",
         "| seen by clients | requests | | counted by the gateway | outcomes |",
         "|---|---:|---|---|---:|",
@@ -278,21 +278,29 @@ def table(run: Run) -> str:
 
 
 def main() -> int:
-    arguments = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    arguments.add_argument("--seconds", type=float, default=1800, help="of traffic (%(default)s)")
-    arguments.add_argument("--clients", type=int, default=40, help="at once (%(default)s)")
-    arguments.add_argument("--faults", type=float, default=0.2, help="share of calls that fail (%(default)s)")
-    arguments.add_argument("--seed", type=int, default=1)
-    given = arguments.parse_args()
-    run = asyncio.run(soak(given.seconds, given.clients, given.faults, given.seed))
-    is_short = given.seconds < 600
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument(
+        "--seconds", type=float, default=1800, help="of traffic (%(default)s); below 600: print only"
+    )
+    parser.add_argument("--clients", type=int, default=40, help="at once (%(default)s)")
+    parser.add_argument("--faults", type=float, default=0.2, help="share of calls that fail (%(default)s)")
+    parser.add_argument("--seed", type=int, default=1)
+    add_results_option(parser, __file__)
+    options = parser.parse_args()
+    run = asyncio.run(soak(options.seconds, options.clients, options.faults, options.seed))
+    is_short = options.seconds < 600
     faults = list(run.faults(is_short))
-    told = table(run)
-    print(told)
+    text = table(run)
+    print(text)
     print("\n".join(faults[:50]) or "Nothing is wrong.")
-    if not is_short:
-        verdict = f"{len(faults)} things are wrong." if faults else "Nothing is wrong: every request ended once."
-        write("soak", f"{told}\n\n{verdict}", {"outcomes": run.outcomes, "rss": run.rss_bytes, "faults": faults})
+    verdict = f"{len(faults)} things are wrong." if faults else "Nothing is wrong: every request ended once."
+    data = {
+        "outcomes": run.outcomes,
+        "rss_end_bytes": run.rss_bytes[-1][1],
+        "rss_growth": run.growth(),
+        "faults": faults,
+    }
+    write(None if is_short else options.results, "soak", f"{text}\n\n{verdict}", data)
     return 1 if faults else 0
 
 

@@ -23,33 +23,33 @@ SHARED = "You are one of many agents that share these instructions. " * 40
 LEAVES, SLOW, NONSENSE = 0.08, 0.02, 0.03
 
 
-class Seen(StrEnum):
+class ClientOutcome(StrEnum):
     """How a request ended for its client."""
 
     ANSWERED = "answered"
     REFUSED = "refused"  # a status of 400 or more
     CUT = "cut"  # the connection broke after the headers
     LEFT = "left"  # the client itself went away
-    DROPPED = "dropped"  # the connection broke before a status: nobody may be told nothing
+    DROPPED = "dropped"  # the connection broke before a status, which must never happen
     STUCK = "stuck"
 
 
 @dataclass(slots=True)
-class Told:
+class RequestRecord:
     """What came of one request."""
 
-    seen: Seen
+    outcome: ClientOutcome
     status: int = 0
     """0: no headers came."""
 
 
 @dataclass(slots=True)
 class Clients:
-    """`run` them until cancelled; `told` has every request that was begun and is over."""
+    """`run` them until cancelled; `records` has every request that was sent and is over."""
 
     base_url: str
     seed: int
-    told: dict[str, Told] = field(default_factory=dict)
+    records: dict[str, RequestRecord] = field(default_factory=dict)
     statuses: Counter[int] = field(default_factory=Counter)
     paths: Counter[str] = field(default_factory=Counter)
     is_over: bool = False
@@ -84,37 +84,42 @@ class Clients:
                 body = body | chance.choice(WRONG)
             request_id = f"{name}-{turn}"
             self.paths[path] += 1
-            told = await self._ask(http, path, body, headers | {"X-Request-Id": request_id}, chance)
-            self.told[request_id] = told
-            self.statuses[told.status] += 1
+            record = await self._ask(http, path, body, headers | {"X-Request-Id": request_id}, chance)
+            self.records[request_id] = record
+            self.statuses[record.status] += 1
             history += ["words " * 8, f"Go on, step {turn}"]
             await asyncio.sleep(chance.uniform(*THINKS_S))
 
     async def _ask(
         self, http: aiohttp.ClientSession, path: str, body: Json, headers: dict[str, str], chance: random.Random
-    ) -> Told:
-        told = Told(Seen.DROPPED)
+    ) -> RequestRecord:
+        record = RequestRecord(ClientOutcome.DROPPED)
         leaves_s = chance.expovariate(3) if chance.random() < LEAVES else None
-        asking = asyncio.create_task(_whole(http, path, body, headers, told, chance.random() < SLOW))
+        asking = asyncio.create_task(_whole(http, path, body, headers, record, chance.random() < SLOW))
         done, _ = await asyncio.wait((asking,), timeout=HANGS_S if leaves_s is None else leaves_s)
         if not done:
             asking.cancel()
             await asyncio.wait((asking,))
-            told.seen = Seen.STUCK if leaves_s is None else Seen.LEFT
-        return told
+            record.outcome = ClientOutcome.STUCK if leaves_s is None else ClientOutcome.LEFT
+        return record
 
 
 async def _whole(
-    http: aiohttp.ClientSession, path: str, body: Json, headers: dict[str, str], told: Told, is_slow: bool
+    http: aiohttp.ClientSession,
+    path: str,
+    body: Json,
+    headers: dict[str, str],
+    record: RequestRecord,
+    is_slow: bool,
 ) -> None:
     try:
         async with http.post(path, json=body, headers=headers) as response:
-            told.status = response.status
+            record.status = response.status
             while await response.content.readany():
                 await asyncio.sleep(0.2 if is_slow else 0)
-        told.seen = Seen.REFUSED if told.status >= 400 else Seen.ANSWERED
+        record.outcome = ClientOutcome.REFUSED if record.status >= 400 else ClientOutcome.ANSWERED
     except (aiohttp.ClientError, OSError):
-        told.seen = Seen.CUT if told.status else Seen.DROPPED
+        record.outcome = ClientOutcome.CUT if record.status else ClientOutcome.DROPPED
 
 
 def _chat(history: list[str], chance: random.Random) -> Json:

@@ -1,8 +1,8 @@
 """An engine that looks like a vLLM, answers every wire format with nonsense, and fails in every way it can.
 
-    python -m benchmarks.soak_engine --seed 1 --faults 0.2
+    python -m benchmarks.soak.engine --seed 1 --faults 0.2
 
-It is asked for nothing but to be wrong at random: which call meets which fault is drawn from the seed.
+Its one purpose is to be wrong at random: which call meets which fault is drawn from the seed.
 """
 
 from __future__ import annotations
@@ -198,13 +198,13 @@ class SoakEngine:
             return _error(404, f"The model {body.get('model')} does not exist.")
         self._running += 1
         try:
-            return await self._turn(Call(request, body, self._chance))
+            return await self._turn(EngineCall(request, body, self._chance))
         except ConnectionError:
             return web.Response()
         finally:
             self._running -= 1
 
-    async def _turn(self, call: Call) -> web.StreamResponse:
+    async def _turn(self, call: EngineCall) -> web.StreamResponse:
         if self._chance.random() >= self._faults:
             return await call.answer()
         names, weights = zip(*((fault, weight) for fault, weight in FAULTS), strict=True)
@@ -227,7 +227,7 @@ class SoakEngine:
         return web.Response(text=text)
 
 
-class Call:
+class EngineCall:
     """One request, and the means to answer it well or badly."""
 
     def __init__(self, request: web.BaseRequest, body: Json, chance: random.Random) -> None:
@@ -272,40 +272,40 @@ class Call:
             self.request.transport.abort()
 
 
-Fault: TypeAlias = Callable[[Call], Awaitable[web.StreamResponse]]
+Fault: TypeAlias = Callable[[EngineCall], Awaitable[web.StreamResponse]]
 
 
-async def reset_before(call: Call) -> web.StreamResponse:
+async def reset_before(call: EngineCall) -> web.StreamResponse:
     call.cut()
     return web.Response()
 
 
-async def reset_after(call: Call) -> web.StreamResponse:
+async def reset_after(call: EngineCall) -> web.StreamResponse:
     response = await call.half()
     call.cut()
     return response
 
 
-async def half_open(call: Call) -> web.StreamResponse:
+async def half_open(call: EngineCall) -> web.StreamResponse:
     await asyncio.sleep(LONGEST_S)
     return await reset_before(call)
 
 
-async def stall(call: Call) -> web.StreamResponse:
+async def stall(call: EngineCall) -> web.StreamResponse:
     response = await call.half()
     await asyncio.sleep(LONGEST_S)
     call.cut()
     return response
 
 
-async def drip(call: Call) -> web.StreamResponse:
+async def drip(call: EngineCall) -> web.StreamResponse:
     whole = b"".join(call.events())
     if not call.is_stream:
         return await call.answer()
     return await call.stream([whole[n : n + 7] for n in range(0, min(len(whole), 700), 7)] + [whole[700:]], 0.01)
 
 
-async def error_event(call: Call) -> web.StreamResponse:
+async def error_event(call: EngineCall) -> web.StreamResponse:
     error = {"error": {"message": "out of memory", "type": "InternalServerError", "code": 500}}
     if not call.is_stream:
         return _error(500, "out of memory")
@@ -313,20 +313,20 @@ async def error_event(call: Call) -> web.StreamResponse:
     return await call.stream([*call.events()[:keep], b"data: " + orjson.dumps(error) + b"\n\n"])
 
 
-async def full(call: Call) -> web.StreamResponse:
+async def full(call: EngineCall) -> web.StreamResponse:
     headers = {"Retry-After": "1"} if call.chance.random() < 0.5 else {}
     return _error(call.chance.choice((429, 503, 529)), "full", headers)
 
 
-async def broken(call: Call) -> web.StreamResponse:
+async def broken(call: EngineCall) -> web.StreamResponse:
     return _error(call.chance.choice((500, 502, 504)), "broken")
 
 
-async def wrong_type(call: Call) -> web.StreamResponse:
+async def wrong_type(call: EngineCall) -> web.StreamResponse:
     return web.Response(text="<html>Welcome to the proxy</html>", content_type="text/html")
 
 
-async def no_text(call: Call) -> web.StreamResponse:
+async def no_text(call: EngineCall) -> web.StreamResponse:
     garbage = b'data: {"choices":[{"index":0,"delta":{"content":"\xff\xfe\x80"}}]}\n\n'
     if not call.is_stream:
         return web.Response(body=b'{"choices": [\xff\xfe]}', content_type="application/json")
@@ -334,14 +334,14 @@ async def no_text(call: Call) -> web.StreamResponse:
     return await call.stream([*events[:1], garbage, *events[1:]])
 
 
-async def giant_line(call: Call) -> web.StreamResponse:
+async def giant_line(call: EngineCall) -> web.StreamResponse:
     if not call.is_stream:
         return await call.answer()
     part = b"x" * 2**16
     return await call.stream([*call.events()[:1], b"data: ", *[part] * (GIANT_BYTES // len(part))])
 
 
-async def no_finish(call: Call) -> web.StreamResponse:
+async def no_finish(call: EngineCall) -> web.StreamResponse:
     if not call.is_stream:
         return await call.answer()
     return await call.stream(call.events()[:2])

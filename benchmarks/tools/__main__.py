@@ -1,4 +1,4 @@
-"""Tools inside the gateway against a client loop that holds its slot while they run, on engines nobody here wrote.
+"""Tools inside the gateway against a client loop that holds its slot while they run, on engines of other makers.
 
     python -m benchmarks.tools slow-tool --engine dynamo
     python -m benchmarks.tools research --engine dynamo
@@ -21,10 +21,9 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.results import write
-from benchmarks.tools import agents as tool_fleet
-from benchmarks.tools import mid_stream as tool_midstream
-from benchmarks.tools.agents import Fleet, Ran
+from benchmarks.results import add_results_option, write
+from benchmarks.tools import agents, mid_stream
+from benchmarks.tools.agents import ArmRun, ToolFleet
 from tests.real.dynamo import DynamoOptions, dynamo_stack
 from tests.real.gateway import engine_url, gateway
 from tests.real.rewrites import replayed, scripted
@@ -32,15 +31,15 @@ from tests.real.shim import Shim, shim
 from tests.real.vllm import VllmOptions, vllm_server
 
 FLEETS = {
-    "slow-tool": Fleet("slow-tool", num_agents=100, num_topics=10, tool_s=0.8, in_flight=32),
-    "research": Fleet("research", num_agents=20, num_topics=9, tool_s=0.4, in_flight=8),
+    "slow-tool": ToolFleet("slow-tool", num_agents=100, num_topics=10, tool_s=0.8, in_flight=32),
+    "research": ToolFleet("research", num_agents=20, num_topics=9, tool_s=0.4, in_flight=8),
 }
 NUM_BLOCKS = 8192
 """The cache holds every agent: what is compared is the slot, not the cache."""
 
 
 @asynccontextmanager
-async def line(kind: str, fleet: Fleet) -> AsyncIterator[tuple[Shim, str]]:
+async def line(kind: str, fleet: ToolFleet) -> AsyncIterator[tuple[Shim, str]]:
     """A fresh engine behind a shim that scripts it, and its model's name."""
     if kind == "dynamo":
         options = DynamoOptions(num_blocks=NUM_BLOCKS, replies=fleet.answers())
@@ -57,16 +56,16 @@ async def line(kind: str, fleet: Fleet) -> AsyncIterator[tuple[Shim, str]]:
             yield scripts, vllm.model
 
 
-async def straight(kind: str, fleet: Fleet) -> Ran:
+async def straight(kind: str, fleet: ToolFleet) -> ArmRun:
     """The client loop, at the engine."""
     async with line(kind, fleet) as (scripts, model):
-        await tool_fleet.warm_up(fleet, scripts.base_url, model)
+        await agents.warm_up(fleet, scripts.base_url, model)
         scripts.exchanges.clear()
-        wall_s, num_answers, num_searches = await tool_fleet.client_loop(fleet, scripts.base_url, model)
-        return Ran(wall_s, num_answers, num_searches, tool_fleet.prompts_sha256(scripts.to("/v1/chat/")))
+        wall_s, num_answers, num_searches = await agents.client_loop(fleet, scripts.base_url, model)
+        return ArmRun(wall_s, num_answers, num_searches, agents.prompts_sha256(scripts.to("/v1/chat/")))
 
 
-async def through(kind: str, fleet: Fleet, policy: str) -> Ran:
+async def through(kind: str, fleet: ToolFleet, policy: str) -> ArmRun:
     """One request per agent, at the gateway."""
     tools = {"use": "benchmarks.tools.agents:build", "options": {"seconds": fleet.tool_s}, "ttl_s": 60}
     async with (
@@ -79,33 +78,33 @@ async def through(kind: str, fleet: Fleet, policy: str) -> Ran:
             tools__use=[tools],
         ) as front,
     ):
-        await tool_fleet.warm_up(fleet, front.base_url, model)
+        await agents.warm_up(fleet, front.base_url, model)
         scripts.exchanges.clear()
-        wall_s, num_answers = await tool_fleet.one_request_each(fleet, front.base_url, model)
+        wall_s, num_answers = await agents.one_request_each(fleet, front.base_url, model)
         num_searches = int(await front.metric("turngate_tool_executed_total", tool="search"))
-        return Ran(wall_s, num_answers, num_searches, tool_fleet.prompts_sha256(scripts.to("/v1/chat/")))
+        return ArmRun(wall_s, num_answers, num_searches, agents.prompts_sha256(scripts.to("/v1/chat/")))
 
 
-async def compare(kind: str, fleet: Fleet, repeats: int, results: Path) -> None:
+async def compare(kind: str, fleet: ToolFleet, repeats: int, results: Path | None) -> None:
     instant = replace(fleet, tool_s=0.0)
-    todo: dict[str, Callable[[], Awaitable[Ran]]] = {
+    todo: dict[str, Callable[[], Awaitable[ArmRun]]] = {
         "client loop": lambda: straight(kind, fleet),
         "gateway": lambda: through(kind, fleet, "turns"),
         "gateway, first come first served": lambda: through(kind, fleet, "fifo"),
     }
     if kind == "vllm":
         todo["gateway, tool of 0 s"] = lambda: through(kind, instant, "turns")
-    arms: dict[str, list[Ran]] = {arm: [] for arm in todo}
+    arms: dict[str, list[ArmRun]] = {arm: [] for arm in todo}
     for repeat in range(repeats):
         for arm, runs in arms.items():
             runs.append(await todo[arm]())
             print(f"{repeat + 1}/{repeats} {arm}: {runs[-1]}", file=sys.stderr, flush=True)
     text = table(fleet, arms)
     print(text)
-    write(f"tools-{fleet.name}-{kind}", text, arms, results)
+    write(results, f"{fleet.name}-{kind}", text, arms)
 
 
-def table(fleet: Fleet, arms: dict[str, list[Ran]]) -> str:
+def table(fleet: ToolFleet, arms: dict[str, list[ArmRun]]) -> str:
     base_s = statistics.median(run.wall_s for run in arms["client loop"])
     lines = [
         f"{fleet.num_agents} agents of two turns, {fleet.num_topics} different searches of {fleet.tool_s} s,"
@@ -132,13 +131,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("workload", choices=(*FLEETS, "mid-stream"))
     parser.add_argument("--engine", choices=("dynamo", "vllm"), default="dynamo")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--results", type=Path, default=Path("benchmarks/results"), help="folder for the tables")
+    add_results_option(parser, __file__)
     return parser.parse_args()
 
 
 async def main(arguments: argparse.Namespace) -> None:
     if arguments.workload == "mid-stream":
-        await tool_midstream.measure(arguments.repeats, arguments.results)
+        await mid_stream.measure(arguments.repeats, arguments.results)
     else:
         await compare(arguments.engine, FLEETS[arguments.workload], arguments.repeats, arguments.results)
 

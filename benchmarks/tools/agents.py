@@ -27,7 +27,7 @@ SUMMARY = "The sources agree on the main points."
 
 
 @dataclass(frozen=True)
-class Fleet:
+class ToolFleet:
     """One workload."""
 
     name: str
@@ -78,7 +78,7 @@ def build(settings: Mapping[str, Any]) -> Tool:
 
 
 @dataclass(frozen=True)
-class Ran:
+class ArmRun:
     """One arm."""
 
     wall_s: float
@@ -86,10 +86,10 @@ class Ran:
     num_searches: int
     """Executions of the tool."""
     prompts_sha256: str
-    """Of all that the engine was asked, in any order; ids of calls, which are random, left out."""
+    """Of all prompts that the engine got, in any order; ids of calls, which are random, left out."""
 
 
-async def client_loop(fleet: Fleet, base_url: str, model: str) -> tuple[float, int, int]:
+async def client_loop(fleet: ToolFleet, base_url: str, model: str) -> tuple[float, int, int]:
     """As agents are written: the slot is held from first to last. Seconds, answers, searches."""
     slots = asyncio.Semaphore(fleet.in_flight)
     tool: Any = {
@@ -121,7 +121,7 @@ async def client_loop(fleet: Fleet, base_url: str, model: str) -> tuple[float, i
     return wall_s, sum(SUMMARY in answer for answer in answers), num_searches
 
 
-async def one_request_each(fleet: Fleet, base_url: str, model: str) -> tuple[float, int]:
+async def one_request_each(fleet: ToolFleet, base_url: str, model: str) -> tuple[float, int]:
     """Clients that know of no tool: the gateway runs it. Seconds, answers."""
 
     async def agent(number: int, client: AsyncOpenAI) -> str:
@@ -134,7 +134,7 @@ async def one_request_each(fleet: Fleet, base_url: str, model: str) -> tuple[flo
     return wall_s, sum(SUMMARY in answer for answer in answers)
 
 
-async def warm_up(fleet: Fleet, base_url: str, model: str) -> None:
+async def warm_up(fleet: ToolFleet, base_url: str, model: str) -> None:
     """A cold first call is not a measurement. Its prompt shares nothing with those of the fleet."""
     messages: Any = [
         {"role": "system", "content": prose("warm", 500)},
@@ -145,7 +145,7 @@ async def warm_up(fleet: Fleet, base_url: str, model: str) -> None:
             await client.chat.completions.create(model=model, messages=messages, max_tokens=MAX_TOKENS)
 
 
-async def _all(fleet: Fleet, base_url: str, agent: Any) -> tuple[float, Sequence[str]]:
+async def _all(fleet: ToolFleet, base_url: str, agent: Any) -> tuple[float, Sequence[str]]:
     async with AsyncOpenAI(base_url=f"{base_url}/v1", api_key="x", max_retries=0, timeout=600) as client:
         started = time.monotonic()
         answers = await asyncio.gather(*(agent(number, client) for number in range(fleet.num_agents)))

@@ -60,7 +60,7 @@ def script(body: Body, turn: int) -> Answer:
 
 
 @dataclass(frozen=True)
-class Ran:
+class AnswerTimes:
     """One answer of two rounds. Times of the engine alone, which on two cores vary, are in neither."""
 
     remaining_s: float
@@ -69,9 +69,11 @@ class Ran:
     """From there to the next model call."""
 
 
-async def measure(repeats: int, results: Path) -> None:
+async def measure(repeats: int, results: Path | None) -> None:
     """Arms in turn, so that both see the same machine."""
-    found: dict[float, dict[str, list[Ran]]] = {tool_s: {arm: [] for arm in ARMS} for tool_s in TOOL_TIMES_S}
+    runs: dict[float, dict[str, list[AnswerTimes]]] = {
+        tool_s: {arm: [] for arm in ARMS} for tool_s in TOOL_TIMES_S
+    }
     async with vllm_server(VllmOptions(SMALL_MODEL_DIR)) as vllm, shim(vllm.base_url, scripted(script)) as scripts:
         for arm, effect in ARMS.items():
             use = [
@@ -83,16 +85,18 @@ async def measure(repeats: int, results: Path) -> None:
             ) as front:
                 for repeat in range(-1, repeats):
                     for tool_s in TOOL_TIMES_S:
-                        ran = await _ask(front.base_url, vllm.model, f"{tool_s} {arm} {repeat}", scripts.exchanges)
-                        print(f"{arm} {tool_s}: {ran}", file=sys.stderr, flush=True)
+                        times = await _ask(
+                            front.base_url, vllm.model, f"{tool_s} {arm} {repeat}", scripts.exchanges
+                        )
+                        print(f"{arm} {tool_s}: {times}", file=sys.stderr, flush=True)
                         if repeat >= 0:  # the first one is cold
-                            found[tool_s][arm].append(ran)
-    text = table(found)
+                            runs[tool_s][arm].append(times)
+    text = table(runs)
     print(text)
-    write("tools-mid-stream", text, {str(tool_s): arms for tool_s, arms in found.items()}, results)
+    write(results, "mid-stream", text, {str(tool_s): arms for tool_s, arms in runs.items()})
 
 
-async def _ask(base_url: str, model: str, query: str, exchanges: list[Exchange]) -> Ran:
+async def _ask(base_url: str, model: str, query: str, exchanges: list[Exchange]) -> AnswerTimes:
     exchanges.clear()
     async with AsyncOpenAI(base_url=f"{base_url}/v1", api_key="x", max_retries=0, timeout=300) as client:
         messages: Any = [{"role": "user", "content": query}]
@@ -101,7 +105,7 @@ async def _ask(base_url: str, model: str, query: str, exchanges: list[Exchange])
             pass
     first, second = (exchange for exchange in exchanges if exchange.received.path.startswith("/v1/chat/"))
     ended_s = first.chunks[-1][0]
-    return Ran(ended_s - _complete_s(first), second.started_s - ended_s)
+    return AnswerTimes(ended_s - _complete_s(first), second.started_s - ended_s)
 
 
 def _complete_s(exchange: Exchange) -> float:
@@ -118,14 +122,14 @@ def _complete_s(exchange: Exchange) -> float:
     raise LookupError("the model did not call the search")
 
 
-def table(found: dict[float, dict[str, list[Ran]]]) -> str:
+def table(runs: dict[float, dict[str, list[AnswerTimes]]]) -> str:
     lines = [
         "The gap is the time from the end of one model call to the start of the next one.",
         "",
         "| tool s | model goes on for s | gap s, tool at the end | in mid-stream | saved s | of the possible |",
         "|---" * 6 + "|",
     ]
-    for tool_s, arms in found.items():
+    for tool_s, arms in runs.items():
         late_s = statistics.median(ran.gap_s for ran in arms["at the end"])
         early = arms["in mid-stream"]
         early_s, remaining_s = (

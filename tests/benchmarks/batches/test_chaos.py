@@ -1,4 +1,4 @@
-"""Durable agents while what runs them is killed; `python -m benchmarks.chaos` does the same at full size."""
+"""A slice of `python -m benchmarks.batches.chaos`: durable agents while their processes are killed."""
 
 from __future__ import annotations
 

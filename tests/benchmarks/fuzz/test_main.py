@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.fuzz import __main__ as fuzz
 from benchmarks.fuzz.__main__ import by_chance
-from benchmarks.fuzz.targets import TARGETS, Gateway, relay
+from benchmarks.fuzz.targets import TARGETS, FuzzedGateway, relay
 
 NUM_INPUTS = 2_000
 
@@ -29,7 +29,7 @@ def test_no_input_breaks_a_law(target: str) -> None:
 
 
 def test_no_input_breaks_the_gateway() -> None:
-    gateway = Gateway()
+    gateway = FuzzedGateway()
     try:
         assert by_chance("path", NUM_INPUTS, seed=1, law=gateway).failure == ""
     finally:
@@ -44,19 +44,19 @@ def test_an_event_s_type_may_be_anything(kind: str) -> None:
 
 def test_an_input_that_hangs_is_told_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fuzz, "HANGS_S", 0.01)
-    monkeypatch.setattr(fuzz, "RESULTS", tmp_path)
+    monkeypatch.setattr(fuzz, "RAW", tmp_path)
 
     def hang(data: bytes) -> None:
         threading.Event().wait()
 
     found = by_chance("sse", 5, seed=1, law=hang)
     assert (found.num_inputs, found.failure) == (1, "TimeoutError: more than 0.01 s")
-    assert (tmp_path / "fuzz-sse.bin").exists()
+    assert (tmp_path / "sse.bin").exists()
 
 
 def test_what_the_gateway_waits_out_takes_no_time() -> None:
     """Found by the fuzzer: a list whose engine sends nonsense is asked eight times, for a minute."""
-    gateway = Gateway()
+    gateway = FuzzedGateway()
     try:
         list_of_prompts = b'\1{"model":"m","prompt":["a","b"],"n":2}\0\3\1data: 7\n\n'
         assert by_chance("path", 1, seed=1, law=lambda _: gateway(list_of_prompts)).failure == ""

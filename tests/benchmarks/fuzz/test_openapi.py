@@ -1,4 +1,4 @@
-"""A slice of `python -m benchmarks.fuzz_http`: every operation of the description."""
+"""A slice of `python -m benchmarks.fuzz.openapi`: every operation of the description."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ NUM_EXAMPLES = 5
 def test_no_request_breaks_the_description_or_the_gateway() -> None:
     with gateway() as url:
         found = fuzz(url, NUM_EXAMPLES, seed=1)
-    assert found.is_fine, found.said
+    assert found.is_fine, found.output
     assert found.num_cases > 500

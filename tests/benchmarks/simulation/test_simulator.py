@@ -6,8 +6,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from benchmarks.simulation.simulator import CachedTokens, Decider, Result, Simulation, World
-from benchmarks.simulation.workloads import BOUNDED, HEAVY, AgentRun, Call, Text, mixed, plain, with_children
+from benchmarks.simulation.simulator import CachedTokens, Decider, Simulation, SimulationResult, World
+from benchmarks.simulation.workloads import BOUNDED, HEAVY, AgentRun, ModelCall, Text, mixed, plain, with_children
 from gateway.demo.workload import Shape
 from gateway.embedded.model import EngineSpec
 from policies.admission import Limits
@@ -46,7 +46,7 @@ def told(runs: Sequence[AgentRun], world: World = WORLD) -> list[Fact]:
 
 
 def test_equal_fleets_have_equal_fates() -> None:
-    def fate() -> Result:
+    def fate() -> SimulationResult:
         return Simulation(turns(), WORLD).run(with_children(plain(Shape(40, (2, 4, 8)), 1), 0.5, 1))
 
     assert fate() == fate()
@@ -100,7 +100,7 @@ def test_a_closed_loop_keeps_as_many_sessions_running_as_it_is_told() -> None:
 
 def test_side_requests_are_told_as_such_and_do_not_move_their_session() -> None:
     text = Text((500, "title"))
-    runs = [replace(run, side=(Call(text, 450, 20),)) for run in plain(Shape(3), 1)]
+    runs = [replace(run, side=(ModelCall(text, 450, 20),)) for run in plain(Shape(3), 1)]
     kinds = [fact.turn.kind for fact in told(runs) if isinstance(fact, Arrived)]
     assert kinds.count(TurnKind.SIDE) == 3
     assert kinds.count(TurnKind.SINGLE) == 3
@@ -124,7 +124,7 @@ def test_engines_report_what_the_world_says_that_they_report() -> None:
 
     assert cached(CachedTokens.ABSENT) == {None}
     assert cached(CachedTokens.ZERO) == {0}
-    assert len(cached(CachedTokens.TOLD)) > 2
+    assert len(cached(CachedTokens.REPORTED)) > 2
     (reported,) = [
         fact
         for fact in told(plain(Shape(1), 1), replace(WORLD, stated_capacity=1.2, sample_chars_per_token=5.0))

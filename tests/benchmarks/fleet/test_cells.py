@@ -1,17 +1,11 @@
-"""Laws of the fleet benchmark's own arithmetic: its floor, its fairness ratio, its order of cells, its store."""
-
-import asyncio
-from pathlib import Path
+"""Laws of the figures of a cell: its floor, its means, its fairness ratio."""
 
 import pytest
 
-from benchmarks.fleet import report
-from benchmarks.fleet.cells import Cell, Figures, figures
-from benchmarks.fleet.clients import SessionCapClient, SlotsClient
-from benchmarks.fleet.fleets import FleetSpec, Job
+from benchmarks.fleet.cells import FleetFigures, figures
+from benchmarks.fleet.fleets import FleetSpec
 from gateway.demo.agents import SessionRecord, TurnRecord
 from gateway.demo.workload import PlannedSession, PlannedTurn, Shape
-from tests.deadline import DEADLINE_S
 
 FLEET = FleetSpec(Shape(2, (2,)), num_blocks=100)
 TURNS = (PlannedTurn(1_000, 100, 0.5), PlannedTurn(1_500, 100, 0.5))
@@ -30,7 +24,7 @@ def record(planned: PlannedSession, first_token_at: float, failure: str | None =
     return SessionRecord(planned.id, start, turns, failure)
 
 
-def of(planned: list[PlannedSession], records: list[SessionRecord], hits_answers: bool = False) -> Figures:
+def of(planned: list[PlannedSession], records: list[SessionRecord], hits_answers: bool = False) -> FleetFigures:
     return figures(FLEET, planned, records, preemptions=0, hits_answers=hits_answers)
 
 
@@ -60,40 +54,3 @@ def test_overtaken_session_is_measured_against_the_start_of_its_place() -> None:
     planned = [session(0), session(1, arrives_at=1.0)]
     found = of(planned, [record(planned[0], 20.0), record(planned[1], 10.0)])
     assert found.worst_wait_over_fifo == pytest.approx(20.0 / 10.0)
-
-
-def test_cells_run_seed_by_seed_each_starting_with_another_arm() -> None:
-    job = Job("dynamo", "base", ("a", "b"), (1, 2), others=("c",), other_seeds=(2,))
-    assert job.cells() == [("b", 1), ("a", 1), ("c", 2), ("a", 2), ("b", 2)]
-
-
-def test_stored_cells_come_back_as_they_were(tmp_path: Path) -> None:
-    found = of([session(0)], [record(session(0), 1.0)])
-    cell = Cell("straight", 1, 0.5, 0.01, found, [[0.0, 1.0, 5.0, 2]], [])
-    report.save(tmp_path / "cells.jsonl", {("straight", 1): cell})
-    assert report.load(tmp_path / "cells.jsonl") == {("straight", 1): cell}
-
-
-async def test_session_cap_lets_the_next_session_in_when_one_has_left() -> None:
-    client = SessionCapClient(1)
-    async with client.place(session(0), 0):
-        pass
-    waiting = asyncio.ensure_future(client.place(session(1), 0).__aenter__())
-    await asyncio.sleep(0)
-    assert not waiting.done()
-    await client.left(session(0))
-    await asyncio.wait_for(waiting, DEADLINE_S)
-
-
-async def test_free_slot_goes_to_the_session_with_most_turns_done() -> None:
-    client, order = SlotsClient(1), []
-
-    async def turn(number: int, index: int) -> None:
-        async with client.place(session(number), index):
-            order.append(number)
-
-    async with client.place(session(0), 0):
-        waiting = [asyncio.ensure_future(turn(number, index)) for number, index in ((1, 0), (2, 1), (3, 1))]
-        await asyncio.sleep(0)
-    await asyncio.wait_for(asyncio.gather(*waiting), DEADLINE_S)
-    assert order == [2, 3, 1]
