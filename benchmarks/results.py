@@ -26,16 +26,24 @@ def machine() -> str:
 
 def invocation() -> str:
     """The command as it was typed, from the project's root."""
-    module = getattr(sys.modules["__main__"].__spec__, "name", "") or ""
-    return shlex.join(["python", "-m", module.removesuffix(".__main__"), *sys.argv[1:]])
+    return shlex.join(["python", "-m", _module(), *sys.argv[1:]])
 
 
-def add_results_option(parser: argparse.ArgumentParser, module_file: str) -> None:
-    """`results`: by default the folder of that name beside the module, or None."""
+def _module() -> str:
+    """The module that runs."""
+    name = getattr(sys.modules["__main__"].__spec__, "name", "") or ""
+    return name.removesuffix(".__main__")
+
+
+def command_parser(doc: str | None, module_file: str) -> argparse.ArgumentParser:
+    """With `results`: by default the folder of that name beside the module, or None."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(f"python -m {_module()}", description=doc, formatter_class=raw)
     folder = Path(module_file).with_name("results")
     help_text = "for the table and its data; default: that of the suite"
     parser.add_argument("--results", type=Path, default=folder, metavar="FOLDER", help=help_text)
     parser.add_argument("--no-results", action="store_const", const=None, dest="results", help="print only")
+    return parser
 
 
 def write(

@@ -27,7 +27,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from benchmarks.results import add_results_option, write
+from benchmarks.results import command_parser, write
 from gateway.demo.agents import prose
 from gateway.demo.processes import command
 from tests.real.gateway import sample
@@ -226,11 +226,10 @@ def table(runs: dict[str, dict[str, Any]], alone: dict[str, Any], beside: dict[s
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = command_parser(__doc__, __file__)
     parser.add_argument("--prompts", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--directory", default="/tmp/turngate-benchmark", help="for the batch")
-    add_results_option(parser, __file__)
     return parser.parse_args()
 
 

@@ -30,7 +30,7 @@ import aiohttp
 
 from benchmarks.batches.chaos_tool import RUNS
 from benchmarks.batches.recorded_engine import RecordedEngine, recorded_engine
-from benchmarks.results import add_results_option, write
+from benchmarks.results import command_parser, write
 from tests.real.process import free_port
 
 
@@ -322,12 +322,11 @@ async def main(arguments: argparse.Namespace) -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = command_parser(__doc__, __file__)
     parser.add_argument("--agents", type=int, default=200)
     parser.add_argument("--kills", type=int, default=20, help="of each process")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
-    add_results_option(parser, __file__)
     return parser.parse_args()
 
 

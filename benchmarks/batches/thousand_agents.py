@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.results import add_results_option, write
+from benchmarks.results import command_parser, write
 from tests.real.dynamo import DynamoOptions, dynamo_stack
 from tests.real.gateway import engine_url, gateway
 from tests.real.process import free_port, server
@@ -183,10 +183,9 @@ async def main(arguments: argparse.Namespace) -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = command_parser(__doc__, __file__)
     parser.add_argument("--agents", type=int, default=1000)
     parser.add_argument("--engines", nargs="+", choices=list(ENGINES), default=list(ENGINES))
-    add_results_option(parser, __file__)
     return parser.parse_args()
 
 

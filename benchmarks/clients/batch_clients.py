@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.results import add_results_option, write
+from benchmarks.results import command_parser, write
 from tests.real.parts import ORIGINAL_PYTHON, require
 from tests.real.process import free_port
 
@@ -149,11 +149,10 @@ def main(arguments: argparse.Namespace) -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = command_parser(__doc__, __file__)
     parser.add_argument("--agents", nargs="+", type=int, default=[50, 200, 1000])
     parser.add_argument("--files", nargs="+", type=int, default=[50, 4])
     parser.add_argument("--repetitions", type=int, default=5)
-    add_results_option(parser, __file__)
     return parser.parse_args()
 
 

@@ -10,7 +10,6 @@ headers also requests for titles and summaries.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import time
@@ -21,7 +20,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from benchmarks.clients.trace_replay import TraceReplay
-from benchmarks.results import add_results_option, write
+from benchmarks.results import command_parser, write
 from gateway.exchange import Recognition
 from policies.continuation import Call
 from policies.lineage import Lineage
@@ -252,8 +251,7 @@ def table(result: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    add_results_option(parser, __file__)
+    parser = command_parser(__doc__, __file__)
     options = parser.parse_args()
     result = measure()
     text = table(result)

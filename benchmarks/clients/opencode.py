@@ -28,7 +28,7 @@ from pydantic import BaseModel
 from batch_agent import AgentResult, BatchAgent
 from batch_agent.progress import Progress
 from batch_agent.runtimes import OpenCodeRuntime
-from benchmarks.results import add_results_option, write
+from benchmarks.results import command_parser, write
 from tests.real.dynamo import DynamoOptions, dynamo_stack
 from tests.real.gateway import engine_url, gateway
 from tests.real.parts import OPENCODE_COMMAND, RIPGREP_BIN_DIR, require
@@ -169,10 +169,9 @@ async def main(arguments: argparse.Namespace) -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = command_parser(__doc__, __file__)
     parser.add_argument("--workers", type=int, default=20)
     parser.add_argument("--repetitions", type=int, default=2)
-    add_results_option(parser, __file__)
     return parser.parse_args()
 
 

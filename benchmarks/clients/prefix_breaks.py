@@ -5,7 +5,6 @@ python -m benchmarks.clients.prefix_breaks
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from typing import Any, cast
 import orjson
 
 from benchmarks.clients.trace_replay import TraceReplay
-from benchmarks.results import add_results_option, write
+from benchmarks.results import command_parser, write
 from gateway.dialects import BY_PATH
 from gateway.dialects.base import Script
 from gateway.exchange import Exchange, Timings
@@ -158,8 +157,7 @@ def cost_us(size: int, *, is_family_known: bool, is_broken: bool, rounds: int = 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    add_results_option(parser, __file__)
+    parser = command_parser(__doc__, __file__)
     options = parser.parse_args()
     clients = [client_breaks(client) for client in client_names()]
     spent_us = {

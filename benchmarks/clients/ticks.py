@@ -26,7 +26,7 @@ from typing import Any
 
 import openai
 
-from benchmarks.results import add_results_option, write
+from benchmarks.results import command_parser, write
 from gateway.demo.agents import prose
 from gateway.demo.processes import command
 from tests.real.gateway import engine_url, gateway
@@ -143,10 +143,9 @@ async def main(arguments: argparse.Namespace) -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = command_parser(__doc__, __file__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--engine", choices=("vllm", "embedded"), default="vllm")
-    add_results_option(parser, __file__)
     return parser.parse_args()
 
 

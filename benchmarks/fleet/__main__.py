@@ -22,7 +22,7 @@ from benchmarks.fleet.arms import ARMS
 from benchmarks.fleet.cells import Cell, run_cell
 from benchmarks.fleet.engines import ENGINES, PARALLEL, measured_chars_per_token
 from benchmarks.fleet.fleets import FLEETS, SUITES, Job
-from benchmarks.results import add_results_option, write
+from benchmarks.results import command_parser, write
 from gateway.transport import UpstreamCut, UpstreamRefused
 from tests.real.parts import NotInstalledError
 from tests.real.process import ServerFailedError
@@ -91,11 +91,7 @@ def say(line: str) -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.fleet",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser(__doc__, __file__)
     parser.add_argument("--engine", choices=ENGINES, default="embedded")
     parser.add_argument(
         "--fleet", choices=FLEETS, nargs="+", metavar="FLEET", default=["base"], help=", ".join(FLEETS)
@@ -110,7 +106,6 @@ def parse() -> argparse.Namespace:
         "--again", nargs="+", choices=ARMS, metavar="ARM", default=[], help="arms that --resume does not keep"
     )
     parser.add_argument("--parallel", type=int, help="cells at a time (default: what the engine bears)")
-    add_results_option(parser, __file__)
     return parser.parse_args()
 
 

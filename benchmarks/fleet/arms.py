@@ -91,6 +91,13 @@ ARMS = {
     "turns": Arm("Turngate, default settings", gateway()),
     "turns-capacity-80": Arm("Turngate, policy.capacity_tokens at 80 % of the cache's size", with_capacity(0.8)),
     "turns-capacity-120": Arm("Turngate, policy.capacity_tokens at 120 % of the cache's size", with_capacity(1.2)),
+    "turns-least-loaded": Arm(
+        "Turngate, placement by fewest running turns",
+        gateway("policy.placement=benchmarks.simulation.placement:least_loaded"),
+    ),
+    "turns-round-robin": Arm(
+        "Turngate, placement in turn", gateway("policy.placement=benchmarks.simulation.placement:round_robin")
+    ),
     "turns-declared": Arm(
         "Turngate, default settings, clients that declare their remaining turns",
         gateway(),

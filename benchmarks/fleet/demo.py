@@ -5,12 +5,11 @@ python -m benchmarks.fleet.demo
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 from pathlib import Path
 from typing import Any
 
-from benchmarks.results import add_results_option, write
+from benchmarks.results import command_parser, write
 from gateway.demo.report import Arm, quantile, table
 from gateway.demo.run import draw_png, play
 
@@ -33,9 +32,8 @@ def figures(arm: Arm) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = command_parser(__doc__, __file__)
     parser.add_argument("--picture", type=Path, default=Path("docs/demo.png"), metavar="FILE")
-    add_results_option(parser, __file__)
     options = parser.parse_args()
     arms = asyncio.run(play())
     write(options.results, "demo", f"```\n{table(arms)}\n```", [figures(arm) for arm in arms])

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from benchmarks.results import add_results_option, write
+from benchmarks.results import command_parser, write
 from gateway.demo.agents import TIMEOUTS, prose
 from gateway.transport import Upstream, UpstreamReply
 from gateway.transports.aiohttp_upstream import AiohttpUpstream
@@ -144,9 +144,8 @@ async def main(arguments: argparse.Namespace) -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = command_parser(__doc__, __file__)
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
-    add_results_option(parser, __file__)
     return parser.parse_args()
 
 

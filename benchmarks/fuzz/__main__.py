@@ -9,7 +9,6 @@ its target, and is written to `benchmarks/fuzz/raw/TARGET.bin`. Exit status 1 th
 
 from __future__ import annotations
 
-import argparse
 import random
 import re
 import resource
@@ -25,7 +24,7 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.fuzz.inputs import SEEDS, WORDS, mutated
 from benchmarks.fuzz.targets import TARGETS
-from benchmarks.results import add_results_option, write
+from benchmarks.results import command_parser, write
 
 SHARES = {
     "sse": 25,
@@ -149,12 +148,11 @@ def table(results: list[TargetResult], is_guided: bool) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = command_parser(__doc__, __file__)
     parser.add_argument("--inputs", type=int, default=1_000_000, help="in total (%(default)s)")
     parser.add_argument("--target", choices=TARGETS, help="only this one, with all inputs; prints only")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--by-chance", action="store_true", help="although atheris is installed: far quicker")
-    add_results_option(parser, __file__)
     options = parser.parse_args()
     is_guided = find_spec("atheris") is not None and not options.by_chance
     fuzz = by_coverage if is_guided else by_chance

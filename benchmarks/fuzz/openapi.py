@@ -8,7 +8,6 @@ command for each; exit status 1 then.
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import signal
@@ -23,7 +22,7 @@ from tempfile import TemporaryDirectory
 
 import orjson
 
-from benchmarks.results import add_results_option, write
+from benchmarks.results import command_parser, write
 
 KEY = "fuzz-key-of-one-tenant"
 LEFT_OUT = "positive_data_acceptance"
@@ -105,11 +104,10 @@ expected-statuses = ["2xx", "3xx", "4xx", 501]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = command_parser(__doc__, __file__)
     parser.add_argument("--examples", type=int, default=100, help="of each operation (%(default)s)")
     parser.add_argument("--seconds", type=int, help="again and again, for so long")
     parser.add_argument("--seed", type=int, default=1)
-    add_results_option(parser, __file__)
     options = parser.parse_args()
     with gateway() as url:
         result = fuzz(url, options.examples, options.seed, options.seconds)

@@ -20,21 +20,20 @@ from benchmarks.overhead.bodies import conversation
 from benchmarks.overhead.cells import LOAD_CORE, PEER_CORE, SIZES, Reading, cells, compiled, reading
 from benchmarks.overhead.peers import Peer, RunningPeer, all_peers, started
 from benchmarks.overhead.processes import running
-from benchmarks.results import add_results_option, write
+from benchmarks.results import command_parser, write
 from tests.real.process import free_port
 
 DIRECT = Peer("direct", lambda at: ())
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_parser(__doc__, __file__)
     parser.add_argument(
         "--quick", action="store_true", help="under two minutes, print only: few cells, no slow peer"
     )
     parser.add_argument("--rounds", type=int, default=0, help="default: 5, quick 3")
     parser.add_argument("--peers", default="", help="only these, by name")
     parser.add_argument("--cells", default="", help="only these, by name")
-    add_results_option(parser, __file__)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="turngate-overhead-") as folder:
         figures = measured(options, Path(folder))

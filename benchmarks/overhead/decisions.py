@@ -11,7 +11,6 @@ same facts the one that was disturbed least counts, whole.
 
 from __future__ import annotations
 
-import argparse
 import cProfile
 import random
 import time
@@ -21,7 +20,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
-from benchmarks.results import add_results_option, write
+from benchmarks.results import command_parser, write
 from gateway.demo.report import quantile
 from policies.admission import Limits
 from policies.scheduler import Scheduler
@@ -167,11 +166,10 @@ def measure(num_waiting: int, rounds: int, runs: int, profile: bool) -> Mapping[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = command_parser(__doc__, __file__)
     parser.add_argument("--rounds", type=int, default=2_000)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--profile", action="store_true", help="print where the time goes, write nothing")
-    add_results_option(parser, __file__)
     options = parser.parse_args()
     runs = 1 if options.profile else options.runs
     rows = [measure(num_waiting, options.rounds, runs, options.profile) for num_waiting in BARS_US]

@@ -8,7 +8,6 @@ is found in no other session.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import tempfile
 from pathlib import Path
@@ -20,7 +19,7 @@ from benchmarks.overhead.bodies import ID, text
 from benchmarks.overhead.cells import LOAD_CORE, PEER_CORE, compiled
 from benchmarks.overhead.peers import all_peers, started
 from benchmarks.overhead.processes import MeasuredProcess, running
-from benchmarks.results import add_results_option, write
+from benchmarks.results import command_parser, write
 from tests.real.process import free_port
 
 SYSTEM_BYTES, PROMPT_BYTES, MESSAGES = 32_000, 480_000, 120
@@ -29,9 +28,8 @@ READINGS = 10
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_parser(__doc__, __file__)
     parser.add_argument("--sessions", type=int, default=10_000)
-    add_results_option(parser, __file__)
     options = parser.parse_args()
     peer = next(peer for peer in reversed(all_peers()) if peer.name.startswith("turngate"))
     with tempfile.TemporaryDirectory(prefix="turngate-memory-") as name:

@@ -8,7 +8,6 @@ streams that are open and nearly silent. Clients and upstream run on one core, t
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import random
@@ -32,7 +31,7 @@ from benchmarks.overhead.bodies import conversation
 from benchmarks.overhead.cells import LOAD_CORE, PEER_CORE, SIZES, compiled
 from benchmarks.overhead.peers import Peer, PeerAddress, RunningPeer, started
 from benchmarks.overhead.processes import running
-from benchmarks.results import add_results_option, write
+from benchmarks.results import command_parser, write
 from tests.real.process import free_port
 
 _SENT_NS = re.compile(rb"T=(\d{19})")
@@ -220,11 +219,10 @@ class StreamFigures:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_parser(__doc__, __file__)
     parser.add_argument("--quick", action="store_true", help="under two minutes, print only")
     parser.add_argument("--transport", choices=("aiohttp", "fast"), default="fast")
     parser.add_argument("--realtime", action="store_true", help="before all other programs; needs root")
-    add_results_option(parser, __file__)
     options = parser.parse_args()
     if options.realtime:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))  # what is started here inherits it

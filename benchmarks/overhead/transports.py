@@ -22,7 +22,7 @@ from benchmarks.overhead.bodies import conversation
 from benchmarks.overhead.cells import LOAD_CORE, PEER_CORE, SIZES, LoadCell, Reading, cells, compiled, reading
 from benchmarks.overhead.peers import Peer, PeerAddress, RunningPeer, started
 from benchmarks.overhead.processes import running
-from benchmarks.results import add_results_option, write
+from benchmarks.results import command_parser, write
 from gateway.transport import Direct, Pushing, Request, Responder, Timeouts, Upstream, UpstreamReply
 from gateway.transports.choice import transport_of
 from tests.real.process import free_port
@@ -33,10 +33,9 @@ MAX_BYTES = 2**25
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_parser(__doc__, __file__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--cells", default=",".join(CELLS))
-    add_results_option(parser, __file__)
     parser.add_argument("relay", nargs="*", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.relay:

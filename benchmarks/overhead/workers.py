@@ -11,7 +11,6 @@ request. Measured from CPU time, since engine and clients share the same cores. 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import re
@@ -26,7 +25,7 @@ from pathlib import Path
 import aiohttp
 from aiohttp import web
 
-from benchmarks.results import add_results_option, write
+from benchmarks.results import command_parser, write
 from tests.path.fake_engine import Call, FakeEngine, chunk, finish
 
 NUM_REQUESTS, NUM_CLIENTS, NUM_CHUNKS, NUM_ROUNDS = 1000, 16, 20, 3
@@ -156,9 +155,8 @@ def table(rows: list[WorkerCosts]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = command_parser(__doc__, __file__)
     parser.add_argument("--rounds", type=int, default=NUM_ROUNDS, help="%(default)s")
-    add_results_option(parser, __file__)
     options = parser.parse_args()
     rows = asyncio.run(run(options.rounds))
     text = table(rows)

@@ -5,12 +5,11 @@ python -m benchmarks.simulation NAME...|all [--seeds 1 2 3] [--results FOLDER] [
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks.results import add_results_option, write
+from benchmarks.results import command_parser, write
 from benchmarks.simulation.experiments import classes, cliff, overload, robustness, shapes, sharing, warm_up
 from benchmarks.simulation.report import Outcome, draw, text_of
 
@@ -26,13 +25,12 @@ EXPERIMENTS: dict[str, Callable[[Sequence[int]], Outcome]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = command_parser(__doc__, __file__)
     parser.add_argument(
         "names", nargs="+", choices=[*EXPERIMENTS, "all"], metavar="NAME", help=", ".join(EXPERIMENTS)
     )
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="draw simulated-NAME.png there")
-    add_results_option(parser, __file__)
     options = parser.parse_args()
     for name in EXPERIMENTS if "all" in options.names else options.names:
         began_at = time.monotonic()

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TypeAlias
 
 from benchmarks.simulation.oracle import RequestCap, SumLedger, session_cap, shortest_first, shortest_in_bounds
+from benchmarks.simulation.placement import least_loaded, round_robin
 from benchmarks.simulation.simulator import Decider, SimulatedTurn, Simulation, SimulationResult, World
 from benchmarks.simulation.workloads import AgentRun
 from gateway.demo.report import quantile
@@ -42,6 +43,14 @@ def _turns(_runs: Sequence[AgentRun], _world: World) -> Decider:
     return Scheduler(Turns(), Limits())
 
 
+def _least_loaded(_runs: Sequence[AgentRun], _world: World) -> Decider:
+    return Scheduler(Turns(least_loaded), Limits())
+
+
+def _round_robin(_runs: Sequence[AgentRun], _world: World) -> Decider:
+    return Scheduler(Turns(round_robin), Limits())
+
+
 def _warming_up(_runs: Sequence[AgentRun], _world: World) -> Decider:
     return Scheduler(Turns(), Limits(warms_up=True))
 
@@ -54,6 +63,8 @@ ARMS: Mapping[str, Sequence[ArmFactory]] = {
     "straight": [_straight],
     "fifo": [_fifo],
     "turns": [_turns],
+    "turns, least loaded": [_least_loaded],
+    "turns, round robin": [_round_robin],
     "warming up": [_warming_up],
     "sum ledger": [_sum_ledger],
     "oracle": [partial(shortest_first, budget=budget) for budget in BUDGETS],

@@ -9,7 +9,6 @@ the gateway's log, and its metrics. Exit status 1 where they disagree, or where 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import re
 import statistics
@@ -27,7 +26,7 @@ import aiohttp
 import orjson
 import yaml
 
-from benchmarks.results import add_results_option, write
+from benchmarks.results import command_parser, write
 from benchmarks.soak.clients import ClientOutcome, Clients
 
 TTL_S = 15
@@ -278,14 +277,13 @@ def table(run: SoakRun) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = command_parser(__doc__, __file__)
     parser.add_argument(
         "--seconds", type=float, default=1800, help="of traffic (%(default)s); below 600: print only"
     )
     parser.add_argument("--clients", type=int, default=40, help="at once (%(default)s)")
     parser.add_argument("--faults", type=float, default=0.2, help="share of calls that fail (%(default)s)")
     parser.add_argument("--seed", type=int, default=1)
-    add_results_option(parser, __file__)
     options = parser.parse_args()
     run = asyncio.run(soak(options.seconds, options.clients, options.faults, options.seed))
     is_short = options.seconds < 600

@@ -21,7 +21,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.results import add_results_option, write
+from benchmarks.results import command_parser, write
 from benchmarks.tools import agents, mid_stream
 from benchmarks.tools.agents import ArmRun, ToolFleet
 from tests.real.dynamo import DynamoOptions, dynamo_stack
@@ -127,11 +127,10 @@ def table(fleet: ToolFleet, arms: dict[str, list[ArmRun]]) -> str:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = command_parser(__doc__, __file__)
     parser.add_argument("workload", choices=(*FLEETS, "mid-stream"))
     parser.add_argument("--engine", choices=("dynamo", "vllm"), default="dynamo")
     parser.add_argument("--repeats", type=int, default=3)
-    add_results_option(parser, __file__)
     return parser.parse_args()
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
 import orjson
 import pytest
 
-from benchmarks.results import add_results_option, write
+from benchmarks.results import command_parser, write
 
 
 @pytest.mark.parametrize("data", [{"a": {1: 2.5}, "b": []}, {}, [{"a": 1}, {"a": 2}], []])
@@ -32,8 +31,7 @@ def test_each_entry_of_the_data_has_a_line(tmp_path: Path) -> None:
 
 
 def test_results_lie_beside_their_suite_or_where_a_flag_says_or_nowhere() -> None:
-    parser = argparse.ArgumentParser()
-    add_results_option(parser, "benchmarks/fleet/demo.py")
+    parser = command_parser("What it does.", "benchmarks/fleet/demo.py")
     assert parser.parse_args([]).results == Path("benchmarks/fleet/results")
     assert parser.parse_args(["--results", "/tmp/x"]).results == Path("/tmp/x")
     assert parser.parse_args(["--no-results"]).results is None
