@@ -155,7 +155,7 @@ class _Progress:
 
     session: SimulatedSession
     ended: Callable[[], None]
-    """Told to its parent."""
+    """Tells its parent."""
     pending: int = 0
     """Tools and sub-agents that its next call waits for."""
 
