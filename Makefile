@@ -41,17 +41,18 @@ pictures: .venv/installed-dev  ## docs/ui.png and docs/top.svg, by the test that
 	$(BIN)/python -m tests.real.install browser
 	TURNGATE_PICTURES=docs $(BIN)/pytest tests/real/test_ui.py
 
-bench: .venv/installed-dev  ## the tables under benchmarks/results
+bench: .venv/installed-dev  ## tables of benchmarks/README.md that need no real engine
+	$(BIN)/python -m benchmarks.simulation all
 	$(BIN)/python -m benchmarks.fleet --fleet base
 	$(BIN)/python -m benchmarks.fleet --fleet below
-	$(BIN)/python -m benchmarks.identity
-	$(BIN)/python -m benchmarks.transports
-	$(BIN)/python -m benchmarks.streams
+	$(BIN)/python -m benchmarks.clients.identity
+	$(BIN)/python -m benchmarks.overhead.transports
+	$(BIN)/python -m benchmarks.overhead.streams
 	$(BIN)/python -m tests.real.install peers litellm nginx
 	$(BIN)/python -m benchmarks.overhead
 	$(BIN)/python -m benchmarks.overhead.memory
 	$(BIN)/python -m benchmarks.fuzz --inputs 1000000 --by-chance
-	$(BIN)/python -m benchmarks.fuzz_http --seconds 600
+	$(BIN)/python -m benchmarks.fuzz.openapi --seconds 600
 	$(BIN)/python -m benchmarks.soak --seconds 1800
 
 clean:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import cast
+from typing import Any, cast
 
 from gateway import config, settings
 from gateway.factlog import Header
@@ -12,11 +12,10 @@ from gateway.settings import Settings
 from policies.admission import Limits
 from policies.fifo import Fifo
 from policies.passthrough import Passthrough
-from policies.place import Place, by_load, by_prefix, round_robin
+from policies.place import Place, by_prefix
 from policies.policy import Policy
 from policies.turns import Turns
 
-PLACES: dict[str, Place] = {"prefix": by_prefix, "least_loaded": by_load, "round_robin": round_robin}
 POLICIES: dict[str, Callable[[Place], Policy]] = {"turns": Turns, "fifo": Fifo, "passthrough": Passthrough}
 
 
@@ -42,13 +41,26 @@ def recorded(settings: Settings) -> Header:
 def policy_of(section: settings.Policy) -> Policy:
     """The policy of a short name, or of an import path `package.module:Name`. Raises ConfigError."""
     if section.name in POLICIES:
-        return POLICIES[section.name](PLACES[section.placement])
-    module, colon, name = section.name.partition(":")
-    if not colon:
+        return POLICIES[section.name](_place_of(section.placement))
+    if ":" not in section.name:
         known = ", ".join(POLICIES)
         meant = config.did_you_mean(section.name, POLICIES)
         raise config.ConfigError(f"policy.name {section.name!r} is none of {known}, nor a module:Name{meant}")
     try:
-        return cast(Policy, getattr(import_module(module), name)(**section.options))
+        return cast(Policy, _imported(section.name)(**section.options))
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise config.ConfigError(f"policy.name {section.name!r}: {error}") from None
+
+
+def _place_of(placement: str) -> Place:
+    if placement == "prefix":
+        return by_prefix
+    try:
+        return cast(Place, _imported(placement))
+    except (ImportError, AttributeError, ValueError) as error:
+        raise config.ConfigError(f"policy.placement {placement!r}: {error}") from None
+
+
+def _imported(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)

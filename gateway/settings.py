@@ -42,6 +42,15 @@ def _compiled(pattern: str) -> str:
 Pattern = Annotated[str, AfterValidator(_compiled)]
 
 
+def _placement(name: str) -> str:
+    if name in ("least_loaded", "round_robin"):
+        path = f"benchmarks.simulation.placement:{name}"
+        raise ValueError(f"{name} is now {path}, a benchmark: use prefix, or put a checkout on PYTHONPATH")
+    if name != "prefix" and ":" not in name:
+        raise ValueError("use prefix, or the import path of a function, package.module:name")
+    return name
+
+
 class Listen(Section):
     """Where the gateway listens."""
 
@@ -117,8 +126,9 @@ class Policy(Section):
     """turns, fifo or passthrough; or the import path of another, `package.module:Name`."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of a policy given by its import path."""
-    placement: Literal["prefix", "least_loaded", "round_robin"] = "prefix"
-    """Which replica gets a turn; prefix weighs the cached prefix against load."""
+    placement: Annotated[str, AfterValidator(_placement)] = "prefix"
+    """Which replica gets a turn. prefix weighs the cached prefix against load; or the import path of another
+    function, `package.module:name`."""
     slots_per_replica: Count | None = None
     """Model calls that a replica runs at once. null: what the engine reports."""
     capacity_tokens: Count | None = None

@@ -48,14 +48,3 @@ def by_prefix(options: Sequence[Option], family_id: FamilyId, _ordinal: int) -> 
     best = min(cost(option) for option in options)
     tied = [option for option in options if cost(option) == best]
     return tied[0] if len(tied) == 1 else max(tied, key=lambda option: weight(option.replica_id, family_id))
-
-
-def by_load(options: Sequence[Option], family_id: FamilyId, _ordinal: int) -> Option:
-    """Fewest running turns for the slots there are."""
-    return min(options, key=lambda option: (option.num_running, -weight(option.replica_id, family_id)))
-
-
-def round_robin(options: Sequence[Option], _family_id: FamilyId, ordinal: int) -> Option:
-    """Each replica in turn."""
-    ordered = sorted(options, key=lambda option: option.replica_id)
-    return ordered[ordinal % len(ordered)]

@@ -1,4 +1,4 @@
-"""The shape of the source, checked on its syntax: who may import whom, and how long files and functions may be."""
+"""The shape of the source, checked on its syntax: who may import whom, and how long functions may be."""
 
 from __future__ import annotations
 

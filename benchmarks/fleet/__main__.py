@@ -5,7 +5,7 @@
     python -m benchmarks.fleet --suite part-b --resume                        # go on where it stopped
     python -m benchmarks.fleet --suite part-b --resume --again straight turns # after a change of the gateway
 
-Results: benchmarks/results/fleet-ENGINE-FLEET.{md,json,png}, and .jsonl with one line per cell.
+Results: benchmarks/fleet/results/ENGINE-FLEET.{md,json}; `python -m benchmarks.fleet.plots` draws them.
 """
 
 from __future__ import annotations
@@ -14,17 +14,15 @@ import argparse
 import asyncio
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks import plots
 from benchmarks.fleet import report
 from benchmarks.fleet.arms import ARMS
 from benchmarks.fleet.cells import Cell, run_cell
 from benchmarks.fleet.engines import ENGINES, PARALLEL, measured_chars_per_token
-from benchmarks.fleet.fleets import FLEETS
-from benchmarks.fleet.suites import SUITES, Job
-from benchmarks.results import write
+from benchmarks.fleet.fleets import FLEETS, SUITES, Job
+from benchmarks.results import command_parser, write
 from gateway.transport import UpstreamCut, UpstreamRefused
 from tests.real.parts import NotInstalledError
 from tests.real.process import ServerFailedError
@@ -36,41 +34,33 @@ CELL_FAILURES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Book:
-    """The cells of one fleet on one engine, and their files, which are written anew with each cell."""
+class CellStore:
+    """The cells of one fleet on one engine, and their files, which are rewritten after each cell."""
 
     name: str
-    folder: Path
+    folder: Path | None
     note: str
     cells: report.Cells
+    began_at: float = field(default_factory=time.monotonic)
 
-    def add(self, cell: Cell, took_s: float) -> None:
+    def record(self, cell: Cell, took_s: float) -> None:
         self.cells[cell.arm, cell.seed] = cell
-        report.save(self.folder / f"{self.name}.jsonl", self.cells)
-        data = {
-            arm: {str(seed): asdict(figures) for seed, figures in runs.items()}
-            for arm, runs in report.by_arm(self.cells).items()
-        }
-        write(self.name, report.table(self.cells, self.note), data, self.folder)
-        found = cell.figures
+        table, data = report.table(self.cells, self.note), report.data_of(self.cells)
+        write(self.folder, self.name, table, data, time.monotonic() - self.began_at)
+        figures = cell.figures
         say(
-            f"{self.name} seed {cell.seed} {cell.arm}: makespan {found.makespan_s:.2f} s, mean"
-            f" {found.mean_session_s:.2f} s, {found.uncached_tokens:,} uncached, {found.errors} errors"
+            f"{self.name} seed {cell.seed} {cell.arm}: makespan {figures.makespan_s:.2f} s, mean"
+            f" {figures.mean_session_s:.2f} s, {figures.uncached_tokens:,} uncached, {figures.errors} errors"
             f" ({took_s:.0f} s, load {cell.load:.0f}, {cell.late_share:.0%} late)"
         )
 
-    def close(self) -> None:
-        if self.cells:
-            print(report.table(self.cells, self.note))
-            plots.draw(self.cells, self.name, self.folder / f"{self.name}.png")
 
-
-async def run(job: Job, parallel: int, book: Book) -> None:
-    """Run the cells that the book does not have. One that cannot be run (an engine or a proxy that does not
+async def run(job: Job, parallel: int, store: CellStore) -> None:
+    """Run the cells that the store does not have. One that cannot be run (an engine or a proxy that does not
     start) is named and left out."""
     fleet = FLEETS[job.fleet]
     slots = asyncio.Semaphore(parallel)
-    todo = [key for key in job.cells() if key not in book.cells and job.engine in ARMS[key[0]].engines]
+    todo = [key for key in job.cells() if key not in store.cells and job.engine in ARMS[key[0]].engines]
     if not todo:
         say(f"{job.name}: complete")
         return
@@ -87,12 +77,13 @@ async def run(job: Job, parallel: int, book: Book) -> None:
                     why = (str(error).splitlines() or [type(error).__name__])[-1]
                     say(f"{job.name} seed {seed} {arm} FAILED: {why}")
                 else:
-                    book.add(cell, time.monotonic() - started)
+                    store.record(cell, time.monotonic() - started)
 
         async with asyncio.TaskGroup() as group:
             for arm, seed in todo:
                 group.create_task(one(arm, seed))
-    book.close()
+    if store.cells:
+        print(report.table(store.cells, store.note))
 
 
 def say(line: str) -> None:
@@ -100,11 +91,7 @@ def say(line: str) -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.fleet",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser(__doc__, __file__)
     parser.add_argument("--engine", choices=ENGINES, default="embedded")
     parser.add_argument(
         "--fleet", choices=FLEETS, nargs="+", metavar="FLEET", default=["base"], help=", ".join(FLEETS)
@@ -119,18 +106,17 @@ def parse() -> argparse.Namespace:
         "--again", nargs="+", choices=ARMS, metavar="ARM", default=[], help="arms that --resume does not keep"
     )
     parser.add_argument("--parallel", type=int, help="cells at a time (default: what the engine bears)")
-    parser.add_argument("--results", type=Path, default=Path("benchmarks/results"), metavar="FOLDER")
     return parser.parse_args()
 
 
 async def main(options: argparse.Namespace) -> None:
     own = [Job(options.engine, fleet, tuple(options.arms), tuple(options.seeds)) for fleet in options.fleet]
     for job in SUITES[options.suite] if options.suite else own:
-        found = report.load(options.results / f"{job.name}.jsonl") if options.resume else {}
-        kept = {key: cell for key, cell in found.items() if cell.arm not in options.again}
+        stored = report.load(options.results / f"{job.name}.json") if options.resume and options.results else {}
+        kept = {key: cell for key, cell in stored.items() if cell.arm not in options.again}
         parallel = options.parallel or PARALLEL[job.engine]
         note = f"Up to {parallel} cells at a time, seeds interleaved." if parallel > 1 else "One cell at a time."
-        await run(job, parallel, Book(job.name, options.results, note, kept))
+        await run(job, parallel, CellStore(job.name, options.results, note, kept))
 
 
 if __name__ == "__main__":

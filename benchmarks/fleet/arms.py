@@ -17,7 +17,7 @@ from benchmarks.fleet.clients import (
 )
 from benchmarks.fleet.engines import Engine
 from benchmarks.fleet.fleets import FleetSpec
-from benchmarks.peers import smg, vllm_router, vllm_router_programs
+from benchmarks.fleet.peers import smg, vllm_router, vllm_router_programs
 from gateway.demo.agents import Client
 from gateway.demo.processes import command
 from gateway.transport import Upstream
@@ -27,7 +27,7 @@ DYNAMO = ("dynamo",)
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class ArmContext:
     """What an arm's client may need to know of its run."""
 
     fleet: FleetSpec
@@ -36,7 +36,7 @@ class Setting:
     model: str
 
 
-def unmodified(setting: Setting) -> Client:
+def unmodified(setting: ArmContext) -> Client:
     return Client()
 
 
@@ -58,8 +58,8 @@ def gateway(*settings: str) -> Callable[[Engine], AbstractAsyncContextManager[st
     return serve
 
 
-def misinformed(share: float) -> Callable[[Engine], AbstractAsyncContextManager[str]]:
-    """Turngate in front, told that the cache has this share of its real size."""
+def with_capacity(share: float) -> Callable[[Engine], AbstractAsyncContextManager[str]]:
+    """Turngate in front, with this share of the cache's real size as its capacity."""
     return lambda engine: gateway(f"policy.capacity_tokens={round(share * engine.capacity_tokens)}")(engine)
 
 
@@ -69,7 +69,7 @@ class Arm:
     """For the report."""
     front: Callable[[Engine], AbstractAsyncContextManager[str]] = straight
     """Lends the base URL that the clients talk to."""
-    client: Callable[[Setting], Client] = unmodified
+    client: Callable[[ArmContext], Client] = unmodified
     engine_options: Mapping[str, Any] = field(default_factory=dict)
     has_history: bool = False
     """Another fleet of the same family has gone through before."""
@@ -89,8 +89,15 @@ ARMS = {
         client=lambda setting: SessionCapClient(setting.fleet.session_cap),
     ),
     "turns": Arm("Turngate, default settings", gateway()),
-    "turns-told-80": Arm("Turngate, told 80 % of the cache's size", misinformed(0.8)),
-    "turns-told-120": Arm("Turngate, told 120 % of the cache's size", misinformed(1.2)),
+    "turns-capacity-80": Arm("Turngate, policy.capacity_tokens at 80 % of the cache's size", with_capacity(0.8)),
+    "turns-capacity-120": Arm("Turngate, policy.capacity_tokens at 120 % of the cache's size", with_capacity(1.2)),
+    "turns-least-loaded": Arm(
+        "Turngate, placement by fewest running turns",
+        gateway("policy.placement=benchmarks.simulation.placement:least_loaded"),
+    ),
+    "turns-round-robin": Arm(
+        "Turngate, placement in turn", gateway("policy.placement=benchmarks.simulation.placement:round_robin")
+    ),
     "turns-declared": Arm(
         "Turngate, default settings, clients that declare their remaining turns",
         gateway(),
@@ -126,7 +133,7 @@ ARMS = {
     "smg": Arm("smg 1.13.0, policy cache_aware", smg),
     "vllm-router": Arm("vllm-router 0.1.17, policy cache_aware", vllm_router),
     "vllm-router-programs": Arm(
-        "vllm-router with --enable-program-scheduling as it is recommended, told the engine's capacity and costs,"
+        "vllm-router with --enable-program-scheduling as it is recommended, with the engine's capacity and costs,"
         " clients that name their session",
         vllm_router_programs,
         client=lambda setting: NamedSessionClient("x-session-id"),

@@ -1,23 +1,21 @@
-"""The table of a fleet's cells, and their store: one line of JSON per cell, so that a run can be resumed."""
+"""The table of a fleet's cells, and their data, from which a run is resumed and pictures are drawn."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import orjson
 
 from benchmarks.fleet.arms import ARMS
-from benchmarks.fleet.cells import Cell
-from benchmarks.fleet.figures import SHORTEST_FIFO_WAIT_S, Figures
+from benchmarks.fleet.cells import SHORTEST_FIFO_WAIT_S, Cell, FleetFigures
 
 Cells = dict[tuple[str, int], Cell]
 """By arm and seed."""
 
 BASELINE = "straight"
-COLUMNS: Sequence[tuple[str, Callable[[Figures], float]]] = (
+COLUMNS: Sequence[tuple[str, Callable[[FleetFigures], float]]] = (
     ("makespan s", lambda f: f.makespan_s),
     ("mean session s", lambda f: f.mean_session_s),
     ("p99 session s", lambda f: f.p99_session_s),
@@ -27,30 +25,25 @@ COLUMNS: Sequence[tuple[str, Callable[[Figures], float]]] = (
 )
 
 
+def data_of(cells: Cells) -> dict[str, dict[int, Cell]]:
+    """Arm -> seed -> cell, in the order of ARMS."""
+    of_arms = {arm: {seed: cells[name, seed] for name, seed in sorted(cells) if name == arm} for arm in ARMS}
+    return {arm: runs for arm, runs in of_arms.items() if runs}
+
+
 def load(file: Path) -> Cells:
+    """The cells of a result file."""
     cells = {}
-    for line in file.read_bytes().splitlines() if file.exists() else ():
-        found = orjson.loads(line)
-        cell = Cell(**found | {"figures": Figures(**found["figures"])})
-        cells[cell.arm, cell.seed] = cell
+    for runs in orjson.loads(file.read_bytes())["data"].values() if file.exists() else ():
+        for fields in runs.values():
+            cell = Cell(**fields | {"figures": FleetFigures(**fields["figures"])})
+            cells[cell.arm, cell.seed] = cell
     return cells
 
 
-def save(file: Path, cells: Cells) -> None:
-    """In order of arm and seed."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    order = {arm: place for place, arm in enumerate(ARMS)}
-    found = sorted(cells.values(), key=lambda cell: (order[cell.arm], cell.seed))
-    file.write_bytes(b"".join(orjson.dumps(asdict(cell), option=orjson.OPT_APPEND_NEWLINE) for cell in found))
-
-
-def by_arm(cells: Cells) -> dict[str, dict[int, Figures]]:
+def by_arm(cells: Cells) -> dict[str, dict[int, FleetFigures]]:
     """Arm -> seed -> figures, in the order of ARMS."""
-    found: dict[str, dict[int, Figures]] = {}
-    for arm in ARMS:
-        if runs := {seed: cell.figures for (name, seed), cell in sorted(cells.items()) if name == arm}:
-            found[arm] = runs
-    return found
+    return {arm: {seed: cell.figures for seed, cell in runs.items()} for arm, runs in data_of(cells).items()}
 
 
 def table(cells: Cells, note: str) -> str:
@@ -76,7 +69,7 @@ def table(cells: Cells, note: str) -> str:
     return "\n".join(lines)
 
 
-def _row(arm: str, runs: Mapping[int, Figures], baseline: Mapping[int, Figures]) -> str:
+def _row(arm: str, runs: Mapping[int, FleetFigures], baseline: Mapping[int, FleetFigures]) -> str:
     values = [_cell(runs, {} if arm == BASELINE else baseline, of) for _, of in COLUMNS]
     floor = sum(run.uncached_tokens for run in runs.values()) / sum(run.floor_tokens for run in runs.values())
     preemptions = statistics.mean(run.preemptions for run in runs.values())
@@ -85,7 +78,9 @@ def _row(arm: str, runs: Mapping[int, Figures], baseline: Mapping[int, Figures])
     return f"| {arm} | {seeds} | " + " | ".join(values) + f" | {floor:.3f} | {preemptions:.0f} | {errors} |"
 
 
-def _cell(runs: Mapping[int, Figures], baseline: Mapping[int, Figures], of: Callable[[Figures], float]) -> str:
+def _cell(
+    runs: Mapping[int, FleetFigures], baseline: Mapping[int, FleetFigures], of: Callable[[FleetFigures], float]
+) -> str:
     median = statistics.median(of(run) for run in runs.values())
     shown = f"{median:,.0f}" if median > 1_000 else f"{median:.2f}"
     pairs = [(of(run), of(baseline[seed])) for seed, run in runs.items() if seed in baseline]
@@ -98,7 +93,7 @@ def _cell(runs: Mapping[int, Figures], baseline: Mapping[int, Figures], of: Call
     return f"{shown} (**{of_sums:.3f}x**; {statistics.median(ratios):.3f} [{min(ratios):.3f}-{max(ratios):.3f}])"
 
 
-def _waits(arms: Mapping[str, Mapping[int, Figures]]) -> Iterable[str]:
+def _waits(arms: Mapping[str, Mapping[int, FleetFigures]]) -> Iterable[str]:
     yield "Longest wait for a session's first token, and the most that it was of the wait that the session's"
     yield "place in the arrivals would have got from the same starts in order"
     yield f"(counted as {SHORTEST_FIFO_WAIT_S:.0f} s at least):"

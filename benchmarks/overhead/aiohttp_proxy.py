@@ -1,9 +1,12 @@
-"""The least that a proxy on aiohttp does: parse the body, ask, relay; `python -m ... PORT UPSTREAM_URL`."""
+"""The least that a proxy on aiohttp does: parse the body, ask, relay.
+
+python -m benchmarks.overhead.aiohttp_proxy PORT UPSTREAM_URL
+"""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
-import sys
 from importlib import import_module
 
 import aiohttp
@@ -39,12 +42,16 @@ async def serve(port: int, upstream: str) -> None:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("port", type=int, metavar="PORT")
+    parser.add_argument("upstream", metavar="UPSTREAM_URL")
+    options = parser.parse_args()
     try:
         new_loop = import_module("uvloop").new_event_loop
     except ImportError:
         new_loop = None
     with asyncio.Runner(loop_factory=new_loop) as runner:
-        runner.run(serve(int(sys.argv[1]), sys.argv[2]))
+        runner.run(serve(options.port, options.upstream))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from pathlib import Path
 import orjson
 
 from benchmarks.overhead.bodies import conversation, write
-from benchmarks.overhead.peers import Started
+from benchmarks.overhead.peers import RunningPeer
 
 HERE = Path(__file__).parent
 SIZES = {"s": 874, "b": 57_771, "h": 600_000}
@@ -20,7 +20,7 @@ TIMEOUT_S = 180.0
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class LoadCell:
     """`name`: the size of the body, or the kind of stream, and the number of connections."""
 
     name: str
@@ -37,7 +37,7 @@ class Reading:
     """What one peer did in one cell of one round."""
 
     cpu_us: float | None
-    """Per request, or per event of a stream. None: nobody stands between."""
+    """Per request, or per event of a stream. None: no gateway stands between."""
     per_s: float
     """Requests, or events."""
     p50_ms: float
@@ -48,23 +48,25 @@ class Reading:
     errors: int
 
 
-def cells(folder: Path, is_quick: bool) -> list[Cell]:
+def cells(folder: Path, is_quick: bool) -> list[LoadCell]:
     seconds = 0.7 if is_quick else 1.0
-    found = []
+    measured = []
     for size, size_bytes in SIZES.items():
         paths = tuple(write(folder, size, conversation(size_bytes)))
         for connections in (32,) if is_quick else (1, 32, 500):
             if size == "h" and (is_quick or connections == 500):
                 continue  # 600 KB on 500 connections measures the kernel's buffers
-            found.append(Cell(f"{size}{connections}", connections, seconds, paths, connections == 32))
+            measured.append(LoadCell(f"{size}{connections}", connections, seconds, paths, connections == 32))
     streams = [("st", 50, 50 if is_quick else 200, 20)]
     if not is_quick:
         streams += [("st", 500, 20, 200), ("burst", 20, 2000, 0)]
     for name, connections, chunks, gap_ms in streams:
         options = {"stream": True, "max_tokens": chunks, "seed": gap_ms}
         paths = tuple(write(folder, f"{name}{connections}", conversation(SIZES["s"], **options)))
-        found.append(Cell(f"{name}{connections}", connections, 0.0, paths, connections == 50, is_stream=True))
-    return found
+        measured.append(
+            LoadCell(f"{name}{connections}", connections, 0.0, paths, connections == 50, is_stream=True)
+        )
+    return measured
 
 
 def compiled(folder: Path) -> tuple[Path, Path]:
@@ -75,23 +77,23 @@ def compiled(folder: Path) -> tuple[Path, Path]:
     return programs
 
 
-def reading(load: Path, cell: Cell, started: Started) -> Reading:
+def reading(load: Path, cell: LoadCell, started: RunningPeer) -> Reading:
     before_s = started.process.cpu_s() if started.process else 0.0
-    told = _run(load, started.port, cell)
+    counts = _run(load, started.port, cell)
     cpu_s = started.process.cpu_s() - before_s if started.process else 0.0
-    count = told["events" if cell.is_stream else "requests"]
+    count = counts["events" if cell.is_stream else "requests"]
     kind = "chunk" if cell.is_stream else "whole"
     return Reading(
         cpu_us=cpu_s * 1e6 / max(1, count) if started.process else None,
-        per_s=count / max(1e-3, told["seconds"]),
-        p50_ms=told[f"{kind}_p50_us"] / 1000,
-        p99_ms=told[f"{kind}_p99_us"] / 1000,
-        first_p99_ms=told["first_p99_us"] / 1000,
-        errors=int(told["errors"]),
+        per_s=count / max(1e-3, counts["seconds"]),
+        p50_ms=counts[f"{kind}_p50_us"] / 1000,
+        p99_ms=counts[f"{kind}_p99_us"] / 1000,
+        first_p99_ms=counts["first_p99_us"] / 1000,
+        errors=int(counts["errors"]),
     )
 
 
-def _run(load: Path, port: int, cell: Cell) -> dict[str, float]:
+def _run(load: Path, port: int, cell: LoadCell) -> dict[str, float]:
     command: Sequence[str | Path] = [load, str(port), str(cell.connections), str(cell.seconds), *cell.bodies]
     done = subprocess.run(
         command,
@@ -100,5 +102,5 @@ def _run(load: Path, port: int, cell: Cell) -> dict[str, float]:
         timeout=TIMEOUT_S,
         preexec_fn=lambda: os.sched_setaffinity(0, {LOAD_CORE}),
     )
-    told: dict[str, float] = orjson.loads(done.stdout)
-    return told
+    counts: dict[str, float] = orjson.loads(done.stdout)
+    return counts

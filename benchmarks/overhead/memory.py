@@ -1,4 +1,6 @@
-"""What remembering costs: `python -m benchmarks.overhead.memory [--sessions N]`, resident memory by sessions.
+"""What remembering costs: resident memory by sessions.
+
+    python -m benchmarks.overhead.memory [--sessions N]
 
 Each session sends one prompt of 120,000 tokens (480 KB), of which 32 KB are one system text and the rest
 is found in no other session.
@@ -6,7 +8,6 @@ is found in no other session.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import tempfile
 from pathlib import Path
@@ -14,11 +15,11 @@ from pathlib import Path
 import aiohttp
 import orjson
 
-from benchmarks import results
 from benchmarks.overhead.bodies import ID, text
 from benchmarks.overhead.cells import LOAD_CORE, PEER_CORE, compiled
 from benchmarks.overhead.peers import all_peers, started
-from benchmarks.overhead.processes import Running, running
+from benchmarks.overhead.processes import MeasuredProcess, running
+from benchmarks.results import command_parser, write
 from tests.real.process import free_port
 
 SYSTEM_BYTES, PROMPT_BYTES, MESSAGES = 32_000, 480_000, 120
@@ -27,10 +28,9 @@ READINGS = 10
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_parser(__doc__, __file__)
     parser.add_argument("--sessions", type=int, default=10_000)
-    parser.add_argument("--no-results", action="store_true", help="print only")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     peer = next(peer for peer in reversed(all_peers()) if peer.name.startswith("turngate"))
     with tempfile.TemporaryDirectory(prefix="turngate-memory-") as name:
         folder, port = Path(name), free_port()
@@ -40,15 +40,14 @@ def main() -> None:
             started(peer, port, folder, PEER_CORE, prompt().replace(ID.encode(), b"0" * len(ID))) as gateway,
         ):
             assert gateway.process is not None
-            rss_mb = asyncio.run(measured(gateway.port, gateway.process, asked.sessions))
+            rss_mb = asyncio.run(measured(gateway.port, gateway.process, options.sessions))
     rows = "\n".join(f"| {sessions:,} | {mb:.0f} |" for sessions, mb in rss_mb.items())
     table = f"{peer.name}, prompts of {PROMPT_BYTES:,} bytes\n\n| sessions | RSS MB |\n| --- | --- |\n{rows}"
     print(table)
-    if not asked.no_results:
-        results.write("overhead-memory", table, {str(sessions): mb for sessions, mb in rss_mb.items()})
+    write(options.results, "memory", table, {str(sessions): mb for sessions, mb in rss_mb.items()})
 
 
-async def measured(port: int, gateway: Running, num_sessions: int) -> dict[int, float]:
+async def measured(port: int, gateway: MeasuredProcess, num_sessions: int) -> dict[int, float]:
     """Resident memory after so many sessions."""
     body, url = prompt(), f"http://127.0.0.1:{port}/v1/chat/completions"
     headers = {"Content-Type": "application/json"}

@@ -1,4 +1,4 @@
-"""Who stands between the clients and the upstream: other gateways and ours, each started as its makers say."""
+"""What stands between the clients and the upstream: other gateways and Turngate, started as their makers say."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from benchmarks.overhead.processes import Running, running
+from benchmarks.overhead.processes import MeasuredProcess, running
 from tests.real import parts
 from tests.real.process import free_port, tail
 
@@ -45,7 +45,7 @@ LITELLM_ENV = {
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PeerAddress:
     """Where a peer is started."""
 
     url: str
@@ -59,7 +59,7 @@ class Peer:
     """A gateway, or the way without any."""
 
     name: str
-    command: Callable[[Place], Sequence[str | Path]]
+    command: Callable[[PeerAddress], Sequence[str | Path]]
     needs: Path | None = None
     """The program; without it the peer is left out."""
     env: tuple[tuple[str, str], ...] = ()
@@ -68,10 +68,10 @@ class Peer:
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class RunningPeer:
     peer: Peer
     port: int
-    process: Running | None
+    process: MeasuredProcess | None
     start_s: float = 0.0
     """Until it answered its first request."""
     rss_mb: float = 0.0
@@ -94,9 +94,9 @@ def all_peers() -> list[Peer]:
 
 
 @contextmanager
-def started(peer: Peer, upstream_port: int, folder: Path, core: int, body: bytes) -> Iterator[Started]:
+def started(peer: Peer, upstream_port: int, folder: Path, core: int, body: bytes) -> Iterator[RunningPeer]:
     """A peer that has answered `body` once. Raises RuntimeError when it does not."""
-    place = Place(f"http://127.0.0.1:{upstream_port}", free_port(), folder / peer.name)
+    place = PeerAddress(f"http://127.0.0.1:{upstream_port}", free_port(), folder / peer.name)
     place.folder.mkdir()
     command, log = peer.command(place), place.folder / "log"
     began_at = time.monotonic()
@@ -107,7 +107,7 @@ def started(peer: Peer, upstream_port: int, folder: Path, core: int, body: bytes
             time.sleep(0.01)
         start_s = time.monotonic() - began_at
         time.sleep(1.0)
-        yield Started(peer, place.port, process, start_s, process.rss_mb())
+        yield RunningPeer(peer, place.port, process, start_s, process.rss_mb())
 
 
 def _answers(port: int, body: bytes) -> bool:
@@ -129,7 +129,7 @@ def _ours(name: str, transport: str) -> Peer:
     if name == "turngate-fast" or find_spec("gateway.transports.fast"):
         settings += ["--set", f"transport={transport}"]
 
-    def command(at: Place) -> Sequence[str | Path]:
+    def command(at: PeerAddress) -> Sequence[str | Path]:
         engine = at.url.replace("http", "vllm")
         return *_python("gateway"), "serve", "--engine", engine, "--port", str(at.port), *settings
 
@@ -139,7 +139,7 @@ def _ours(name: str, transport: str) -> Peer:
 def _rust(name: str, options: Sequence[str]) -> Peer:
     program = parts.PEERS_PYTHON.with_name(name)
 
-    def command(at: Place) -> Sequence[str | Path]:
+    def command(at: PeerAddress) -> Sequence[str | Path]:
         where = ("--worker-urls", at.url, "--host", "127.0.0.1", "--port", str(at.port))
         quiet = ("--log-level", "error", "--prometheus-port", str(free_port()))
         return program, *options, "--policy", "round_robin", *where, *quiet
@@ -147,13 +147,13 @@ def _rust(name: str, options: Sequence[str]) -> Peer:
     return Peer(name, command, program)
 
 
-def _nginx(at: Place) -> Sequence[str | Path]:
+def _nginx(at: PeerAddress) -> Sequence[str | Path]:
     conf = at.folder / "nginx.conf"
     conf.write_text(NGINX.format(folder=at.folder, upstream=at.url.removeprefix("http://"), port=at.port))
     return shutil.which("nginx") or parts.NGINX_COMMAND, "-p", at.folder, "-c", conf
 
 
-def _litellm(at: Place) -> Sequence[str | Path]:
+def _litellm(at: PeerAddress) -> Sequence[str | Path]:
     conf = at.folder / "litellm.yaml"
     conf.write_text(LITELLM.format(url=at.url))
     program = parts.LITELLM_PYTHON.with_name("litellm")

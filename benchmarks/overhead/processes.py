@@ -15,18 +15,18 @@ STOP_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class MeasuredProcess:
     """A process group; its tree is read from /proc."""
 
     process: subprocess.Popen[bytes]
 
     def pids(self) -> list[int]:
-        found = [self.process.pid]
-        for pid in found:
+        pids = [self.process.pid]
+        for pid in pids:
             with suppress(OSError):
                 for task in Path(f"/proc/{pid}/task").iterdir():
-                    found += map(int, (task / "children").read_text().split())
-        return found
+                    pids += map(int, (task / "children").read_text().split())
+        return pids
 
     def cpu_s(self) -> float:
         """User and system time of what runs now, to the nanosecond."""
@@ -47,7 +47,7 @@ class Running:
 @contextmanager
 def running(
     command: Sequence[str | Path], log: Path, core: int, env: Mapping[str, str] | None = None
-) -> Iterator[Running]:
+) -> Iterator[MeasuredProcess]:
     """A command with its output in a file, until the end of the `with`."""
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -60,7 +60,7 @@ def running(
             preexec_fn=lambda: os.sched_setaffinity(0, {core}),
         )
     try:
-        yield Running(process)
+        yield MeasuredProcess(process)
     finally:
         for number in (signal.SIGTERM, signal.SIGKILL):
             with suppress(ProcessLookupError):

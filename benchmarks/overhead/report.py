@@ -14,7 +14,7 @@ COMPARED = ("aiohttp-proxy", "vllm-router", "smg", "litellm")
 
 
 @dataclass(slots=True)
-class Figures:
+class OverheadFigures:
     """Readings by cell, round and peer; start and memory by peer."""
 
     missing: list[str]
@@ -24,7 +24,7 @@ class Figures:
     rss_mb: dict[str, float] = field(default_factory=dict)
 
 
-def table(figures: Figures) -> str:
+def table(figures: OverheadFigures) -> str:
     peers, cells = list(figures.start_s), list(figures.rounds)
     rounds = max((len(rows) for rows in figures.rounds.values()), default=0)
     left_out = f" Left out, not installed: {', '.join(figures.missing)}." if figures.missing else ""
@@ -59,18 +59,18 @@ def line(row: Round) -> str:
     return ", ".join(f"{name} {one.cpu_us:.0f}" for name, one in row.items() if one.cpu_us is not None)
 
 
-def _mb(figures: Figures, peer: str) -> list[str]:
+def _mb(figures: OverheadFigures, peer: str) -> list[str]:
     return [f"{mb.get(peer, 0):.0f}" for mb in (figures.rss_idle_mb, figures.rss_mb)]
 
 
-def _ratios(figures: Figures, cells: Sequence[str], mine: str) -> str:
+def _ratios(figures: OverheadFigures, cells: Sequence[str], mine: str) -> str:
     def ratio(other: str, cell: str) -> str:
-        found = [
+        values = [
             one.cpu_us / others.cpu_us
             for row in figures.rounds[cell]
             if (one := row.get(mine)) and (others := row.get(other)) and one.cpu_us and others.cpu_us
         ]
-        return f"{_short(median(found))} [{_short(min(found))}-{_short(max(found))}]" if found else ""
+        return f"{_short(median(values))} [{_short(min(values))}-{_short(max(values))}]" if values else ""
 
     others = [name for name in COMPARED if name in figures.start_s]
     return _rows([f"{mine} /", *cells], ([other, *(ratio(other, cell) for cell in cells)] for other in others))
@@ -80,7 +80,7 @@ def _short(ratio: float) -> str:
     return f"1/{1 / ratio:.0f}" if ratio < 0.1 else f"{ratio:.2f}"
 
 
-def _added(figures: Figures, cell: str, peer: str) -> str:
+def _added(figures: OverheadFigures, cell: str, peer: str) -> str:
     def added(one: Reading, row: Round, name: str) -> float | None:
         direct = row.get(DIRECT)
         return None if direct is None else getattr(one, name) - getattr(direct, name)
@@ -91,21 +91,25 @@ def _added(figures: Figures, cell: str, peer: str) -> str:
 
 
 def _median(
-    figures: Figures, cell: str, peer: str, what: Callable[[Reading, Round], float | None], form: str = "{:.0f}"
+    figures: OverheadFigures,
+    cell: str,
+    peer: str,
+    what: Callable[[Reading, Round], float | None],
+    form: str = "{:.0f}",
 ) -> str:
-    found = [what(row[peer], row) for row in figures.rounds[cell] if peer in row]
-    known = [value for value in found if value is not None]
+    values = [what(row[peer], row) for row in figures.rounds[cell] if peer in row]
+    known = [value for value in values if value is not None]
     return form.format(median(known)) if known else ""
 
 
-def _errors(figures: Figures) -> str:
-    found = {
+def _errors(figures: OverheadFigures) -> str:
+    failed = {
         f"{peer} {cell}: {sum(row[peer].errors for row in rows if peer in row)}"
         for cell, rows in figures.rounds.items()
         for peer in rows[0]
         if any(row[peer].errors for row in rows if peer in row)
     }
-    return "Failed requests: " + ("; ".join(sorted(found)) if found else "none.")
+    return "Failed requests: " + ("; ".join(sorted(failed)) if failed else "none.")
 
 
 def _grid(peers: Sequence[str], cells: Sequence[str], text: Callable[[str, str], str]) -> str:

@@ -8,10 +8,11 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.simulation.placement import least_loaded, round_robin
 from policies.admission import Limits
 from policies.fifo import Fifo
 from policies.passthrough import Passthrough
-from policies.place import Option, by_load, by_prefix, round_robin
+from policies.place import Option, by_prefix
 from policies.policy import Policy
 from policies.scheduler import Scheduler
 from policies.turns import Turns
@@ -40,7 +41,7 @@ POLICIES: list[Callable[[], Policy]] = [
     Passthrough,
     Fifo,
     Turns,
-    lambda: Turns(by_load),
+    lambda: Turns(least_loaded),
     lambda: Turns(round_robin),
     lambda: Fifo(by_prefix),
 ]

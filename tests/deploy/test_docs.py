@@ -10,7 +10,7 @@ import pytest
 from gateway import cli, config
 
 ROOT = Path(__file__).parents[2]
-DOCS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+DOCS = sorted([*(ROOT / folder / "README.md" for folder in (".", "benchmarks")), *(ROOT / "docs").rglob("*.md")])
 FILES = (".py", ".md", ".yaml")
 SOURCE = "".join(path.read_text() for path in (ROOT / "gateway").rglob("*.py"))
 SECTIONS = {path.partition(".")[0] for path, _ in config.leaf_keys() if "." in path}

@@ -1,4 +1,4 @@
-"""The figures of the README are those of benchmarks/results, as they are there."""
+"""The figures of the README are those of the fleet benchmark's results, as they are there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "benchmarks" / "results"
+RESULTS = ROOT / "benchmarks" / "fleet" / "results"
 README = (ROOT / "README.md").read_text()
 FLEETS = ("base", "mixed", "w4", "ctl")
 """Columns of the table, in order."""
@@ -48,12 +48,12 @@ def test_the_table_names_every_arm_once() -> None:
 def test_the_table_is_what_was_measured(column: int, fleet: str) -> None:
     for row in rows():
         if row[column]:
-            measured = ratios(RESULTS / "peers" / f"fleet-dynamo-{fleet}.md", ARMS[row[0]])
+            measured = ratios(RESULTS / "peers" / f"dynamo-{fleet}.md", ARMS[row[0]])
             assert all(map(is_rounded, PAIR.findall(row[column])[0], measured)), (row[0], measured)
 
 
 def test_the_figures_that_link_to_their_file_are_in_it() -> None:
-    linked = re.findall(r"\[(\d\.\d\d) / (\d\.\d\d)\]\(benchmarks/results/([\w.-]+)\)", README)
+    linked = re.findall(r"\[(\d\.\d\d) / (\d\.\d\d)\]\(benchmarks/fleet/results/([\w.-]+)\)", README)
     assert len(linked) >= 5
     for mean, makespan, name in linked:
         assert all(map(is_rounded, (mean, makespan), ratios(RESULTS / name, "turns"))), name

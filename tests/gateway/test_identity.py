@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from benchmarks.traced import Sent
+from benchmarks.clients.trace_replay import HeadersOnly
 from gateway.claims import Claim, read_claim
 from gateway.dialects.base import Dialect, Script
 from gateway.exchange import Exchange, Recognition, Reply, Timings, ToolCall
@@ -36,7 +36,7 @@ class Desk:
         **body: Any,
     ) -> Recognition:
         self.num_asked += 1
-        request = Sent(headers or {})
+        request = HeadersOnly(headers or {})
         nothing = cast(Dialect, None)
         exchange = Exchange(
             str(self.num_asked), request, nothing, tenant, Timings(0.0), body=body, engine_model=model
@@ -201,6 +201,6 @@ def test_remaining_turns_are_declared_by_header_or_by_opencode(
 def test_an_exchange_may_be_told_as_answered_twice_or_never() -> None:
     desk = Desk()
     desk.ask(b"u1", complete=False)
-    exchange = Exchange("1", Sent({}), cast(Dialect, None), "tenant", Timings(0.0))
+    exchange = Exchange("1", HeadersOnly({}), cast(Dialect, None), "tenant", Timings(0.0))
     desk.identity.answered(exchange, True, 2.0)
     assert desk.ask(b"u1").is_retry

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.identity import merges_across_tenants, score_client, side_calls_as_turns
-from benchmarks.traced import Gateway
+from benchmarks.clients.identity import merges_across_tenants, score_client, side_calls_as_turns
+from benchmarks.clients.trace_replay import TraceReplay
 from policies.types import TurnKind
 from tests.traces import client_names, read_trace
 
@@ -48,7 +48,7 @@ def test_titles_and_compactions_are_never_turns(client: str, with_headers: bool)
 
 
 def test_opencode_titles_are_side_requests_of_their_sessions_from_the_first_on() -> None:
-    gateway = Gateway(with_headers=True)
+    gateway = TraceReplay(with_headers=True)
     kinds = {gateway.send(request).kind for request in read_trace("opencode") if not request.body.get("tools")}
     assert kinds == {TurnKind.SIDE}
 
@@ -56,7 +56,7 @@ def test_opencode_titles_are_side_requests_of_their_sessions_from_the_first_on()
 @pytest.mark.parametrize("with_headers", [True, False])
 @pytest.mark.parametrize("client", ["litellm", "mini-swe-agent", "openai-sdk", "langchain-openai"])
 def test_all_runs_of_one_agent_are_a_family(client: str, with_headers: bool) -> None:
-    gateway = Gateway(with_headers=with_headers)
+    gateway = TraceReplay(with_headers=with_headers)
     assert len({gateway.send(request).family_id for request in read_trace(client)}) == 1
 
 
@@ -65,7 +65,7 @@ def test_all_runs_of_one_agent_are_a_family(client: str, with_headers: bool) -> 
     ("client", "run"), [("opencode", "opencode"), ("codex", "codex"), ("qwen-code", "qwen-new")]
 )
 def test_agents_in_two_directories_are_two_sessions_of_a_family(client: str, run: str, with_headers: bool) -> None:
-    gateway = Gateway(with_headers=with_headers)
+    gateway = TraceReplay(with_headers=with_headers)
     turns = [
         gateway.send(request) for request in read_trace(client) if request.run == run and request.body.get("tools")
     ]
@@ -76,7 +76,7 @@ def test_agents_in_two_directories_are_two_sessions_of_a_family(client: str, run
 
 @pytest.mark.parametrize(("client", "run"), [("opencode", "opencode-sub"), ("codex", "codex-sub")])
 def test_sub_agents_are_linked_to_their_parent(client: str, run: str) -> None:
-    gateway = Gateway(with_headers=True)
+    gateway = TraceReplay(with_headers=True)
     seen = [gateway.send(request) for request in read_trace(client) if request.run == run]
     (root,) = {one.session_id for one in seen if one.parent_id is None}
     assert {one.parent_id for one in seen if one.session_id != root} == {root}

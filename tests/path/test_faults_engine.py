@@ -27,7 +27,7 @@ from tests.path.test_faults import ASK, STREAM, pair
 
 HTML = {"Content-Type": "text/html"}
 GIANT = [b"data: " + b"x" * 2**20, *[b"x" * 2**20] * (MAX_EVENT_BYTES // 2**20)]
-IN_TURN = {"placement": "round_robin"}
+IN_TURN = {"placement": "benchmarks.simulation.placement:round_robin"}
 
 
 async def is_replaced_unseen(gateway: Gateway, body: Mapping[str, object], kind: str) -> None:

@@ -219,7 +219,7 @@ async def test_a_plain_call_tries_another_engine(start: Start) -> None:
 
 async def test_a_stateful_request_goes_to_the_replica_that_holds_its_predecessor(start: Start) -> None:
     first, second = FakeEngine(), FakeEngine()
-    gateway = await start(first, second, policy={"placement": "round_robin"})
+    gateway = await start(first, second, policy={"placement": "benchmarks.simulation.placement:round_robin"})
     stored = {"id": "resp_1", "object": "response", "status": "completed", "output": [], "model": "m"}
     first.plays = second.plays = [replies(200, stored)] * 6
     answer = await gateway.ask({"model": "m", "input": "hi"}, "/v1/responses")

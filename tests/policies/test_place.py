@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from policies.place import Option, by_load, by_prefix, round_robin
+from policies.place import Option, by_prefix
 
 
 def option(
@@ -31,12 +31,3 @@ def test_cold_families_spread_and_every_gateway_agrees_where() -> None:
     homes = [by_prefix(replicas, f"family-{n}", n).replica_id for n in range(200)]
     assert homes == [by_prefix(replicas[::-1], f"family-{n}", 0).replica_id for n in range(200)]
     assert all(homes.count(name) > 25 for name in "abcd")
-
-
-def test_least_loaded_looks_at_running_turns_only() -> None:
-    assert by_load([option("a", running=3), option("b", missing=9_000, running=1)], "f", 0).replica_id == "b"
-
-
-def test_round_robin_visits_each_in_turn() -> None:
-    replicas = [option(name) for name in "cab"]
-    assert [round_robin(replicas, "f", n).replica_id for n in range(6)] == ["a", "b", "c"] * 2

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from benchmarks.hints import run_arm
+from benchmarks.fleet.hints import run_arm
 from tests.real.dynamo import Dynamo
 from tests.real.vllm import Vllm
 from tests.real.wire import Seen, Wire, wire

@@ -1,0 +1,21 @@
+"""What the clients of the overhead benchmark send."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import orjson
+import pytest
+
+from benchmarks.overhead.bodies import ID, conversation
+from benchmarks.overhead.cells import SIZES
+
+
+@pytest.mark.parametrize("size_bytes", SIZES.values())
+def test_conversations_grow_only_at_their_end_and_have_their_size(size_bytes: int) -> None:
+    bodies = conversation(size_bytes)
+    assert sum(map(len, bodies)) / len(bodies) == pytest.approx(size_bytes, rel=0.15)
+    parsed = [orjson.loads(body) for body in bodies]
+    for earlier, later in pairwise(parsed):
+        assert later["messages"][: len(earlier["messages"])] == earlier["messages"]
+    assert all(body.count(ID.encode()) == 1 for body in bodies)

@@ -1,0 +1,175 @@
+"""Laws of the simulator: deterministic, fast, and a fleet behaves as its plan says."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from benchmarks.simulation.simulator import CachedTokens, Decider, Simulation, SimulationResult, World
+from benchmarks.simulation.workloads import BOUNDED, HEAVY, AgentRun, ModelCall, Text, mixed, plain, with_children
+from gateway.demo.workload import Shape
+from gateway.embedded.model import EngineSpec
+from policies.admission import Limits
+from policies.passthrough import Passthrough
+from policies.scheduler import Scheduler
+from policies.turns import Turns
+from policies.types import Arrived, Decision, Fact, Left, Refusal, Reject, ReplicaReported, SessionEnded, TurnKind
+
+WORLD = World(EngineSpec(2_500))
+
+
+class Listener:
+    """Keeps every fact that the Scheduler is told."""
+
+    def __init__(self, decider: Decider) -> None:
+        self._decider = decider
+        self.facts: list[tuple[float, Fact]] = []
+
+    def tell(self, fact: Fact, now: float) -> tuple[list[Decision], float | None]:
+        self.facts.append((now, fact))
+        return self._decider.tell(fact, now)
+
+
+def turns() -> Scheduler:
+    return Scheduler(Turns(), Limits())
+
+
+def straight() -> Scheduler:
+    return Scheduler(Passthrough(), Limits())
+
+
+def told(runs: Sequence[AgentRun], world: World = WORLD) -> list[Fact]:
+    listener = Listener(turns())
+    Simulation(listener, world).run(runs)
+    return [fact for _, fact in listener.facts]
+
+
+def test_equal_fleets_have_equal_fates() -> None:
+    def fate() -> SimulationResult:
+        return Simulation(turns(), WORLD).run(with_children(plain(Shape(40, (2, 4, 8)), 1), 0.5, 1))
+
+    assert fate() == fate()
+
+
+def test_running_iterations_as_one_changes_nothing_but_speed() -> None:
+    class Plodding(Simulation):
+        def _horizon_s(self) -> float:
+            return 0.0
+
+    runs = plain(Shape(30, arrival_rate_per_s=1.0), 1)
+    quick, slow = Simulation(straight(), WORLD).run(runs), Plodding(straight(), WORLD).run(runs)
+    assert quick.uncached_tokens == slow.uncached_tokens
+    for one, other in zip(quick.turns, slow.turns, strict=True):
+        assert (one.session_id, one.index) == (other.session_id, other.index)
+        assert abs(one.done_at - other.done_at) < 1e-6
+
+
+def test_two_hundred_sessions_of_four_turns_take_less_than_a_second() -> None:
+    runs = plain(Shape(200, arrival_rate_per_s=1.0), 1)
+    spent_s = []
+    for _ in range(3):
+        began = time.process_time()
+        Simulation(turns(), WORLD).run(runs)
+        spent_s.append(time.process_time() - began)
+    assert min(spent_s) < 1.0
+
+
+def test_a_parent_waits_for_its_sub_agents_and_they_share_its_prefix() -> None:
+    runs = with_children(plain(Shape(4), 1), 1.0, 1)
+    result = Simulation(straight(), World(EngineSpec(20_000))).run(runs)
+    of = {(turn.session_id, turn.index): turn for turn in result.turns}
+    for run in runs:
+        (at,) = (index for index, call in enumerate(run.calls) if call.children)
+        for child in run.calls[at].children:
+            assert of[run.id, at + 1].wanted_at >= of[child.id, len(child.calls) - 1].done_at
+            assert of[child.id, 0].wanted_at == of[run.id, at].done_at
+            assert of[child.id, 0].cached_tokens >= run.calls[at].prompt_tokens - WORLD.spec.block_tokens
+
+
+def test_a_closed_loop_keeps_as_many_sessions_running_as_it_is_told() -> None:
+    result = Simulation(straight(), WORLD).run(plain(Shape(20), 1), 5)
+    changes = [(s.arrived_at, 1) for s in result.sessions] + [(s.done_at, -1) for s in result.sessions]
+    at_once, most = 0, 0
+    for _, change in sorted(changes):
+        at_once += change
+        most = max(most, at_once)
+    assert most == 5
+    assert len(result.sessions) == 20
+
+
+def test_side_requests_are_told_as_such_and_do_not_move_their_session() -> None:
+    text = Text((500, "title"))
+    runs = [replace(run, side=(ModelCall(text, 450, 20),)) for run in plain(Shape(3), 1)]
+    kinds = [fact.turn.kind for fact in told(runs) if isinstance(fact, Arrived)]
+    assert kinds.count(TurnKind.SIDE) == 3
+    assert kinds.count(TurnKind.SINGLE) == 3
+    assert kinds.count(TurnKind.AGENT) == 9
+
+
+def test_ends_and_remaining_turns_are_told_only_by_clients_that_cooperate() -> None:
+    runs = plain(Shape(3), 1)
+    silent = told(runs)
+    assert not any(isinstance(fact, SessionEnded) for fact in silent)
+    assert {fact.turn.remaining_turns for fact in silent if isinstance(fact, Arrived)} == {None}
+    open_minded = told(runs, replace(WORLD, declares_end=True, declares_turns=True))
+    assert sum(isinstance(fact, SessionEnded) for fact in open_minded) == 3
+    assert {fact.turn.remaining_turns for fact in open_minded if isinstance(fact, Arrived)} == {3, 2, 1, 0}
+
+
+def test_engines_report_what_the_world_says_that_they_report() -> None:
+    def cached(how: CachedTokens) -> set[int | None]:
+        facts = told(plain(Shape(2), 1), replace(WORLD, cached_tokens=how))
+        return {fact.usage.cached_tokens for fact in facts if isinstance(fact, Left)}
+
+    assert cached(CachedTokens.ABSENT) == {None}
+    assert cached(CachedTokens.ZERO) == {0}
+    assert len(cached(CachedTokens.REPORTED)) > 2
+    (reported,) = [
+        fact
+        for fact in told(plain(Shape(1), 1), replace(WORLD, stated_capacity=1.2, sample_chars_per_token=5.0))
+        if isinstance(fact, ReplicaReported)
+    ]
+    assert reported.capacity_tokens == 48_000
+    assert reported.tokens_per_char == 0.2
+
+
+def test_an_engine_that_finds_its_own_answers_again_computes_less() -> None:
+    runs, roomy = plain(Shape(5), 1), World(EngineSpec(20_000))
+    never = Simulation(straight(), roomy).run(runs).uncached_tokens
+    always = Simulation(straight(), replace(roomy, rehits_outputs=True)).run(runs).uncached_tokens
+    answers = sum(call.output_tokens for run in runs for call in run.calls[:-1])
+    assert 0.9 * answers < never - always < 1.1 * answers
+
+
+def test_a_refused_client_comes_back_and_its_wait_counts_from_the_first_time() -> None:
+    class Refusing:
+        def __init__(self) -> None:
+            self._scheduler = straight()
+            self._refused: set[str] = set()
+
+        def tell(self, fact: Fact, now: float) -> tuple[list[Decision], float | None]:
+            if isinstance(fact, Arrived) and fact.turn.session_id not in self._refused:
+                self._refused.add(fact.turn.session_id)
+                return [Reject(fact.turn.id, Refusal.TOO_LONG, 7.0)], None
+            return self._scheduler.tell(fact, now)
+
+    result = Simulation(Refusing(), WORLD).run(plain(Shape(3), 1))
+    assert result.rejections == 3
+    assert all(turn.ttft_s > 7.0 for turn in result.turns if turn.index == 0)
+
+
+def test_many_replicas_share_the_work_and_sessions_stay_where_their_prefix_is() -> None:
+    world = World(EngineSpec(2_500), num_replicas=8)
+    result = Simulation(turns(), world).run(plain(Shape(80), 1))
+    homes: dict[str, set[str]] = {}
+    for turn in result.turns:
+        homes.setdefault(turn.session_id, set()).add(turn.replica_id)
+    assert len(set().union(*homes.values())) == 8
+    assert sum(len(replicas) == 1 for replicas in homes.values()) > 70
+
+
+def test_classes_tenants_and_families_reach_the_scheduler() -> None:
+    runs = [replace(run, tenant=run.label) for run in mixed((BOUNDED, HEAVY), 6, 1, 0.05, 0.1)]
+    arrived = [fact.turn for fact in told(runs) if isinstance(fact, Arrived)]
+    assert {(turn.tenant, turn.family_id) for turn in arrived} == {("bounded", "bounded"), ("heavy", "heavy")}

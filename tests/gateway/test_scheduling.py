@@ -1,0 +1,35 @@
+"""The policy and the placement that a configuration names."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from gateway.config import ConfigError
+from gateway.scheduling import policy_of
+from gateway.settings import Policy
+from policies.place import Option
+
+OPTIONS = [Option(name, 0, 0, 0, 8, False) for name in "ab"]
+
+
+def test_a_placement_is_given_by_its_import_path() -> None:
+    policy = policy_of(Policy(placement="benchmarks.simulation.placement:round_robin"))
+    assert [policy.place(OPTIONS, "f", n).replica_id for n in range(4)] == ["a", "b", "a", "b"]
+
+
+@pytest.mark.parametrize("name", ["least_loaded", "round_robin"])
+def test_a_placement_that_left_the_product_says_where_it_is(name: str) -> None:
+    with pytest.raises(ValidationError, match=f"{name} is now benchmarks.simulation.placement:{name}"):
+        Policy(placement=name)
+
+
+def test_an_unknown_placement_is_refused_with_what_to_write() -> None:
+    with pytest.raises(ValidationError, match=r"use prefix, or the import path"):
+        Policy(placement="prefx")
+
+
+@pytest.mark.parametrize("path", ["no_such_module:name", "policies.place:no_such_name", ":x", "policies.place:"])
+def test_a_placement_that_cannot_be_imported_is_a_fault_of_the_configuration(path: str) -> None:
+    with pytest.raises(ConfigError, match=r"policy.placement"):
+        policy_of(Policy(placement=path))
