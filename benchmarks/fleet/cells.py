@@ -1,4 +1,4 @@
-"""One cell: one arm at one seed, on an engine with an empty cache."""
+"""One cell: one arm at one seed, on an engine with an empty cache, and what it comes to for its clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The workloads: which sessions run against how large a cache."""
+"""The workloads: which sessions run against how large a cache, and which runs together answer a question."""
 
 from __future__ import annotations
 
