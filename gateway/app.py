@@ -188,9 +188,8 @@ class App:
 
     def _path(self, forward: Forward) -> Path:
         settings, clock, monitor, observer = self.settings.current, self._clock, self.monitor, self.observer
-        stored = StoredResponses(
-            Homes(), monitor, Asking(forward.upstream, settings.probing.timeout_s), self._keys
-        )
+        ask = Asking(forward.upstream, settings.probing.timeout_s)
+        stored = StoredResponses(Homes(), monitor, ask, self._keys)
         sessions = Sessions(settings.identity.max_sessions, settings.identity.session_ttl_s)
         breaks = PrefixBreaks(settings.identity, observer.metrics)
         limiter = Limiter(self._counters, settings.prices, time.time, observer.limited)

@@ -121,6 +121,7 @@ async def test_a_turn_that_loses_its_last_engine_after_an_early_200_waits_for_on
     while len(engine.calls) < 2:  # the next poll finds it up
         await gateway.clock.passes(1)
     answer = await rest_of(response)
+    response.close()
     assert b"hello" in answer.body
     assert not answer.is_cut
 
@@ -137,6 +138,7 @@ async def test_one_that_finds_none_within_its_bound_gets_an_error_event_and_a_re
     for _ in range(4):
         await gateway.clock.passes(5)
     answer = await rest
+    response.close()
     assert (answer.status, answer.is_cut) == (200, True)
     *_, last = answer.body.split(b"\n\n")[:-1]
     assert orjson.loads(last.removeprefix(b"data: "))["error"]["code"] == "no_replica"
