@@ -97,7 +97,7 @@ class Abilities:
     ranks_unset_last: bool = False
     """Whether a request without a priority goes after all that have one, whichever."""
     preemption_gap: int | None = None
-    """It preempts what runs for a priority that is higher by more than this. None: it does not, or does not say."""
+    """It preempts what runs for a priority higher by more than this. None: it does not, or does not say."""
     looks_like: str = ""
     """What its metrics say it is, where that is not its kind."""
 

@@ -28,16 +28,16 @@ RANK_HEADER = "X-Data-Parallel-Rank"
 # Measured on 0.5.19 in SGLang's pull request 38729: these paths pin, /v1/responses does not.
 _RANK_SINCE = (0, 5, 19)
 _RANK_PATHS = frozenset((CHAT, COMPLETIONS, MESSAGES))
-# Read in 0.5.23: chat, completions and embeddings take `priority`; /v1/responses takes it and uses it not; in
-# /v1/messages only this header can set it, where the server was started with SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES.
+# In the source of 0.5.23 chat, completions and embeddings use `priority`, /v1/responses takes it without using it,
+# /v1/messages ignores it. There this header sets it, where SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES=1.
 PRIORITY_HEADER = "x-override-priority"
 _PLACE_HEADERS = frozenset((RANK_HEADER.lower(), "x-override-routed-dp-rank"))
 _PLACE_KEYS = frozenset(("routed_dp_rank", "data_parallel_rank"))
 _RANKED = CONVERSATIONS | {EMBEDDINGS}
 _LEVELS = (0, 10, 20, 40)
-"""Urgencies from which on a turn is one level higher. Few, as SGLang labels its histograms by priority; and near to
-each other, as it preempts what runs for a difference above 10. An agent turn with nothing or one turn to follow is at
-the highest level, batches are below 0."""
+"""Urgencies from which on a turn is one level higher. Few, as SGLang labels its histograms by priority; and near
+to each other, as it preempts what runs for a difference above 10. An agent turn with at most one turn to follow is
+at the highest level, batches are below the lowest."""
 SPAN = len(_LEVELS)
 _PROMPT = "sglang:prompt_tokens_total"
 _CACHED = "sglang:cached_tokens_total"
