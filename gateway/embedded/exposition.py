@@ -1,4 +1,4 @@
-"""The metrics page of the embedded engine, under vLLM's names; its slots, which vLLM does not tell, under its own."""
+"""The metrics page of the embedded engine, under vLLM's names, and its slots, which vLLM does not tell."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class ThrottledUpstream:
 
     def reported(self, fact: ReplicaReported, engine: RunningEngine) -> ReplicaReported:
         """With what a rented engine does not say: how many calls it takes at once. Its cache counts as endless,
-        since what is evicted there says nothing of how much fits in. What is one's own is endless until it refuses."""
+        since what is evicted there says nothing of how much fits in. One's own has no bound until it refuses."""
         line = self._lines.get(engine.address.base_url)
         if line is not None and (line.throttle.was_cut or not line.is_own):
             fact = replace(fact, slots=min(line.throttle.limit, fact.slots or MOST))
