@@ -21,7 +21,7 @@ from gateway.answer import Answering
 from gateway.asking import Asking
 from gateway.banner import about
 from gateway.batches.front import in_front_of, off
-from gateway.breaker import Rules, State
+from gateway.breaker import Rules
 from gateway.breaks import PrefixBreaks
 from gateway.callers import callers
 from gateway.cluster.counters import counters_of
@@ -269,8 +269,7 @@ class App:
         if isinstance(fact, ReplicaReported):
             fact = self._rented.reported(fact, self.monitor.target(fact.replica_id).engine)
             policy = self.settings.current.policy
-            is_on_trial = self.monitor.state(fact.replica_id) is State.HALF_OPEN
-            if policy.slots_per_replica is not None and not is_on_trial:
+            if policy.slots_per_replica is not None:
                 fact = replace(fact, slots=policy.slots_per_replica)
             if policy.capacity_tokens is not None:
                 fact = replace(fact, capacity_tokens=policy.capacity_tokens)

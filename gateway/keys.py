@@ -48,6 +48,11 @@ class Keys:
         """Those of all terms."""
         return [meter for terms in self.all_terms for meter in terms.meters]
 
+    @property
+    def num_tenants(self) -> int:
+        """Whose keys there are."""
+        return len({caller.tenant for caller in self._by_id.values()})
+
     def salt_of(self, tenant: str) -> str:
         """See `Caller.cache_salt`; of any tenant."""
         return next((caller.cache_salt for caller in self._by_id.values() if caller.tenant == tenant), "")

@@ -159,7 +159,8 @@ class FleetGauges(Collector):
         )
         for replica in view.replicas[:MAX_LABEL_SETS]:
             up.add_metric([replica.id], replica.is_healthy)
-            slots.add_metric([replica.id], replica.slots)
+            if replica.slots is not None:
+                slots.add_metric([replica.id], replica.slots)
             used.add_metric([replica.id], replica.slots_used)
             residency.add_metric([replica.id, "used"], replica.residency_tokens)
             if replica.capacity_tokens is not None:

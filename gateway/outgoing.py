@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gateway.engines.base import Outgoing, Repair
+from gateway.engines.base import Asked, Outgoing, Repair
 from gateway.exchange import Exchange
 from gateway.fitting import Bound
 from gateway.monitor import RunningEngine
 from gateway.splice import splice
 from gateway.transport import HOP_BY_HOP, HeaderList
-from policies.types import value
+from policies.types import Hints, value
 
 _OURS = frozenset(("host", "authorization", "x-api-key", "x-request-id", "content-length", "accept-encoding"))
 _NOT_SENT = _OURS | HOP_BY_HOP
@@ -68,11 +68,17 @@ def turn_call(
 
 
 def plain_call(exchange: Exchange, engine: RunningEngine) -> Call:
-    """The call for a request that is no turn: its body, with the engine's name of the model."""
-    body: bytes | None = exchange.raw
+    """The call for a request that is no turn: its body, with the engine's name of the model, and its class where
+    the engine's queue knows one."""
+    request, body = exchange.request, exchange.body
+    hints = Hints(urgency=max(-100, min(100, 10 * exchange.urgency)))
+    asked = Asked(request.path, body, hints, "", exchange.may_prioritise, request.headers)
+    added = engine.engine.outgoing(asked, engine.abilities) if body else NOTHING
+    put = dict(added.body)
     if exchange.engine_model != exchange.asked_model:
-        body = splice(exchange.raw, exchange.body, {"model": exchange.engine_model}, ())
-    return Call(exchange.request.method, url(engine, exchange), headers(exchange, engine), body or None)
+        put["model"] = exchange.engine_model
+    raw = splice(exchange.raw, body, put, added.drop) if put or added.drop else exchange.raw
+    return Call(request.method, url(engine, exchange), headers(exchange, engine, added), raw or None, added)
 
 
 def url(engine: RunningEngine, exchange: Exchange) -> str:

@@ -48,14 +48,18 @@ async def probe(engine: Engine, abilities: Abilities, report: Report, ask: Ask) 
         abilities.system_before_tools = await _renders_system_first(engine, abilities, model, ask)
     await _hints_and_cache(engine, abilities, report, model, ask)
     if abilities.takes_tools is None:
-        abilities.takes_tools = await _takes_tools(model, ask)
+        abilities.takes_tools = await _takes_tools(engine, abilities, model, ask)
 
 
-async def _takes_tools(model: str, ask: Ask) -> bool | None:
+async def _takes_tools(engine: Engine, abilities: Abilities, model: str, ask: Ask) -> bool | None:
     """vLLM and others refuse requests that offer tools until they are told how the model calls them."""
-    messages = [{"role": "user", "content": "hi"}]
-    body = {"model": model, "messages": messages, "tools": [_TOOL], "max_tokens": 1}
-    status, answer = await ask(CHAT, (), orjson.dumps(body))
+    body: Json = {
+        "model": model,
+        "messages": [{"role": "user", "content": "hi"}],
+        "tools": [_TOOL],
+        "max_tokens": 1,
+    }
+    status, answer = await _send(body, engine.outgoing(Asked(CHAT, body, Hints()), abilities), ask)
     if status == 200:
         return True
     return False if status in (400, 422, 501) and "tool" in _message(answer).lower() else None

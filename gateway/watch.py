@@ -26,8 +26,6 @@ UP_PAGE = "/v1/models"
 POLLS_TO_LOSE = 2
 """Failed polls in a row after which an engine counts as dead; one may be a hiccup."""
 MAX_COUNTED = 10
-TRIAL_SLOTS = 1
-"""Of a replica whose circuit is half open."""
 _STARTED_AT = "\nprocess_start_time_seconds "
 """Which client libraries of Prometheus tell by themselves."""
 
@@ -217,11 +215,18 @@ class Watch:
         for pool in report.pools:
             models = frozenset(report.models)
             replica_id = engine.replica_id(pool.name)
-            state, tokens_per_char = self.state(replica_id), engine.abilities.tokens_per_char
-            slots = TRIAL_SLOTS if state is State.HALF_OPEN else pool.slots
-            if state is not State.OPEN:
+            if (state := self.state(replica_id)) is not State.OPEN:
                 self._tell(
-                    ReplicaReported(replica_id, models, pool.capacity_tokens, slots, pool.waiting, tokens_per_char)
+                    ReplicaReported(
+                        replica_id,
+                        models,
+                        pool.capacity_tokens,
+                        pool.slots,
+                        pool.waiting,
+                        engine.abilities.tokens_per_char,
+                        running=pool.running,
+                        is_on_trial=state is State.HALF_OPEN,
+                    )
                 )
 
     def _note_restart(self, pages: Mapping[str, str]) -> None:

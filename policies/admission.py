@@ -13,7 +13,7 @@ from policies.held import Bucket
 from policies.line import Line
 from policies.parking import to_park
 from policies.policy import Policy
-from policies.shares import Shares
+from policies.shares import flow_of
 from policies.types import FamilyId, Reason, Refusal, Session, SessionId, Turn, TurnId
 from policies.worth import is_worth, outgrows, should_give_way
 
@@ -64,7 +64,6 @@ class Admission:
 
     def __init__(self, fleet: Fleet, policy: Policy, limits: Limits) -> None:
         self._fleet, self._policy, self._limits = fleet, policy, limits
-        self.shares = Shares()
         self._lines: dict[str, Line] = {}
         """By model."""
         self.held: dict[TurnId, Line] = {}
@@ -79,17 +78,15 @@ class Admission:
 
     def put(self, turn: Turn, session: Session, now: float) -> None:
         """A turn begins to wait, at the end or in the place that its session kept."""
-        line = self._line(turn.model)
+        line = self.line(turn.model)
         kept = self._kept.pop(session.id, None)
-        if turn.tenant not in line.held.tenants:
-            self.shares.joined(turn.tenant, line.held.tenants, now)
         is_parked = session.is_parked
         returns = not is_parked and (session.num_begun > 1 or self._waits_for(session))
-        stage = session.num_begun, session.remaining_turns
+        stage = session.num_begun, session.declared_turns
         bucket = Bucket(turn.urgency, returns, turn.tenant, turn.family_id, *stage, is_parked)
         is_kept = kept is not None and kept.until >= now
         since, place = (kept.since, kept.place) if kept is not None and is_kept else (now, None)
-        line.put(turn, bucket, since, place)
+        line.put(turn, bucket, since, place, now)
         self.held[turn.id] = line
 
     def take(self, turn_id: TurnId, keep_until: float) -> Turn:
@@ -107,8 +104,8 @@ class Admission:
         """Why a turn that arrives now cannot wait, if it cannot, and for how long it would have to."""
         kept = self._kept.get(turn.session_id)
         since = kept.since if kept is not None and kept.until >= now else now
-        wait_s = self._line(turn.model).expected_wait_s(now) - (now - since)
-        if len(self.held) >= self._limits.max_queue:
+        wait_s = self.line(turn.model).expected_wait_s(now, flow_of(turn)) - (now - since)
+        if len(self.held) >= self._limits.max_queue and self._is_full_for(turn.tenant):
             return Refusal.QUEUE_FULL, wait_s
         if wait_s > turn.max_wait_s:
             return Refusal.TOO_LONG, wait_s
@@ -119,7 +116,7 @@ class Admission:
     def expected_wait_of_s(self, turn_id: TurnId, now: float) -> float:
         """Estimated further wait of a turn; 0 for one that waits for no residency."""
         line = self.held.get(turn_id)
-        return 0.0 if line is None else line.expected_wait_s(now, turn_id)
+        return 0.0 if line is None else line.expected_wait_s(now, flow_of(line.held[turn_id]), turn_id)
 
     def rerank(self, family_id: FamilyId) -> None:
         """The family's statistics changed."""
@@ -130,9 +127,9 @@ class Admission:
         """The next time at which a wait passes the bound; infinite when none will before others went."""
         at = math.inf
         for line in self._lines.values():
-            oldest = line.oldest(self._limits.hold_bound_s)
-            if oldest is not None and now < oldest[1] < at:
-                at = oldest[1]
+            overdue_at = line.overdue_at(self._limits.hold_bound_s, now)
+            if now < overdue_at < at:
+                at = overdue_at
         return at
 
     # ---- the decision
@@ -145,7 +142,7 @@ class Admission:
         for pool in pools:
             if not self._fits(turn, pool):
                 return False
-        self._line(turn.model).admitted(now)
+        self.line(turn.model).admitted(now)
         return True
 
     def trim(self) -> bool:
@@ -162,39 +159,46 @@ class Admission:
     def next(self, now: float) -> Admitted | None:
         """Take the next turn out of a line that may go; None while there is none.
 
-        What was overtaken for too long goes first, and while it does not fit nothing overtakes it. Otherwise the
-        policy's order holds, and a new session that does not fit lets smaller ones behind it through.
+        Tenants go in the order of their shares. What was overtaken for too long goes first, and while it does not
+        fit nothing overtakes it. Otherwise the policy's order holds, and a new session that does not fit lets
+        smaller ones behind it through. One whose parent is said to wait holds up its own tenant only.
         """
         for line in self._lines.values() if self.held else ():
-            candidates, is_overdue = self._candidates(line, now)
+            candidates, is_overdue = line.candidates(self._limits.tries, self._limits.hold_bound_s, now)
+            tried: set[str] = set()
+            held_up: set[str] = set()
             for turn in candidates:
-                admitted = self._try(turn, now, turn is candidates[0], is_overdue)
+                if turn.tenant in held_up:
+                    continue
+                admitted = self._try(turn, now, not tried, turn.tenant not in tried, is_overdue)
+                tried.add(turn.tenant)
                 if admitted is not None:
                     line.take(turn.id)
                     line.admitted(now)
                     del self.held[turn.id]
                     return admitted
-                if line.held.is_returning(turn.id) and self._could_fit(turn):
-                    break
+                bucket = line.held.bucket(turn.id)
+                is_due = self._is_due(turn)
+                if (bucket.is_returning or is_due) and self._could_fit(turn):
+                    if is_due or bucket.num_begun > 1:
+                        break
+                    held_up.add(turn.tenant)
         return None
 
-    def _candidates(self, line: Line, now: float) -> tuple[list[Turn], bool]:
-        """Who may go next, best first, and whether it is because it is overdue."""
-        oldest = line.oldest(self._limits.hold_bound_s)
-        if oldest is not None and oldest[1] <= now:
-            return [oldest[0]], True
-        return line.heads(self._limits.tries, lambda tenant: self.shares.attained(tenant, now)), False
-
-    def _try(self, turn: Turn, now: float, is_first: bool, is_overdue: bool) -> Admitted | None:
+    def _try(
+        self, turn: Turn, now: float, is_first: bool, is_tenants_first: bool, is_overdue: bool
+    ) -> Admitted | None:
         """1. it fits; 2. it is the first, and somebody who probably has ended gives way, or one with longer to go
-        is parked; 3. it is overdue, and idle residents yield; 4. it fits beside nobody, and has the pool to
-        itself."""
+        is parked; 3. it is the first of its tenant, and those yield that hold much more of the pool; 4. it is
+        overdue, and idle residents yield; 5. it fits beside nobody, and has the pool to itself."""
         pools = self._fleet.eligible(turn)
         fitting = [pool for pool in pools if self._fits(turn, pool)]
         if fitting:
             return Admitted(turn, fitting, Reason.ADMITTED if self._is_old(turn, now) else Reason.FREE)
-        for pool in pools if is_first else ():
-            if self._makes_way(turn, pool, now) or self._parks(turn, pool):
+        for pool in pools:
+            if is_first and (self._makes_way(turn, pool, now) or self._parks(turn, pool)):
+                return Admitted(turn, [pool], Reason.ADMITTED)
+            if is_tenants_first and self._takes_part(turn, pool):
                 return Admitted(turn, [pool], Reason.ADMITTED)
         if is_overdue:
             for pool in pools:
@@ -202,6 +206,28 @@ class Admission:
                     return Admitted(turn, [pool], Reason.YIELDED)
         alone = next((pool for pool in pools if self._clears(turn, pool, is_overdue)), None)
         return None if alone is None else Admitted(turn, [alone], Reason.ALONE)
+
+    def _takes_part(self, turn: Turn, pool: Pool) -> bool:
+        """Let idle residents of tenants go that hold more of the pool than the turn's own, until it fits; none by
+        which its tenant would have less than that."""
+        surplus = self._fleet.surplus(turn, pool) if len(pool.parts) > 1 else {}
+        for session in list(pool.idle.values()) if surplus else ():
+            left_blocks = surplus.get(session.tenant, 0.0) - session.held_blocks
+            if left_blocks >= 0 and session.urgency <= turn.urgency:
+                surplus[session.tenant] = left_blocks
+                self._fleet.release(session)
+                if self._fits(turn, pool):
+                    return True
+        return False
+
+    def _is_due(self, turn: Turn) -> bool:
+        """Whether other tenants have to make room for it, as soon as sessions of theirs are idle."""
+        for pool in self._fleet.eligible(turn) if len(self._fleet.tenants.known) > 1 else ():
+            for tenant, blocks in self._fleet.surplus(turn, pool).items():
+                part = pool.parts[tenant]
+                if part.blocks <= blocks * part.num_residents:
+                    return True
+        return False
 
     def _is_old(self, turn: Turn, now: float) -> bool:
         return self.held[turn.id].held.since(turn.id) < now
@@ -273,23 +299,37 @@ class Admission:
 
     # ---- orders
 
-    def _line(self, model: str) -> Line:
+    def line(self, model: str) -> Line:
+        """Of those who wait for the model."""
         if model not in self._lines:
             self._lines[model] = Line(self._rank)
         return self._lines[model]
+
+    def _is_full_for(self, tenant: str) -> bool:
+        """Whether the tenant has its part of the queue, as one of those that wait."""
+        lines = self._lines.values()
+        tenants = {tenant}.union(other for line in lines for _, other in line.held.flows)
+        return len(tenants) * sum(line.held.num_of(tenant) for line in lines) >= self._limits.max_queue
 
     def _waits_for(self, session: Session) -> bool:
         """Whether a parent waits for this session."""
         return self._limits.sub_agents_return and session.parent_id in self._fleet.sessions
 
-    def _last_to_keep(self, session: Session) -> tuple[int, bool, float]:
-        """The lowest class first, then whose lease has run out, then who is furthest from its end."""
+    def _last_to_keep(self, session: Session) -> tuple[int, bool, float, float]:
+        """The lowest class first, then whose lease has run out, then whose tenant has most, then who is furthest
+        from its end."""
         family = self._fleet.families[session.family_id]
         return (
             -session.urgency,
             session.is_expired,
-            self._policy.rank(family, session.num_begun, session.remaining_turns),
+            self._part_of(session),
+            self._policy.rank(family, session.num_begun, session.declared_turns),
         )
+
+    def _part_of(self, session: Session) -> float:
+        """What its tenant has of its pool, over its weight."""
+        pool = self._fleet.home(session)
+        return 0.0 if pool is None else self._fleet.blocks_of(session.tenant, pool)
 
     def _rank(self, bucket: Bucket) -> float:
         return self._policy.rank(self._fleet.families[bucket.family_id], bucket.num_begun, bucket.declared)

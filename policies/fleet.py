@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from policies.capacity import Capacity
+from policies.concurrency import Concurrency
 from policies.learning import TokenRatio
 from policies.pace import Pace
 from policies.place import Option
 from policies.ready import Ready
 from policies.reserve import Forecast, Reserve
 from policies.residency import Ledger, Met
+from policies.shares import Tenants
 from policies.trial import Trial
 from policies.types import (
     BLOCK_CHARS,
@@ -34,6 +36,15 @@ ROOMY = 0.7
 
 
 @dataclass(slots=True, eq=False)
+class Part:
+    """What a tenant has of a pool."""
+
+    num_residents: int = 0
+    blocks: int = 0
+    """Of their last prompts, each counted whole."""
+
+
+@dataclass(slots=True, eq=False)
 class Pool:
     """One replica with all that is known of its cache and its queue."""
 
@@ -44,9 +55,14 @@ class Pool:
     ratio: TokenRatio = field(default_factory=TokenRatio)
     pace: Pace = field(default_factory=Pace)
     capacity: Capacity = field(default_factory=Capacity)
+    stated_slots: int | None = None
+    """By the engine, or the operator; None: nobody did."""
+    concurrency: Concurrency = field(default_factory=Concurrency)
     trial: Trial = field(default_factory=Trial)
     idle: dict[SessionId, Session] = field(default_factory=dict)
     """Residents between two turns, longest idle first."""
+    parts: dict[str, Part] = field(default_factory=dict)
+    """By tenant."""
 
     def tokens(self, blocks: float, chars: float = 0) -> float:
         return (blocks * BLOCK_CHARS + chars) * self.ratio.value
@@ -105,6 +121,9 @@ class Fleet:
         self.sessions: OrderedDict[SessionId, Session] = OrderedDict()
         self.families: OrderedDict[FamilyId, Family] = OrderedDict()
         self.pools: dict[ReplicaId, Pool] = {}
+        self.tenants = Tenants()
+        self.has_strangers = False
+        """Whether other gateways may send turns of other tenants to the same engines."""
         self.lost: list[tuple[Session, ReplicaId]] = []
         """Whose residency ended, or whose cache is gone, and where, since the Scheduler last looked."""
 
@@ -128,7 +147,21 @@ class Fleet:
             pool.capacity.state(fact.capacity_tokens)
         if fact.share is not None:
             pool.capacity.share = fact.share
-        replica.resize(fact.slots or replica.slots, replica.share if fact.share is None else fact.share)
+        if fact.has_strangers is not None:
+            self.has_strangers = fact.has_strangers
+        self._resize(pool, fact)
+
+    def _resize(self, pool: Pool, fact: ReplicaReported) -> None:
+        """What it may run at once: as stated, else as learned."""
+        replica = pool.replica
+        pool.stated_slots = fact.slots or pool.stated_slots
+        if pool.stated_slots is None and fact.running is not None and fact.waiting is not None:
+            pool.concurrency.saw(fact.running, fact.waiting, is_wanted=len(pool.ready) > 0)
+        replica.resize(
+            pool.stated_slots or pool.concurrency.slots,
+            replica.share if fact.share is None else fact.share,
+            replica.is_on_trial if fact.is_on_trial is None else fact.is_on_trial,
+        )
 
     def home(self, session: Session) -> Pool | None:
         """The pool that keeps a resident session; None when it is not resident."""
@@ -139,6 +172,22 @@ class Fleet:
     def eligible(self, turn: Turn) -> list[Pool]:
         """Healthy replicas that serve the turn's model and have not failed it."""
         return [pool for pool in self.pools.values() if pool.may_serve(turn)]
+
+    def blocks_of(self, tenant: str, pool: Pool) -> float:
+        """What a tenant has of a pool, over its weight."""
+        part = pool.parts.get(tenant)
+        return 0.0 if part is None else part.blocks / self.tenants.known[tenant][0]
+
+    def surplus(self, turn: Turn, pool: Pool) -> dict[str, float]:
+        """Blocks that each other tenant of no higher class holds of a pool beyond as much, by its weight, as the
+        turn's own one would hold with it; those that have any."""
+        own = self.blocks_of(turn.tenant, pool) + len(turn.blocks) / turn.weight
+        found = {}
+        for tenant, part in pool.parts.items():
+            weight, urgency = self.tenants.known[tenant]
+            if tenant != turn.tenant and urgency <= turn.urgency and part.blocks > own * weight:
+                found[tenant] = part.blocks - own * weight
+        return found
 
     def family(self, turn: Turn) -> Family:
         family = self.families.get(turn.family_id)
@@ -174,7 +223,12 @@ class Fleet:
         self._hold(session, pool, 0)
 
     def _hold(self, session: Session, pool: Pool, tail_chars: int) -> Met:
-        session.is_resident, session.is_parked = True, False
+        part = pool.parts.get(session.tenant)
+        if part is None:
+            part = pool.parts[session.tenant] = Part()
+        part.num_residents += not session.is_resident
+        part.blocks += len(session.blocks) - session.held_blocks
+        session.is_resident, session.is_parked, session.held_blocks = True, False, len(session.blocks)
         pool.reserve.put(session, self.families[session.family_id], tail_chars)
         return pool.ledger.hold(session.id, session.blocks)
 
@@ -186,7 +240,10 @@ class Fleet:
         pool.ledger.release(session.id)
         pool.reserve.drop(session.id, self.families[session.family_id])
         pool.idle.pop(session.id, None)
-        session.is_resident = False
+        part = pool.parts[session.tenant]
+        part.num_residents -= 1
+        part.blocks -= session.held_blocks
+        session.is_resident, session.held_blocks = False, 0
         self.lost.append((session, pool.replica.id))
         if pool.capacity.tokens is not None:
             pool.ledger.evict(pool.capacity.tokens / pool.tokens(1))
@@ -227,7 +284,7 @@ class Fleet:
             if session.replica_id == pool.replica.id:
                 self.release(session)
                 session.replica_id = None
-        pool.ledger = Ledger()
+        pool.ledger, pool.concurrency = Ledger(), Concurrency()
 
 
 def option(pool: Pool, turn: Turn, session: Session) -> Option:

@@ -1,18 +1,19 @@
-"""Turns that wait at the gate, in the policy's order: buckets of equals, a heap per tenant over their heads.
+"""Turns that wait at the gate, in the policy's order: buckets of equals, a heap per flow over their heads.
 
 Turns of one family at one stage rank alike, so only age orders them; a family's new statistics re-rank a few
-buckets, not every turn. Between tenants the least served goes first, which changes with every answer and so is
+buckets, not every turn. Between flows `policies.shares` decides, whose order changes with every answer and so is
 asked for, not kept.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from bisect import bisect_left, insort
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
+from policies.shares import Flow
 from policies.types import FamilyId, Turn, TurnId
 
 
@@ -29,26 +30,36 @@ class Bucket(NamedTuple):
 
 
 Rank: TypeAlias = Callable[[Bucket], float]
-Attained: TypeAlias = Callable[[str], float]
-_Place: TypeAlias = tuple[float, int]  # held since, sequence number
-_Entry: TypeAlias = tuple[int, int, float, _Place, int, Bucket]
+Place: TypeAlias = tuple[float, int]
+"""(Held since, sequence number)."""
+NOBODY: tuple[Place, TurnId] = (math.inf, 0), ""
+_Entry: TypeAlias = tuple[int, float, Place, int, Bucket]
+
+
+class _Queue:
+    """The buckets of one flow."""
+
+    __slots__ = ("ages", "entries", "num_turns", "weight")
+
+    def __init__(self, weight: float) -> None:
+        self.weight = weight
+        self.num_turns = 0
+        self.entries: list[_Entry] = []
+        self.ages: list[tuple[Place, TurnId]] = []
 
 
 class HeldTurns:
-    """Ordered by urgency; returning before new, new before parked; the tenant's attained share, the policy's rank,
-    then age."""
+    """In a flow returning before new, new before parked; the policy's rank, then age."""
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
-        self._turns: dict[TurnId, tuple[Turn, Bucket, _Place]] = {}
-        self._buckets: dict[Bucket, list[tuple[_Place, TurnId]]] = {}
+        self._turns: dict[TurnId, tuple[Turn, Bucket, Place]] = {}
+        self._buckets: dict[Bucket, list[tuple[Place, TurnId]]] = {}
         self._of_family: dict[FamilyId, set[Bucket]] = {}
         self._entries: dict[Bucket, int] = {}
-        """The number of the bucket's one valid entry in its tenant's heap."""
-        self._heaps: dict[str, list[_Entry]] = {}
-        self._num_buckets: Counter[str] = Counter()
-        """By tenant."""
-        self._ages: list[tuple[_Place, TurnId]] = []
+        """The number of the bucket's one valid entry in its flow's heap."""
+        self.flows: dict[Flow, _Queue] = {}
+        """Those that wait; nobody else changes them."""
         self._sequence = 0
 
     def __len__(self) -> int:
@@ -60,28 +71,25 @@ class HeldTurns:
     def __getitem__(self, turn_id: TurnId) -> Turn:
         return self._turns[turn_id][0]
 
-    @property
-    def tenants(self) -> Iterator[str]:
-        """Those who wait."""
-        return iter(self._heaps)
-
     def since(self, turn_id: TurnId) -> float:
         """When its wait began; earlier than its arrival if its session kept a place."""
         return self._turns[turn_id][2][0]
 
-    def is_returning(self, turn_id: TurnId) -> bool:
-        return self._turns[turn_id][1].is_returning
+    def bucket(self, turn_id: TurnId) -> Bucket:
+        return self._turns[turn_id][1]
 
     def put(self, turn: Turn, bucket: Bucket, since: float) -> None:
         self._sequence += 1
         place = (since, self._sequence)
         self._turns[turn.id] = (turn, bucket, place)
-        if bucket not in self._buckets:
-            self._num_buckets[bucket.tenant] += 1
+        queue = self.flows.get(flow := (bucket.urgency, bucket.tenant))
+        if queue is None:
+            queue = self.flows[flow] = _Queue(turn.weight)
+        queue.num_turns += 1
         members = self._buckets.setdefault(bucket, [])
         insort(members, (place, turn.id))
         if bucket.urgency >= 0:
-            heapq.heappush(self._ages, (place, turn.id))
+            heapq.heappush(queue.ages, (place, turn.id))
         self._of_family.setdefault(bucket.family_id, set()).add(bucket)
         if members[0][1] == turn.id:
             self._enter(bucket)
@@ -96,6 +104,10 @@ class HeldTurns:
             self._leave(bucket)
         elif index == 0:
             self._enter(bucket)
+        queue = self.flows[flow := (bucket.urgency, bucket.tenant)]
+        queue.num_turns -= 1
+        if not queue.num_turns:
+            del self.flows[flow]
         return turn
 
     def rerank(self, family_id: FamilyId) -> None:
@@ -103,55 +115,72 @@ class HeldTurns:
         for bucket in self._of_family.get(family_id, ()):
             self._enter(bucket)
 
-    def heads(self, most: int, attained: Attained) -> list[Turn]:
-        """The first turn of each of the `most` best buckets, best first."""
-        if not self._turns:
-            return []
-        popped: list[_Entry] = []
-        if len(self._heaps) == 1:
-            [entries] = [self._popping(tenant, 0.0, popped) for tenant in self._heaps]
-        else:
-            entries = heapq.merge(
-                *(self._popping(tenant, attained(tenant), popped) for tenant in list(self._heaps))
-            )
-        heads = [self[self._buckets[entry[-1][-1]][0][1]] for entry, _ in zip(entries, range(most), strict=False)]
-        for entry in popped:
-            heapq.heappush(self._heaps[entry[-1].tenant], entry)
+    def heads(self, most: int, flows: Sequence[Flow]) -> list[Turn]:
+        """The first turn of each of the `most` best buckets, best first, the flows in their order; of several
+        tenants none takes the part of another."""
+        if len(flows) == 1:
+            return self._best(flows[0], most)
+        flows = flows[:most]
+        left = dict.fromkeys((tenant for _, tenant in flows), 0)
+        left = dict.fromkeys(left, most // len(left))
+        heads: list[Turn] = []
+        for flow in flows:
+            best = self._best(flow, left[flow[1]])
+            left[flow[1]] -= len(best)
+            heads += best
         return heads
 
-    def oldest(self) -> Turn | None:
-        """The turn that has waited longest, but for those of a class below 0: they wait while others come."""
-        while self._ages and self._is_stale(*self._ages[0]):
-            heapq.heappop(self._ages)
-        return self[self._ages[0][1]] if self._ages else None
+    def oldest(self, flow: Flow) -> tuple[Place, TurnId]:
+        """The turn of the flow that has waited longest. Nobody of a class below 0: they wait while others come."""
+        if flow[0] < 0:
+            return NOBODY
+        ages = self.flows[flow].ages
+        turns = self._turns
+        while (held := turns.get(ages[0][1])) is None or held[2] != ages[0][0]:
+            heapq.heappop(ages)
+        return ages[0]
 
-    def num_older(self, turn_id: TurnId) -> int:
-        """Turns of its bucket that wait longer, and all of other buckets: an upper bound of those ahead."""
-        _, bucket, place = self._turns[turn_id]
-        members = self._buckets[bucket]
-        return len(self._turns) - len(members) + bisect_left(members, (place, turn_id))
+    def num_of(self, tenant: str) -> int:
+        """Turns of the tenant."""
+        return sum(queue.num_turns for flow, queue in self.flows.items() if flow[1] == tenant)
+
+    def num_before(self, flow: Flow, turn_id: TurnId | None = None) -> int:
+        """At most so many turns go before this one, or before one of the flow that comes now: those of its bucket
+        that wait longer, all of its tenant's other buckets, and of others as many as their share lets go."""
+        num = self.num_of(flow[1])
+        if turn_id is not None:
+            _, bucket, place = self._turns[turn_id]
+            members = self._buckets[bucket]
+            num += bisect_left(members, (place, turn_id)) - len(members)
+        return num + self._num_of_others(flow, num + 1)
 
     def turns(self) -> Iterator[Turn]:
         """All of them, in no order."""
         return (turn for turn, _, _ in self._turns.values())
 
-    def _popping(
-        self, tenant: str, attained: float, popped: list[_Entry]
-    ) -> Iterator[tuple[int, int, float, _Entry]]:
-        """A tenant's valid entries in their order, each taken out of its heap and noted in `popped`."""
-        heap = self._heaps[tenant]
-        while heap:
+    def _num_of_others(self, flow: Flow, num_own: int) -> int:
+        """Turns of other tenants that go before so many of the flow."""
+        own, num = self.flows.get(flow), 0
+        for (urgency, tenant), queue in self.flows.items():
+            if tenant == flow[1] or urgency < flow[0]:
+                continue
+            share = 1.0 if own is None else queue.weight / own.weight
+            num += queue.num_turns if urgency > flow[0] else min(queue.num_turns, math.ceil(num_own * share))
+        return num
+
+    def _best(self, flow: Flow, most: int) -> list[Turn]:
+        """The first turns of its best buckets; stale entries are dropped on the way."""
+        heap, valid = self.flows[flow].entries, list[_Entry]()
+        while heap and len(valid) < most:
             entry = heapq.heappop(heap)
             if self._entries.get(entry[-1]) == entry[-2]:
-                popped.append(entry)
-                yield entry[0], entry[1], attained, entry
-
-    def _is_stale(self, place: _Place, turn_id: TurnId) -> bool:
-        held = self._turns.get(turn_id)
-        return held is None or held[2] != place
+                valid.append(entry)
+        for entry in valid:
+            heapq.heappush(heap, entry)
+        return [self[self._buckets[entry[-1]][0][1]] for entry in valid]
 
     def _enter(self, bucket: Bucket) -> None:
-        heap = self._heaps.setdefault(bucket.tenant, [])
+        heap = self.flows[bucket.urgency, bucket.tenant].entries
         if len(heap) > 64 + 4 * len(self._entries):
             heap[:] = [entry for entry in heap if self._entries.get(entry[-1]) == entry[-2]]
             heapq.heapify(heap)
@@ -159,8 +188,7 @@ class HeldTurns:
         self._entries[bucket] = self._sequence
         place = self._buckets[bucket][0][0]
         standing = 2 if bucket.is_parked else not bucket.is_returning
-        entry = -bucket.urgency, standing, self._rank(bucket), place, self._sequence, bucket
-        heapq.heappush(heap, entry)
+        heapq.heappush(heap, (standing, self._rank(bucket), place, self._sequence, bucket))
 
     def _leave(self, bucket: Bucket) -> None:
         """Nobody is left in the bucket."""
@@ -169,6 +197,3 @@ class HeldTurns:
         siblings.discard(bucket)
         if not siblings:
             del self._of_family[bucket.family_id]
-        self._num_buckets[bucket.tenant] -= 1
-        if not self._num_buckets[bucket.tenant]:
-            del self._num_buckets[bucket.tenant], self._heaps[bucket.tenant]

@@ -36,15 +36,15 @@ def to_park(
 ) -> list[Session]:
     """Those of the idle residents whose room the turns that wait need more, longest to go first. Each turn
     goes earlier by the difference in token-turns over the pool's size; the price is what is computed again."""
-    if session.remaining_turns is None or pool.capacity.tokens is None:
+    if session.declared_turns is None or pool.capacity.tokens is None:
         return []
-    ours = token_turns(families[session.family_id], session.num_begun, session.remaining_turns)
+    ours = token_turns(families[session.family_id], session.num_begun, session.declared_turns)
     worth_tokens = num_waiting * share_tokens(pool, DEARER * price) / pool.capacity.tokens
     found: list[tuple[float, Session]] = []
     for other in idle:
-        if not other.remaining_turns or other.parent_id is not None or other.tenant != session.tenant:
+        if not other.declared_turns or other.parent_id is not None or other.tenant != session.tenant:
             continue
-        theirs = token_turns(families[other.family_id], other.num_begun + 1, other.remaining_turns - 1)
+        theirs = token_turns(families[other.family_id], other.num_begun + 1, other.declared_turns - 1)
         if theirs > ours and pool.tokens(pool.ledger.private_blocks(other.id)) <= worth_tokens * (theirs - ours):
             found.append((theirs, other))
     return [other for _, other in sorted(found, key=lambda pair: -pair[0])]

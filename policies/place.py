@@ -23,7 +23,7 @@ class Option:
     queued_tokens: float
     """Prefill that is already ahead."""
     num_running: int
-    free_slots: int
+    free_slots: float
     is_home: bool
     """Whether the session's prefix was last computed there and is still expected there."""
 

@@ -11,6 +11,7 @@ Laws (tests/policies/contract):
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from policies import learning
 from policies.admission import Admission, Limits
@@ -61,7 +62,9 @@ class Scheduler:
         self._resting: dict[TurnId, Turn] = {}
         """Turns whose time has not come: see `Turn.not_before`."""
         self._rests = Timers()
-        self._slots = Slots(self._fleet, self._admission.shares)
+        self._slots = Slots(self._fleet, self._admission.line)
+        self._sides: set[SessionId] = set()
+        """Sessions with a side request beside them that passed the gate; and the side requests that did not."""
         self._idle = Idle(self._fleet, policy, self._relearn)
         self._warm_ups = WarmUps(self._fleet, limits.ceiling, limits.warms_up)
         self._deadlines = Timers()
@@ -124,6 +127,9 @@ class Scheduler:
 
     def _arrived(self, turn: Turn, now: float, decisions: list[Decision]) -> bool:
         """Whether somebody at the gate may go who could not before: this turn, or others where it is shorter."""
+        self._fleet.tenants.arrived(turn, now)
+        if turn.kind is TurnKind.SIDE:
+            turn = self._beside(turn, now)
         session = self._begin(turn, now)
         shrinks = len(turn.blocks) < len(session.blocks)
         session.num_waiting += 1
@@ -140,13 +146,27 @@ class Scheduler:
                 self._deadlines.put(turn.deadline_at, turn.id)
         return shrinks or turn.id in self._admission.held
 
+    def _beside(self, turn: Turn, now: float) -> Turn:
+        """Side requests pass the gate, since they are small and few. Among several tenants that is so of one at a
+        time for each resident session: any other that its client calls one is a session of its own."""
+        if not self._is_shared(now) or not self._policy.gates_residency:
+            return turn
+        session = self._fleet.sessions.get(turn.session_id)
+        if session is not None and session.is_resident and session.id not in self._sides:
+            self._sides.add(session.id)
+            return turn
+        self._sides.add(turn.id)
+        return replace(turn, kind=TurnKind.SINGLE, session_id=turn.id)
+
     def _begin(self, turn: Turn, now: float) -> Session:
         """Fold an arriving turn into its session and family."""
         session, family = self._fleet.session(turn), self._fleet.family(turn)
         if turn.kind is TurnKind.SIDE:
             return session
         session.kind, session.is_expired = turn.kind, False
-        session.remaining_turns, session.urgency = turn.remaining_turns, turn.urgency
+        session.declared_turns, session.urgency = turn.remaining_turns, turn.urgency
+        is_believed = turn.remaining_turns is not None and not self._is_shared(now)
+        session.remaining_turns = turn.remaining_turns if is_believed else None
         if turn.is_retry and session.num_begun:
             return session
         if session.num_begun:
@@ -167,20 +187,20 @@ class Scheduler:
         needs_residency = self._policy.gates_residency and turn.kind is not TurnKind.SIDE
         home = self._fleet.home(session)
         if needs_residency and home is not None and home.may_serve(turn):
-            self._make_ready(turn, home, Reason.RESIDENT)
+            self._make_ready(turn, home, Reason.RESIDENT, now)
         elif not (pools := self._fleet.eligible(turn)):
             self._refuse(turn, Refusal.NO_REPLICA, 0.0, now, decisions)
         elif needs_residency:
             self._wait(turn, session, pools, now, decisions)
         else:
             reason = Reason.SIDE if turn.kind is TurnKind.SIDE else Reason.FREE
-            self._make_ready(turn, self._choose(turn, pools), reason)
+            self._make_ready(turn, self._choose(turn, pools), reason, now)
 
     def _wait(self, turn: Turn, session: Session, pools: list[Pool], now: float, told: list[Decision]) -> None:
         """Let a turn through that meets nobody; queue it at the gate; or refuse it now."""
         nothing_ends = min(self._idle.leases.next_at, self._deadlines.next_at) > now
         if nothing_ends and self._limits.max_queue and self._admission.passes(turn, pools, now):
-            self._make_ready(turn, self._choose(turn, pools), Reason.FREE)
+            self._make_ready(turn, self._choose(turn, pools), Reason.FREE, now)
             return
         refusal, wait_s = self._admission.refusal(turn, now)
         self._admission.put(turn, session, now)
@@ -188,11 +208,15 @@ class Scheduler:
             self._admission.take(turn.id, now + 2 * wait_s)
             self._refuse(turn, refusal, wait_s, now, told)
 
+    def _is_shared(self, now: float) -> bool:
+        """Whether several tenants use the fleet: then what one declares orders its own turns, and no more."""
+        fleet = self._fleet
+        return fleet.has_strangers or fleet.tenants.are_several(now)
+
     def _refuse(self, turn: Turn, refusal: Refusal, wait_s: float, now: float, decisions: list[Decision]) -> None:
         decisions.append(Reject(turn.id, refusal, max(self._limits.min_retry_after_s, wait_s)))
-        session = self._fleet.sessions[turn.session_id]
-        session.num_waiting -= 1
-        self._idle.rest(session, now)
+        self._fleet.sessions[turn.session_id].num_waiting -= 1
+        self._rest(turn, now)
 
     def _left(self, fact: Left, now: float) -> None:
         turn = self._slots.left(fact, now)
@@ -203,7 +227,17 @@ class Scheduler:
             self._fleet.sessions[turn.session_id].num_waiting -= 1
         elif fact.ending is Ending.COMPLETE and turn.kind is not TurnKind.SIDE:
             self._relearn(self._fleet.families[turn.family_id])
-        self._idle.rest(self._fleet.sessions[turn.session_id], now)
+        self._rest(turn, now)
+
+    def _rest(self, turn: Turn, now: float) -> None:
+        """The turn is over; its session is idle, unless it has others."""
+        session = self._fleet.sessions[turn.session_id]
+        self._idle.rest(session, now)
+        if turn.kind is TurnKind.SIDE:
+            self._sides.discard(session.id)
+        elif self._sides and turn.id in self._sides:
+            self._sides.discard(turn.id)
+            self._idle.ended(session, now)
 
     def _withdraw(self, turn_id: TurnId, keep_until: float) -> Turn | None:
         """Take a turn that waits out of where it waits. None: it does not."""
@@ -258,7 +292,7 @@ class Scheduler:
 
     def _admit(self, now: float) -> None:
         while (admitted := self._admission.next(now)) is not None:
-            self._make_ready(admitted.turn, self._choose(admitted.turn, admitted.pools), admitted.reason)
+            self._make_ready(admitted.turn, self._choose(admitted.turn, admitted.pools), admitted.reason, now)
 
     def _choose(self, turn: Turn, pools: list[Pool]) -> Pool:
         """The policy's choice among pools that may take the turn."""
@@ -270,26 +304,26 @@ class Scheduler:
         chosen = self._policy.place(options, turn.family_id, self._num_placed)
         return self._fleet.pools[chosen.replica_id]
 
-    def _make_ready(self, turn: Turn, pool: Pool, reason: Reason) -> None:
+    def _make_ready(self, turn: Turn, pool: Pool, reason: Reason, now: float) -> None:
         """From here on the turn waits for a slot of this pool only, and its session is resident there."""
         session, family = self._fleet.sessions[turn.session_id], self._fleet.families[turn.family_id]
         is_side = turn.kind is TurnKind.SIDE
         if is_side:
             rank, expected_blocks = 0.0, pool.ledger.expected_blocks(turn.blocks)
         else:
-            rank = self._policy.rank(family, session.num_begun, session.remaining_turns)
+            rank = self._policy.rank(family, session.num_begun, session.declared_turns)
             has_company = pool.ledger.num_residents > 0
             new_blocks, expected_blocks = self._fleet.hold(session, turn, pool)
             if session.num_begun == 1 and has_company:
                 learning.saw_first_prompt(family, pool.last_tokens(turn, new_blocks))
-        pool.ready.put(turn, (-turn.urgency, is_side, rank, turn.arrived_at))
+        pool.ready.put(turn, (is_side, rank, turn.arrived_at), now)
         self._ready[turn.id] = (pool, reason, pool.missing_tokens(turn, expected_blocks))
 
     def _dispatch(self, now: float, decisions: list[Decision]) -> None:
         """Give free slots to ready turns."""
         for pool in self._fleet.pools.values():
             while pool.ready and (pool.replica.free_slots or not self._policy.bounds_slots):
-                decisions.append(self._start(pool.ready.pop(now - self._limits.hold_bound_s), pool, now))
+                decisions.append(self._start(pool.ready.pop(now - self._limits.hold_bound_s, now), pool, now))
 
     def _start(self, turn: Turn, pool: Pool, now: float) -> Dispatch:
         session, family = self._fleet.sessions[turn.session_id], self._fleet.families[turn.family_id]
@@ -298,7 +332,8 @@ class Scheduler:
         self._slots.start(turn, pool, missing_tokens, now)
         # While it waited, tokens per character may have been learned to be fewer.
         expected_cached_tokens = max(0, round(pool.prompt_tokens(turn) - missing_tokens))
-        return Dispatch(turn.id, pool.replica.id, reason, expected_cached_tokens, hints(turn, session, family))
+        told = hints(turn, session, family, self._is_shared(now))
+        return Dispatch(turn.id, pool.replica.id, reason, expected_cached_tokens, told)
 
     def _follow_up(self, now: float, decisions: list[Decision]) -> None:
         """Sessions that lost their residency are told, watched, and warmed up when their time has come."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from policies import learning
 from policies.capacity import MET
 from policies.fleet import Fleet, Pool
+from policies.growth import output_tokens
+from policies.line import Line
 from policies.remaining import expected_turns
-from policies.shares import Shares
 from policies.types import Ending, Left, Session, Turn, TurnId, TurnKind
 
 
@@ -22,10 +24,13 @@ class Running:
     """Of its prompt, that the cache should not have."""
     began_at: float
     """Its prefill or, after its first byte, its decoding."""
+    started_at: float
     prefilled_tokens: float = 0.0
     """What its replica had computed for everybody when its first byte came."""
 
 
+LEAST_MS, LEAST_TOKENS = 50.0, 64.0
+"""That a turn is charged, so that many small ones do not count as none."""
 LIKELY, LONG_TOKENS = 0.5, 1_024.0
 """Turns still to be expected of a session, and length of its family's answers, for which an engine may prefill the
 next prompt ahead: for short ones its extra request costs the others more time than it saves (decision 4)."""
@@ -34,16 +39,21 @@ next prompt ahead: for short ones its extra request costs the others more time t
 class Slots:
     """Written by the Scheduler."""
 
-    def __init__(self, fleet: Fleet, shares: Shares) -> None:
-        self._fleet, self._shares = fleet, shares
+    def __init__(self, fleet: Fleet, line: Callable[[str], Line]) -> None:
+        """`line`: of those who wait for a model."""
+        self._fleet, self._line = fleet, line
         self._running: dict[TurnId, Running] = {}
 
     def start(self, turn: Turn, pool: Pool, missing_tokens: float, now: float) -> None:
         """It takes a slot of the pool."""
         pool.pace.prefill_began(turn.id, missing_tokens, not pool.replica.queued_prefill_tokens, now)
         pool.replica.begin(turn.id, round(missing_tokens))
-        self._running[turn.id] = Running(turn, pool, missing_tokens, now)
+        self._running[turn.id] = Running(turn, pool, missing_tokens, now, now)
         session = self._fleet.sessions[turn.session_id]
+        if len(self._fleet.tenants.known) > 1:
+            expected_tokens = missing_tokens + output_tokens(self._fleet.families[session.family_id])
+            self._line(turn.model).shares.began(turn, max(LEAST_TOKENS, expected_tokens), now)
+            pool.ready.shares.began(turn, pool.ready.usual_ms, now)
         session.prefills_next = pool.trial.asks() if self._may_prefill_next(turn, session, pool) else None
 
     def _may_prefill_next(self, turn: Turn, session: Session, pool: Pool) -> bool:
@@ -72,16 +82,34 @@ class Slots:
         pool.replica.end(turn.id)
         session = self._fleet.sessions[turn.session_id]
         session.num_running -= 1
+        if len(self._fleet.tenants.known) > 1:
+            self._charge(running, session, fact, now)
         computed_tokens = running.missing_tokens
         if usage.prompt_tokens is not None and usage.cached_tokens is not None:
             computed_tokens = usage.prompt_tokens - usage.cached_tokens
-        self._shares.served(turn.tenant, (computed_tokens + (usage.output_tokens or 0)) / turn.weight, now)
         if fact.ending is Ending.COMPLETE and turn.kind is not TurnKind.SIDE:
             session.decode_s = now - running.began_at
             session.others_tokens = pool.pace.prefilled_tokens - running.prefilled_tokens
             self._compare(running, session, fact, computed_tokens)
             self._learn(turn, session, pool, fact)
         return turn
+
+    def _charge(self, running: Running, session: Session, fact: Left, now: float) -> None:
+        """What it took of the fair shares. An answer whose length nobody told counts as long as its family's."""
+        turn, ready, usage = running.turn, running.pool.ready, fact.usage
+        slot_ms = max(LEAST_MS, 1e3 * (now - running.started_at))
+        ready.usual_ms = learning.blend(ready.usual_ms, slot_ms)
+        ready.shares.ended(turn, slot_ms, now)
+        tokens = 0.0
+        if usage.prompt_tokens is not None and usage.cached_tokens is not None:
+            tokens = usage.prompt_tokens - usage.cached_tokens
+        elif fact.ending is not Ending.REFUSED:
+            tokens = running.missing_tokens
+        if usage.output_tokens is not None:
+            tokens += usage.output_tokens
+        elif fact.ending is not Ending.REFUSED:
+            tokens += output_tokens(self._fleet.families[session.family_id])
+        self._line(turn.model).shares.ended(turn, max(LEAST_TOKENS, tokens), now)
 
     def _compare(self, running: Running, session: Session, fact: Left, computed_tokens: float) -> None:
         """Whether the engine still had the session's last prompt, which it should have, and which it had the time

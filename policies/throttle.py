@@ -18,7 +18,8 @@ class Throttle:
 
     def __init__(self, start: float = START) -> None:
         self._limit = min(float(MOST), max(1.0, start))
-        self._was_cut = False
+        self.was_cut = False
+        """Whether it ever refused."""
         self._cut_at = float("-inf")
 
     @property
@@ -29,11 +30,11 @@ class Throttle:
         """A call was not refused; `in_flight` counts it."""
         if 2 * in_flight < self.limit:
             return
-        self._limit = min(float(MOST), self._limit + (1 / self._limit if self._was_cut else 1))
+        self._limit = min(float(MOST), self._limit + (1 / self._limit if self.was_cut else 1))
 
     def refused(self, begun_at: float, in_flight: int, now: float) -> None:
         """A call that was sent at `begun_at` came back refused; `in_flight` counts it."""
         if begun_at < self._cut_at:
             return
         self._limit = max(1.0, CUT * min(self._limit, in_flight))
-        self._was_cut, self._cut_at = True, now
+        self.was_cut, self._cut_at = True, now

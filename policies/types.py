@@ -7,6 +7,7 @@ Times are seconds of the driver's monotonic clock, sizes are tokens unless a nam
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -99,8 +100,10 @@ class Session:
     kind: TurnKind = TurnKind.AGENT
     num_begun: int = 0
     """Agent turns that have arrived; retries not counted."""
+    declared_turns: int | None = None
+    """Still to come, as its client said last: for its order among the turns of its own tenant."""
     remaining_turns: int | None = None
-    """Last declared value. None: learn it from the family."""
+    """The same where it is believed: while no other tenant is about. None: learn it from the family."""
     num_waiting: int = 0
     num_running: int = 0
     replica_id: ReplicaId | None = None
@@ -108,6 +111,8 @@ class Session:
     is_resident: bool = False
     """Whether it is meant to stay cached on `replica_id`; its blocks are in that replica's ledger."""
     blocks: Blocks = ()
+    held_blocks: int = 0
+    """Those that count as its tenant's part of the replica; none while it is not resident."""
     prompt_tokens: int = 0
     """Of its last turn, as reported, else estimated."""
     output_tokens: int = 0
@@ -186,11 +191,13 @@ class Replica:
     models: frozenset[str] = frozenset()
     """Names that it serves; empty: any."""
     is_healthy: bool = True
-    slots: int = 256
-    """Model calls that it may run at once (its `max_num_seqs`)."""
+    slots: int | None = None
+    """Model calls that it may run at once (its `max_num_seqs`), as stated or learned. None: endless."""
     share: float = 1.0
     """Of it that is this gateway's own; several gateways may share it."""
-    own_slots: int = field(init=False)
+    is_on_trial: bool = False
+    """It failed too often, and gets one call at a time."""
+    own_slots: float = field(init=False)
     running: dict[TurnId, int] = field(default_factory=dict)
     """Turns that hold a slot, with the prompt tokens still to be prefilled; 0 after the first byte."""
     queued_prefill_tokens: int = 0
@@ -199,12 +206,14 @@ class Replica:
     def __post_init__(self) -> None:
         self.resize(self.slots, self.share)
 
-    def resize(self, slots: int, share: float) -> None:
-        self.slots, self.share = slots, share
-        self.own_slots = max(1, round(share * slots))
+    def resize(self, slots: int | None, share: float, is_on_trial: bool = False) -> None:
+        self.slots, self.share, self.is_on_trial = slots, share, is_on_trial
+        self.own_slots = math.inf if slots is None else max(1, round(share * slots))
+        if is_on_trial:
+            self.own_slots = 1
 
     @property
-    def free_slots(self) -> int:
+    def free_slots(self) -> float:
         return max(0, self.own_slots - len(self.running))
 
     def begin(self, turn_id: TurnId, prefill_tokens: int) -> None:
@@ -278,9 +287,12 @@ class ReplicaReported:
     models: frozenset[str] | None = None
     capacity_tokens: int | None = None
     slots: int | None = None
-    waiting: int | None = None
+    waiting: int | None = None  # in its own queue
     tokens_per_char: float | None = None  # of a sample prompt; holds until answers tell better
     share: float | None = None  # of it that is this gateway's own
+    has_strangers: bool | None = None  # whether other gateways may send it turns of other tenants
+    running: int | None = None
+    is_on_trial: bool | None = None  # whether it gets one call at a time, since too many failed
 
 
 @value
@@ -357,8 +369,9 @@ class Hints:
     """What the gateway knows and an engine may use; each engine file maps it to its own fields."""
 
     urgency: int = 0
-    """0-100, 100 goes first. Engine files own polarity and range."""
+    """Up to 100, which goes first; below 0: after all that is not ranked. Engine files own polarity and range."""
     remaining_turns: float | None = None
+    """None: not known, or no engine's business."""
     expected_output_tokens: int | None = None
     prefills_next: bool = False
     """Whether the engine should prefill the session's next prompt as soon as this answer is complete."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,12 +11,16 @@ from policies import remaining
 from policies.fleet import Fleet, Pool
 from policies.types import Hold, ReplicaId, Session, SessionId, SessionState
 
+USUAL_SLOTS = 256
+"""The default of vLLM's `--max-num-seqs` on most GPUs."""
+
 
 @dataclass(frozen=True, slots=True)
 class ReplicaView:
     id: ReplicaId
     is_healthy: bool
-    slots: int
+    slots: int | None
+    """None: endless, as far as anybody knows."""
     slots_used: int
     residency_tokens: int
     """Union over its resident sessions: a shared block counts once."""
@@ -24,6 +29,11 @@ class ReplicaView:
     ceiling_tokens: int | None
     """Up to which sessions are admitted, of the capacity that it has shown."""
     num_residents: int = 0
+
+    @property
+    def assumed_slots(self) -> int:
+        """For those who cut work for it beforehand."""
+        return USUAL_SLOTS if self.slots is None else self.slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +102,7 @@ def _replica(pool: Pool, ceiling: float) -> ReplicaView:
     return ReplicaView(
         id=replica.id,
         is_healthy=replica.is_healthy,
-        slots=replica.own_slots,
+        slots=None if replica.own_slots == math.inf else int(replica.own_slots),
         slots_used=len(replica.running),
         residency_tokens=round(pool.resident_tokens),
         num_residents=pool.ledger.num_residents,

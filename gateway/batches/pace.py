@@ -34,7 +34,7 @@ class Load:
             if replica.is_healthy and replica.residency_tokens < FULL_SHARE * (replica.ceiling_tokens or math.inf)
         ]
         return Load(
-            slots=sum(replica.slots for replica in roomy),
+            slots=sum(replica.assumed_slots for replica in roomy),
             used=sum(replica.slots_used for replica in roomy),
             waiting=sum(view.waiting.values()),
         )

@@ -88,7 +88,9 @@ async def joined(
         running.push_async_callback(board.close)
 
         def give(replica_id: str, share: float) -> None:
-            around.gate.tell(ReplicaReported(replica_id, share=share))
+            around.gate.tell(
+                ReplicaReported(replica_id, share=share, has_strangers=share < 1 and around.keys.num_tenants > 1)
+            )
 
         peers = Peers(me, board, around.trail, lambda: around.gate.view(counts_sessions=False), give, around.clock)
         _gauges(around.metrics.registry, peers)

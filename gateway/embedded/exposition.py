@@ -1,4 +1,4 @@
-"""The metrics page of the embedded engine, under vLLM's names."""
+"""The metrics page of the embedded engine, under vLLM's names, and its slots, which vLLM does not tell."""
 
 from __future__ import annotations
 
@@ -59,6 +59,9 @@ class Exposition:
         spec, counters = model.spec, model.counters
         yield self._gauge("num_requests_running", "Sequences in the batch.", model.num_running)
         yield self._gauge("num_requests_waiting", "Requests in the queue.", model.num_waiting)
+        slots = GaugeMetricFamily("embedded:max_num_seqs", "Sequences that it may run at once.", labels=_LABELS)
+        slots.add_metric(self._labels, spec.max_num_seqs)
+        yield slots
         usage = model.pool.num_used / model.pool.num_blocks
         yield self._gauge("kv_cache_usage_perc", "Held share of the KV blocks, 0-1.", usage)
         for name, text, value in (

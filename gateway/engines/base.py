@@ -14,6 +14,7 @@ CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 RESPONSES = "/v1/responses"
 MESSAGES = "/v1/messages"
+EMBEDDINGS = "/v1/embeddings"
 CONVERSATIONS = frozenset((CHAT, COMPLETIONS, RESPONSES, MESSAGES))
 """The paths whose calls carry hints."""
 
@@ -93,6 +94,10 @@ class Abilities:
     """KV pools behind the address, as last reported, addressable or not."""
     lower_goes_first: bool = False
     """Polarity of `priority`."""
+    ranks_unset_last: bool = False
+    """Whether a request without a priority goes after all that have one, whichever."""
+    preemption_gap: int | None = None
+    """It preempts what runs for a priority higher by more than this. None: it does not, or does not say."""
     looks_like: str = ""
     """What its metrics say it is, where that is not its kind."""
 

@@ -194,8 +194,11 @@ def _session_headers(hints: Hints, client_headers: Mapping[str, str]) -> list[tu
 
 
 def _priority_headers(hints: Hints) -> list[tuple[str, str]]:
-    """The tier decides, seconds of queue credit order inside it. Sent at 0 too: they override the body's."""
-    credit_s = 0 if hints.remaining_turns is None else round(MAX_CREDIT_S / (1 + max(0.0, hints.remaining_turns)))
+    """The tier decides, seconds of queue credit order inside it. Sent at 0 too: they override the body's. Batches,
+    which are below 0, have no credit."""
+    credit_s = 0
+    if hints.remaining_turns is not None and hints.urgency >= 0:
+        credit_s = round(MAX_CREDIT_S / (1 + max(0.0, hints.remaining_turns)))
     return [(TIER_HEADER, str(max(0, hints.urgency) // _URGENCY_PER_TIER)), (PRIORITY_HEADER, str(credit_s))]
 
 

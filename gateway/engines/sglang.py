@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping
 
 from gateway import fields
@@ -9,10 +10,12 @@ from gateway.engines.base import (
     CHAT,
     COMPLETIONS,
     CONVERSATIONS,
+    EMBEDDINGS,
     MESSAGES,
     Abilities,
     Advice,
     Asked,
+    Claims,
     Json,
     Outgoing,
     Pool,
@@ -27,6 +30,17 @@ _RANK_SINCE = (0, 5, 19)
 _RANK_PATHS = frozenset((CHAT, COMPLETIONS, MESSAGES))
 _QUEUE_FULL = ("request queue is full", "aborted by a higher priority request")
 """Its two 503s with --max-queued-requests: no place for the call, or its place was given away."""
+# In the source of 0.5.23 chat, completions and embeddings use `priority`, /v1/responses takes it without using it,
+# /v1/messages ignores it. There this header sets it, where SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES=1.
+PRIORITY_HEADER = "x-override-priority"
+_PLACE_HEADERS = frozenset((RANK_HEADER.lower(), "x-override-routed-dp-rank"))
+_PLACE_KEYS = frozenset(("routed_dp_rank", "data_parallel_rank"))
+_RANKED = CONVERSATIONS | {EMBEDDINGS}
+_LEVELS = (0, 10, 20, 40)
+"""Urgencies from which on a turn is one level higher. Few, as SGLang labels its histograms by priority; and near
+to each other, as it preempts what runs for a difference above 10. An agent turn with at most one turn to follow is
+at the highest level, batches are below the lowest."""
+SPAN = len(_LEVELS)
 _PROMPT = "sglang:prompt_tokens_total"
 _CACHED = "sglang:cached_tokens_total"
 _HOST = "sglang:hicache_host_total_tokens"
@@ -38,8 +52,8 @@ class SGLang(OpenAI):
     probe_paths: tuple[str, ...] = ("/openapi.json", "/server_info", "/get_server_info")
     salt_paths = frozenset((CHAT, COMPLETIONS))
     names_responses = True
-    claim_keys: frozenset[str] = frozenset(("priority",))
-    claim_headers: frozenset[str] = frozenset((RANK_HEADER.lower(),))
+    claim_keys: frozenset[str] = _PLACE_KEYS | {"priority"}
+    claim_headers: frozenset[str] = _PLACE_HEADERS | {PRIORITY_HEADER}
 
     def abilities(self) -> Abilities:
         # `session_id` needs --enable-session-radix-cache; until that is seen it is not sent.
@@ -55,28 +69,37 @@ class SGLang(OpenAI):
         abilities.lower_goes_first = fields.flag(info, "schedule_low_priority_values_first")
         abilities.reports_cached_tokens = fields.flag(info, "enable_cache_report")
         abilities.can_address_pools = is_at_least(abilities.version, _RANK_SINCE)
+        abilities.ranks_unset_last = "default_priority_value" in info and info["default_priority_value"] is None
+        if not fields.flag(info, "disable_priority_preemption"):
+            abilities.preemption_gap = fields.integer(info, "priority_scheduling_preemption_threshold")
         if fields.flag(info, "enable_session_radix_cache"):
             abilities.refused_fields.discard("session_id")
 
     def outgoing(self, asked: Asked, abilities: Abilities) -> Outgoing:
+        """A priority goes with every call, 0 too: one that has none is taken for the lowest there is."""
         path, hints, pool = asked.path, asked.hints, asked.pool
-        if path not in CONVERSATIONS:
+        if path not in _RANKED:
             return Outgoing()
         honoured, dropped = self.claims(asked)
         ours: Json = {}
-        # /v1/messages is translated inside SGLang, which reads neither field there.
-        if path != MESSAGES:
-            if abilities.honours_priority and hints.urgency and not honoured.keys:
-                ours["priority"] = -hints.urgency if abilities.lower_goes_first else hints.urgency
-            if hints.session_id and "session_id" not in asked.body:
-                ours["session_id"] = hints.session_id
+        headers: list[tuple[str, str]] = []
+        if abilities.honours_priority and not _ranks_itself(asked, honoured):
+            ours["priority"] = _priority(hints.urgency, abilities)
+            if path == MESSAGES and "priority" not in abilities.refused_fields:
+                headers.append((PRIORITY_HEADER, str(ours["priority"])))
+        # /v1/messages is translated inside SGLang, which reads no session there.
+        if path not in (MESSAGES, EMBEDDINGS) and hints.session_id and "session_id" not in asked.body:
+            ours["session_id"] = hints.session_id
         names = tuple(key.removesuffix("_id") for key in ours if key not in abilities.refused_fields)
         if asked.response_id:
             ours["request_id"] = asked.response_id
         ours = {key: value for key, value in ours.items() if key not in abilities.refused_fields}
-        pin = RANK_HEADER if pool and path in _RANK_PATHS and not honoured.headers else ""
+        places_itself = honoured.headers & _PLACE_HEADERS or honoured.keys & _PLACE_KEYS
+        pin = RANK_HEADER if pool and path in _RANK_PATHS and not places_itself else ""
+        if pin:
+            headers.append((pin, pool))
         return Outgoing(
-            ((pin, pool),) if pin else (),
+            tuple(headers),
             ours,
             dropped.keys.difference(ours),
             names,
@@ -116,6 +139,14 @@ class SGLang(OpenAI):
             found.append(Advice("evictions cannot be seen: replies lack cached_tokens", "--enable-cache-report"))
         if not abilities.honours_priority:
             found.append(Advice("its own queue ignores our order", "--enable-priority-scheduling"))
+        elif abilities.ranks_unset_last:
+            problem = "requests without a priority go last, those of /v1/messages and /v1/responses among them"
+            found.append(Advice(problem, "--default-priority-value 0"))
+        if abilities.honours_priority and (gap := abilities.preemption_gap) is not None and gap < SPAN:
+            problem = (
+                f"it preempts what runs for priorities that differ by more than {gap}, and ours differ by {SPAN}"
+            )
+            found.append(Advice(problem, "--priority-scheduling-preemption-threshold 10"))
         if "session_id" in abilities.refused_fields:
             found.append(Advice("live sessions are evicted like dead ones", "--enable-session-radix-cache"))
         if report.prefix_hits_tokens is None:
@@ -123,6 +154,19 @@ class SGLang(OpenAI):
         if not any(pool.capacity_tokens for pool in report.pools):
             found.append(Advice("KV capacity is not known", "a release with /v1/loads or /server_info"))
         return tuple(found)
+
+
+def _priority(urgency: int, abilities: Abilities) -> int:
+    """From -1, which is a batch's, on."""
+    level = bisect_right(_LEVELS, urgency) - 1
+    return -level if abilities.lower_goes_first else level
+
+
+def _ranks_itself(asked: Asked, honoured: Claims) -> bool:
+    """Whether an entitled client set a priority of its own."""
+    return PRIORITY_HEADER in honoured.headers or (
+        "priority" in honoured.keys and asked.body["priority"] is not None
+    )
 
 
 def _server_info(pages: Mapping[str, str]) -> Json:

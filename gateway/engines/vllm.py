@@ -40,9 +40,10 @@ _RANK_PATHS = frozenset((CHAT, COMPLETIONS, MESSAGES))
 _CONFIG = "vllm:cache_config_info"
 _RUNNING = "vllm:num_requests_running"
 _WAITING = "vllm:num_requests_waiting"
+_WAITING_WHY = "vllm:num_requests_waiting_by_reason"
 _QUERIES = "vllm:prefix_cache_queries_total"
 _HITS = "vllm:prefix_cache_hits_total"
-_METRICS = frozenset((_CONFIG, _RUNNING, _WAITING, _QUERIES, _HITS))
+_METRICS = frozenset((_CONFIG, _RUNNING, _WAITING, _WAITING_WHY, _QUERIES, _HITS))
 
 
 class Vllm(OpenAI):
@@ -153,7 +154,7 @@ def _pools(found: list[Sample]) -> tuple[Pool, ...]:
     for rank in ranks:
         mine = [s for s in found if s.labels.get("engine", "") == rank]
         config = next((s.labels for s in mine if s.name == _CONFIG), {})
-        running, waiting = total(mine, _RUNNING), total(mine, _WAITING)
+        running, waiting = total(mine, _RUNNING), _waiting(mine)
         pools.append(
             Pool(
                 rank if len(ranks) > 1 else "",
@@ -164,6 +165,12 @@ def _pools(found: list[Sample]) -> tuple[Pool, ...]:
             )
         )
     return tuple(pools)
+
+
+def _waiting(found: list[Sample]) -> float | None:
+    """For room: newer releases count apart what waits for something else, such as a grammar."""
+    for_room = [s for s in found if s.name == _WAITING_WHY and s.labels.get("reason") == "capacity"]
+    return total(for_room, _WAITING_WHY) if for_room else total(found, _WAITING)
 
 
 def _capacity(config: Mapping[str, str]) -> int | None:

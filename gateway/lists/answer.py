@@ -60,7 +60,7 @@ class Shape:
     def of(view: FleetView, n: int) -> Shape:
         """`n`: answers to each prompt."""
         replicas = [replica for replica in view.replicas if replica.is_healthy]
-        slots = [replica.slots for replica in replicas] or [1]
+        slots = [replica.assumed_slots for replica in replicas] or [1]
         tokens = min((r.capacity_tokens for r in replicas if r.capacity_tokens is not None), default=2**20)
         max_prompts = max(1, min(MOST_PROMPTS, min(slots) // SLOTS_PER_PROMPT // n))
         parts_at_once = math.ceil(ASKED_PER_SLOT * sum(slots) / (max_prompts * n))

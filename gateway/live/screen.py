@@ -114,7 +114,8 @@ def replicas(told: Json, num_shown: int) -> Table:
     for row in told["replicas"][:num_shown]:
         used, ceiling, capacity = row["residency_tokens"], row["ceiling_tokens"], row["capacity_tokens"]
         sizes = f"{amount(used)} of {amount(ceiling)}" if ceiling else f"{amount(used)}, size unknown"
-        state = f"{row['slots_used']}/{row['slots']}" if row["is_up"] else Text("DOWN", style="bold red")
+        slots = f"{row['slots_used']}/{row['slots'] or '?'}"
+        state = slots if row["is_up"] else Text("DOWN", style="bold red")
         table.add_row(_clipped(row["id"], 16), gauge(used, ceiling, capacity or ceiling), sizes, state)
     if (more := len(told["replicas"]) - num_shown) > 0:
         table.add_row(f"and {more} more")

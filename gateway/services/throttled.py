@@ -14,7 +14,7 @@ from gateway.monitor import RunningEngine
 from gateway.services import calling
 from gateway.services.replies import WholeReply
 from gateway.transport import HeaderList, Timeouts, Upstream, UpstreamCut, UpstreamReply, taken
-from policies.throttle import MOST, Throttle
+from policies.throttle import MOST, START, Throttle
 from policies.types import ReplicaReported
 
 RENTED = frozenset(("openai", "anthropic", "bedrock"))
@@ -50,15 +50,16 @@ class ThrottledUpstream:
     ) -> None:
         """`clock`: monotonic seconds; `chance`: in [0, 1), spreads those that were refused together."""
         self._upstream = upstream
-        self._lines = {address.base_url: _Line() for address in addresses if address.kind in RENTED}
+        self._lines = {address.base_url: _Line(address) for address in addresses if address.kind in RENTED}
         self._clock = clock
         self._sleep = sleep
         self._chance = chance
 
     def reported(self, fact: ReplicaReported, engine: RunningEngine) -> ReplicaReported:
         """With what a rented engine does not say: how many calls it takes at once. Its cache counts as endless,
-        since what is evicted there says nothing of how much fits in."""
-        if (line := self._lines.get(engine.address.base_url)) is not None:
+        since what is evicted there says nothing of how much fits in. One's own has no bound until it refuses."""
+        line = self._lines.get(engine.address.base_url)
+        if line is not None and (line.throttle.was_cut or not line.is_own):
             fact = replace(fact, slots=min(line.throttle.limit, fact.slots or MOST))
         return replace(fact, capacity_tokens=ENDLESS_TOKENS) if engine.engine.is_rented else fact
 
@@ -111,8 +112,10 @@ class ThrottledUpstream:
 class _Line:
     """What is known of one service."""
 
-    def __init__(self) -> None:
-        self.throttle = Throttle()
+    def __init__(self, address: EngineAddress) -> None:
+        self.is_own = address.kind == "openai" and address.base_url.startswith("http://")
+        """Whether it is a server of one's own: what is rented is reached over TLS."""
+        self.throttle = Throttle(MOST if self.is_own else START)
         self.in_flight = 0
 
 

@@ -45,7 +45,7 @@ function canvas(name, parts, label) {
 
 function replica(row) {
   const item = element("li", null, row.is_up ? "" : "down"), head = element("b", row.id);
-  head.append(element("span", row.is_up ? `${row.slots_used} of ${row.slots} slots` : "down", "dim"));
+  head.append(element("span", row.is_up ? `${row.slots_used} of ${row.slots ?? "?"} slots` : "down", "dim"));
   const full = row.capacity_tokens || row.ceiling_tokens, used = row.residency_tokens, ceiling = row.ceiling_tokens;
   const text = full ? `${tokens(used)} resident, ceiling ${tokens(ceiling)} of ${tokens(full)}` : `${tokens(used)} resident tokens, size unknown`;
   item.append(head);

@@ -11,6 +11,8 @@ _FILES = {
     "/health": "health.json",
     "/version": "version.json",
     "/openapi.json": "openapi.json",
+    "/server_info": "server_info.json",
+    "/v1/loads": "loads.json",
 }
 
 

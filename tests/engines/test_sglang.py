@@ -1,4 +1,4 @@
-"""Laws of SGLang's file. Pages are in the shape of its documentation (0.5), not recorded: none runs here."""
+"""Laws of SGLang's file. Pages are recorded of 0.5.23, or in the shape of its documentation."""
 
 from __future__ import annotations
 
@@ -7,9 +7,19 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.engines.base import CHAT, MESSAGES, Abilities, Asked, Pool
+from gateway.engines.base import (
+    CHAT,
+    COMPLETIONS,
+    EMBEDDINGS,
+    MESSAGES,
+    RESPONSES,
+    Abilities,
+    Asked,
+    Pool,
+)
 from gateway.engines.sglang import SGLang
 from policies.types import Hints
+from tests.engines.recorded import pages
 
 SGLANG = SGLang()
 HINTS = Hints(urgency=40, session_id="s1")
@@ -46,25 +56,67 @@ def test_flags_are_learned_from_the_servers_own_arguments() -> None:
     assert abilities.refused_fields == set()
 
 
+def priority(urgency: int, abilities: Abilities, path: str = CHAT) -> object:
+    return SGLANG.outgoing(Asked(path, {}, Hints(urgency=urgency)), abilities).body.get("priority")
+
+
 def test_higher_goes_first_unless_the_server_flips_it() -> None:
-    assert SGLANG.outgoing(Asked(CHAT, {}, HINTS), learned()).body == {"priority": 40, "session_id": "s1"}
+    assert SGLANG.outgoing(Asked(CHAT, {}, HINTS), learned()).body == {"priority": 3, "session_id": "s1"}
     flipped = learned(schedule_low_priority_values_first=True)
-    assert SGLANG.outgoing(Asked(CHAT, {}, HINTS), flipped).body["priority"] == -40
+    assert SGLANG.outgoing(Asked(CHAT, {}, HINTS), flipped).body["priority"] == -3
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES, MESSAGES, EMBEDDINGS])
+def test_every_call_has_a_priority_as_one_without_is_the_lowest_there_is(path: str) -> None:
+    for urgency in (-100, 0, 100):
+        assert isinstance(priority(urgency, learned(), path), int)
+    assert priority(0, learned(), path) == 0
+
+
+def test_in_messages_only_a_header_can_rank_a_call() -> None:
+    sent = SGLANG.outgoing(Asked(MESSAGES, {}, HINTS), learned())
+    assert (sent.headers, sent.body) == ((("x-override-priority", "3"),), {"priority": 3})
+
+
+def test_priorities_are_few_keep_the_order_and_are_too_near_to_preempt() -> None:
+    sent = [priority(urgency, learned()) for urgency in range(-100, 101)]
+    assert sent == sorted(sent)  # type: ignore[type-var]
+    levels = {level for level in sent if isinstance(level, int)}
+    assert 3 <= len(levels) <= 5
+    assert max(levels) - min(levels) <= 10
+    batch, side, agent, last, higher_class = (priority(urgency, learned()) for urgency in (-20, 0, 20, 80, 10))
+    assert batch < side < agent < last  # type: ignore[operator]
+    assert side < higher_class  # type: ignore[operator]
 
 
 def test_what_the_server_was_not_started_for_is_not_sent() -> None:
     bare = learned(enable_priority_scheduling=False, enable_session_radix_cache=False)
-    assert SGLANG.outgoing(Asked(CHAT, {}, HINTS), bare).body == {}
-    assert SGLANG.outgoing(Asked(CHAT, {}, HINTS), SGLANG.abilities()).body == {}
-    assert SGLANG.outgoing(Asked(MESSAGES, {}, HINTS), learned()).body == {}
+    for path in (CHAT, MESSAGES, EMBEDDINGS):
+        sent = SGLANG.outgoing(Asked(path, {}, HINTS), bare)
+        assert (sent.body, sent.headers) == ({}, ())
+        sent = SGLANG.outgoing(Asked(path, {}, HINTS), SGLANG.abilities())
+        assert (sent.body, sent.headers) == ({}, ())
 
 
 def test_a_clients_own_priority_counts_only_if_it_is_entitled() -> None:
     body = {"priority": 9, "session_id": "mine"}
     assert SGLANG.outgoing(Asked(CHAT, body, HINTS, may_prioritise=True), learned()).body == {}
-    assert SGLANG.outgoing(Asked(CHAT, body, HINTS), learned()).body == {"priority": 40}
+    assert SGLANG.outgoing(Asked(CHAT, body, HINTS), learned()).body == {"priority": 3}
     bare = learned(enable_priority_scheduling=False)
     assert SGLANG.outgoing(Asked(CHAT, body, HINTS), bare).drop == {"priority"}
+    unset: dict[str, Any] = {"priority": None, "session_id": "mine"}
+    assert SGLANG.outgoing(Asked(CHAT, unset, HINTS, may_prioritise=True), learned()).body == {"priority": 3}
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, EMBEDDINGS])
+def test_who_may_not_rank_or_place_itself_does_so_by_no_name(path: str) -> None:
+    headers = {"x-override-priority": "9", "x-override-routed-dp-rank": "1", "x-data-parallel-rank": "1"}
+    body = {"routed_dp_rank": 1, "data_parallel_rank": 1}
+    sent = SGLANG.outgoing(Asked(path, body, HINTS, "0", headers=headers), learned())
+    assert (sent.drop, sent.drop_headers) == (frozenset(body), frozenset(headers))
+    honoured = SGLANG.outgoing(Asked(path, body, HINTS, "0", may_prioritise=True, headers=headers), learned())
+    assert (honoured.drop, honoured.drop_headers, honoured.pin) == (frozenset(), frozenset(), "")
+    assert "priority" not in honoured.body
 
 
 def test_each_rank_of_the_load_page_is_a_pool() -> None:
@@ -118,3 +170,36 @@ def test_a_host_tier_counts_once_where_it_holds_copies(policy: str, capacity_tok
     pools = SGLANG.parse_report(pages).pools
     assert pools[0].capacity_tokens == capacity_tokens
     assert pools[1].capacity_tokens == (13_000 if policy == "write_back" else 9_000)
+
+
+def recorded_abilities(**info: Any) -> Abilities:
+    """Of the server that was recorded, started with other flags."""
+    found, abilities = pages("sglang-0.5.23"), SGLANG.abilities()
+    found["/server_info"] = orjson.dumps(orjson.loads(found["/server_info"]) | info).decode()
+    SGLANG.learn(found, abilities)
+    return abilities
+
+
+def remedies(abilities: Abilities) -> set[str]:
+    return {found.remedy for found in SGLANG.advice(SGLANG.parse_report(pages("sglang-0.5.23")), abilities)}
+
+
+def test_a_real_server_is_told_to_rank_what_has_no_priority() -> None:
+    assert "--default-priority-value 0" in remedies(recorded_abilities())
+    assert "--default-priority-value 0" not in remedies(recorded_abilities(default_priority_value=0))
+    off = recorded_abilities(enable_priority_scheduling=False)
+    assert "--default-priority-value 0" not in remedies(off)
+    assert recorded_abilities().preemption_gap == 10
+
+
+def test_a_server_that_would_preempt_for_our_priorities_is_told_not_to() -> None:
+    remedy = "--priority-scheduling-preemption-threshold 10"
+    assert remedy not in remedies(recorded_abilities())
+    near = {"priority_scheduling_preemption_threshold": 2}
+    assert remedy in remedies(recorded_abilities(**near))
+    assert remedy not in remedies(recorded_abilities(disable_priority_preemption=True, **near))
+
+
+def test_the_slots_of_a_real_server_are_those_that_it_states() -> None:
+    (pool,) = SGLANG.parse_report(pages("sglang-0.5.23")).pools
+    assert (pool.slots, pool.capacity_tokens, pool.running, pool.waiting) == (32, 20_000, 0, 0)

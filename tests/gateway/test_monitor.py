@@ -15,8 +15,8 @@ from tests.path.faults import ENGINE, fault, faults
 async def test_after_start_every_engine_that_answers_is_told(watched: Watched, new_engine: NewEngine) -> None:
     monitor = await watched.start(new_engine("vllm-0.32"), new_engine("vllm-0.32-plain"))
     assert {fact.replica_id: fact for fact in watched.told() if isinstance(fact, ReplicaReported)} == {
-        "e0": ReplicaReported("e0", frozenset({"tiny"}), 64000, None, 0),
-        "e1": ReplicaReported("e1", frozenset({"plain"}), 9600, None, 0),
+        "e0": ReplicaReported("e0", frozenset({"tiny"}), 64000, None, 0, running=0, is_on_trial=False),
+        "e1": ReplicaReported("e1", frozenset({"plain"}), 9600, None, 0, running=0, is_on_trial=False),
     }
     assert [engine.is_up for engine in monitor.engines] == [True, True]
     assert monitor.engines[0].abilities.version == "0.32.0"
@@ -139,7 +139,9 @@ async def test_ranks_that_cannot_be_addressed_are_one_replica(watched: Watched, 
     engine.pages["/metrics"] += engine.pages["/metrics"].replace('engine="0"', 'engine="1"')
     engine.pages["/version"] = '{"version":"0.11.0"}'
     monitor = await watched.start(engine)
-    assert watched.told() == [ReplicaReported("e0", frozenset({"tiny"}), 128000, None, 0)]
+    [told] = watched.told()
+    assert isinstance(told, ReplicaReported)
+    assert (told.replica_id, told.capacity_tokens, told.running, told.waiting) == ("e0", 128000, 0, 0)
     assert monitor.engines[0].abilities.num_pools == 2
 
 

@@ -21,8 +21,8 @@ async def four_workers(watched: Watched, new_engine: NewEngine) -> Monitor:
     return monitor
 
 
-def slots(watched: Watched) -> dict[str, int | None]:
-    return {fact.replica_id: fact.slots for fact in watched.told() if isinstance(fact, ReplicaReported)}
+def on_trial(watched: Watched) -> dict[str, bool | None]:
+    return {fact.replica_id: fact.is_on_trial for fact in watched.told() if isinstance(fact, ReplicaReported)}
 
 
 @fault(ENGINE, "its circuit is open", "no turn for 5 s and more; one call on trial; then all", faults("opened"))
@@ -35,12 +35,12 @@ async def test_a_replica_whose_calls_fail_leaves_alone_has_a_trial_and_comes_bac
     assert watched.told() == [ReplicaLost(WORKER)]
     assert watched.faults == [Fault.OPENED]
     await watched.ticks.next_poll()
-    assert WORKER not in slots(watched)
+    assert WORKER not in on_trial(watched)
     watched.now += USUAL.open_s
     await watched.ticks.next_poll()
-    assert slots(watched)[WORKER] == 1
+    assert on_trial(watched)[WORKER] is True
     monitor.worked(WORKER)
-    assert slots(watched)[WORKER] == 64
+    assert on_trial(watched)[WORKER] is False
 
 
 async def test_a_trial_that_fails_opens_the_circuit_again(watched: Watched, new_engine: NewEngine) -> None:

@@ -6,38 +6,41 @@ from hypothesis import strategies as st
 from policies.held import Bucket, HeldTurns
 from tests.policies.turns_of import turn
 
+T = [(0, "t")]
 
-def test_order_is_urgency_then_rank_then_age() -> None:
+
+def test_order_in_a_flow_is_rank_then_age_and_of_flows_as_told() -> None:
     held = HeldTurns(lambda bucket: float(bucket.num_begun))
     held.put(turn("old"), Bucket(0, False, "t", "f", 2, None), 1.0)
     held.put(turn("near"), Bucket(0, False, "t", "f", 1, None), 5.0)
     held.put(turn("urgent"), Bucket(9, False, "t", "f", 7, None), 6.0)
-    assert [head.id for head in held.heads(3, nobody)] == ["urgent", "near", "old"]
-    oldest = held.oldest()
-    assert oldest is not None
-    assert oldest.id == "old"
+    assert [head.id for head in held.heads(3, [(9, "t"), (0, "t")])] == ["urgent", "near", "old"]
+    assert [head.id for head in held.heads(2, [(9, "t"), (0, "t")])] == ["urgent", "near"]
+    assert held.oldest((0, "t"))[1] == "old"
+    assert held.oldest((9, "t"))[1] == "urgent"
 
 
-def nobody(_tenant: str) -> float:
-    """Nobody has got anything yet."""
-    return 0.0
+def test_a_class_below_0_never_waits_too_long() -> None:
+    held = HeldTurns(lambda bucket: 0.0)
+    held.put(turn("batch"), Bucket(-1, False, "t", "f", 1, None), 1.0)
+    assert held.oldest((-1, "t"))[1] == ""
 
 
-def test_returning_before_new_before_parked_and_the_least_served_tenant_before_others() -> None:
+def test_in_a_tenant_returning_before_new_before_parked_and_no_tenant_takes_the_part_of_another() -> None:
     held = HeldTurns(lambda bucket: float(bucket.num_begun))
     held.put(turn("new of a"), Bucket(0, False, "a", "f", 1, None), 1.0)
     held.put(turn("next of a"), Bucket(0, False, "a", "f", 2, None), 1.0)
     held.put(turn("new of b"), Bucket(0, False, "b", "f", 9, None), 2.0)
     held.put(turn("back of a"), Bucket(0, True, "a", "f", 9, None), 3.0)
     held.put(turn("parked of b"), Bucket(0, False, "b", "f", 1, 0, is_parked=True), 0.5)
-    attained = {"a": 100.0, "b": 1.0}
-    order = ["back of a", "new of b", "new of a", "next of a", "parked of b"]
-    assert [head.id for head in held.heads(5, attained.__getitem__)] == order
-    assert [head.id for head in held.heads(2, attained.__getitem__)] == order[:2]
-    assert sorted(held.tenants) == ["a", "b"]
+    assert list(held.flows) == [(0, "a"), (0, "b")]
+    order = ["new of b", "parked of b", "back of a", "new of a", "next of a"]
+    assert [head.id for head in held.heads(10, [(0, "b"), (0, "a")])] == order
+    assert [head.id for head in held.heads(2, [(0, "b"), (0, "a")])] == ["new of b", "back of a"]
+    assert [head.id for head in held.heads(1, [(0, "b"), (0, "a")])] == ["new of b"]
     held.take("new of b")
     held.take("parked of b")
-    assert list(held.tenants) == ["a"]
+    assert list(held.flows) == [(0, "a")]
 
 
 FAMILIES = st.sampled_from("xyz")
@@ -66,7 +69,7 @@ def test_the_incremental_order_equals_a_full_sort(steps: list[tuple[str, str, in
             key = (ranks[bucket.family_id] * bucket.num_begun, float(sequence % 7), sequence, turn_id)
             best[bucket] = min(best.get(bucket, key), key)
         expected = [(rank, age) for rank, age, _, _ in sorted(best.values())]
-        heads = held.heads(100, nobody)
+        heads = held.heads(100, T) if held else []
         actual = [
             (ranks[present[h.id][0].family_id] * present[h.id][0].num_begun, held.since(h.id)) for h in heads
         ]

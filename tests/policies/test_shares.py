@@ -1,28 +1,116 @@
+"""Laws of fair queueing between tenants."""
+
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from policies.shares import HALF_LIFE_S, Shares
+from policies.shares import HALF_LIFE_S, LATELY_S, Flow, Shares, Tenants
+from policies.types import Turn
+from tests.policies.turns_of import turn
+
+A, B, C = (0, "a"), (0, "b"), (0, "c")
 
 
-def test_what_a_tenant_got_counts_half_after_a_half_life() -> None:
+def of(flow: Flow, name: str = "x", weight: float = 1.0) -> Turn:
+    return replace(turn(name, urgency=flow[0]), tenant=flow[1], weight=weight)
+
+
+def served(shares: Shares, flow: Flow, amount: float, now: float = 0.0, weight: float = 1.0) -> None:
+    shares.began(of(flow, weight=weight), amount, now)
+    shares.ended(of(flow, weight=weight), amount, now)
+
+
+def test_what_a_flow_got_counts_half_after_a_half_life() -> None:
     shares = Shares()
-    shares.served("a", 1_000, 0.0)
-    assert shares.attained("a", HALF_LIFE_S) == pytest.approx(500)
-    shares.served("a", 100, HALF_LIFE_S)
-    assert shares.attained("a", HALF_LIFE_S) == pytest.approx(600)
+    served(shares, A, 1_000)
+    assert shares.got(A, HALF_LIFE_S) == pytest.approx(500)
+    served(shares, A, 100, HALF_LIFE_S)
+    assert shares.got(A, HALF_LIFE_S) == pytest.approx(600)
+
+
+def test_a_turn_counts_as_soon_as_it_begins_and_in_the_end_for_what_it_took() -> None:
+    shares = Shares()
+    shares.began(of(A), 300.0, 0.0)
+    assert shares.got(A, 0.0) == 300
+    shares.ended(of(A), 100.0, 1.0)
+    assert shares.got(A, 1.0) == 100
+    shares.ended(of(A, "began before anything was counted"), 100.0, 1.0)
+    assert shares.got(A, 1.0) == 200
+
+
+def test_a_guess_that_was_too_high_is_no_debt_of_those_who_came_meanwhile() -> None:
+    shares = Shares()
+    for number in range(4):
+        shares.began(of(A, f"{number}"), 3_000.0, 0.0)
+    shares.joined(B, [A], 0.0)
+    for number in range(4):
+        shares.ended(of(A, f"{number}"), 50.0, 1.0)
+    assert shares.in_order([A, B], 1.0) == [B, A]
 
 
 def test_silence_earns_no_credit() -> None:
     shares = Shares()
-    shares.served("a", 1_000, 0.0)
-    shares.served("b", 3_000, 0.0)
-    shares.joined("new", ["a", "b"], 0.0)
-    assert shares.attained("new", 0.0) == 1_000
+    served(shares, A, 1_000)
+    served(shares, B, 3_000)
+    shares.joined(C, [A, B], 0.0)
+    assert shares.got(C, 0.0) == 1_000
 
 
-def test_joining_an_empty_line_changes_nothing() -> None:
+def test_who_begins_to_wait_alone_starts_where_the_last_one_began() -> None:
     shares = Shares()
-    shares.served("a", 1_000, 0.0)
-    shares.joined("a", [], 0.0)
-    assert shares.attained("a", 0.0) == 1_000
+    served(shares, A, 1_000)
+    served(shares, A, 500)
+    shares.joined(B, [], 0.0)
+    assert shares.got(B, 0.0) == 1_000
+    assert shares.in_order([A, B], 0.0) == [B, A]
+
+
+def test_classes_have_nothing_to_do_with_each_other() -> None:
+    shares, vip, batch = Shares(), (1, "v"), (-10, "a")
+    served(shares, vip, 1e9)
+    served(shares, batch, 1e9)
+    served(shares, A, 100)
+    shares.joined(B, [vip, batch, A], 0.0)
+    assert shares.got(B, 0.0) == 100
+    assert shares.in_order([batch, A, vip], 0.0) == [vip, A, batch]
+
+
+def test_of_equals_who_has_not_been_served_for_longest_goes_first() -> None:
+    shares = Shares()
+    for at, flow in enumerate((A, B, C)):
+        shares.began(of(flow), 0.0, float(at))
+    shares.began(of(A), 0.0, 9.0)
+    assert shares.in_order([A, C, B], 9.0) == [B, C, A]
+
+
+COSTS = st.lists(st.floats(1.0, 50.0), min_size=200, max_size=200)
+
+
+@given(COSTS, st.lists(st.sampled_from([0.5, 1.0, 2.0, 5.0]), min_size=2, max_size=4))
+def test_flows_that_always_wait_get_by_their_weights(costs: list[float], weights: list[float]) -> None:
+    """To within the largest turn of each: Goyal, Vin and Cheng, Start-time Fair Queuing, SIGCOMM 1996."""
+    shares, flows = Shares(), [(0, str(number)) for number in range(len(weights))]
+    got = dict.fromkeys(flows, 0.0)
+    for cost in costs:
+        flow = shares.in_order(flows, 0.0)[0]
+        weight = weights[flows.index(flow)]
+        served(shares, flow, cost, weight=weight)
+        got[flow] += cost / weight
+    assert max(got.values()) - min(got.values()) <= 50.0 / min(weights) + 1.0
+
+
+def test_several_tenants_are_about_until_one_has_been_alone_for_long() -> None:
+    tenants = Tenants()
+    for now in range(5):
+        tenants.arrived(of(A), float(now))
+        assert not tenants.are_several(float(now))
+    tenants.arrived(of(B), 5.0)
+    tenants.arrived(of(A), 6.0)
+    assert tenants.are_several(6.0)
+    assert tenants.are_several(5.0 + LATELY_S - 1)
+    tenants.arrived(of(A), 5.0 + LATELY_S)
+    assert not tenants.are_several(5.0 + LATELY_S)

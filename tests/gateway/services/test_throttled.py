@@ -133,17 +133,29 @@ async def test_a_call_that_is_cancelled_is_in_flight_no_more(make: Make) -> None
     [
         ("anthropic", BASE, (START, ENDLESS_TOKENS)),
         ("bedrock", BASE, (START, ENDLESS_TOKENS)),
-        ("openai", BASE, (START, None)),
+        ("openai", "https://service", (START, None)),
+        ("openai", BASE, (None, None)),
         ("vllm", ENGINE, (None, None)),
     ],
 )
 def test_what_a_rented_engine_does_not_say_is_added(
-    make: Make, kind: str, base: str, expected: tuple[int | None, int | None]
+    kind: str, base: str, expected: tuple[int | None, int | None]
 ) -> None:
-    fact = make(Scripted([]), kind).reported(ReplicaReported("r"), engine(kind, base))
+    upstream = ThrottledUpstream(Scripted([]), [EngineAddress(kind, base)], lambda: 0.0)
+    fact = upstream.reported(ReplicaReported("r"), engine(kind, base))
     assert (fact.slots, fact.capacity_tokens) == expected
 
 
 async def test_engines_of_ones_own_are_called_straight(make: Make, time: Time) -> None:
     assert (await post(make(Scripted([FULL])), ENGINE)).status == 429
     assert time.pauses == []
+
+
+async def test_a_server_of_ones_own_is_asked_without_bound_until_it_refuses(make: Make) -> None:
+    scripted = Scripted([(200, "{}", [])] * 10 + [FULL, (200, "{}", [])])
+    upstream, running = make(scripted, "openai"), engine("openai", BASE)
+    for _ in range(10):
+        await post(upstream)
+    assert slots(upstream, running) is None
+    await post(upstream)
+    assert slots(upstream, running) == 7
