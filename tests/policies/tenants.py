@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from benchmarks.simulation.workloads import Text
-
 from gateway.embedded.model import EngineModel, EngineSpec, ModelRequest, Step
 from policies.admission import Limits
 from policies.policy import Policy
