@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from gateway.text_buffer import TextBuffer
 from policies.breaks import Found
 from policies.types import Blocks, Dispatch, TurnKind, Usage, value
 
@@ -66,11 +67,29 @@ class Recognition:
     """The client says that its session ends with this answer."""
 
 
-@dataclass(slots=True)
 class ToolCall:
-    id: str
-    name: str
-    arguments: str
+    """A call that the model wrote. Its arguments may still come."""
+
+    __slots__ = ("id", "name", "written")
+
+    def __init__(self, id_: str, name: str, arguments: str = "") -> None:
+        self.id = id_
+        self.name = name
+        self.written = TextBuffer(arguments)
+
+    @property
+    def arguments(self) -> str:
+        return str(self.written)
+
+    def __repr__(self) -> str:
+        return f"ToolCall({self.id!r}, {self.name!r}, {self.arguments!r})"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ToolCall):
+            return NotImplemented
+        return (self.id, self.name, self.written) == (other.id, other.name, other.written)
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 @dataclass(slots=True)
@@ -83,12 +102,17 @@ class Reply:
     served_by: str | None = None
     """Name of the KV pool that computed it, where the engine says so."""
     model: str = ""
-    text: str = ""
+    written: TextBuffer = field(default_factory=TextBuffer)
+    """Its text."""
     tool_calls: list[ToolCall] = field(default_factory=list)
     finish_reason: str | None = None
     usage: Usage = Usage()
     is_complete: bool = False
     """Whether the engine ended the answer itself."""
+
+    @property
+    def text(self) -> str:
+        return str(self.written)
 
 
 @dataclass(slots=True)

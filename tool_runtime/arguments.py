@@ -16,7 +16,8 @@ from typing import Any, NoReturn
 
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError, ValidationError, best_match
-from jsonschema.validators import validator_for
+from jsonschema.protocols import Validator
+from jsonschema.validators import extend, validator_for
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
@@ -64,7 +65,9 @@ class Schema:
         if parameters.get("type", "object") != "object":
             raise ValueError(f"a schema of arguments describes an object, not {parameters['type']!r}")
         # An empty registry: a schema may refer to its own parts, never to an address that we would have to fetch.
-        self._validator = validator(parameters, registry=Registry())
+        self._validator: Validator = extend(validator, _LINEAR)(  # type: ignore[no-untyped-call]
+            parameters, registry=Registry()
+        )
         self._remembered = lru_cache(KEPT)(self._read)
 
     def read(self, text: str) -> Arguments:
@@ -116,6 +119,24 @@ def canonical_text(text: str) -> str:
         return canonical(_loads(text))
     except (ValueError, RecursionError):
         return text
+
+
+def _all_unique(_validator: Any, unique: Any, items: Any, _schema: Any) -> Iterator[ValidationError]:
+    """As the library's own, which compares each object with every other one."""
+    if unique and isinstance(items, list) and len(set(map(_hashable, items))) < len(items):
+        yield ValidationError(f"{items!r} has non-unique elements")
+
+
+_LINEAR = {"uniqueItems": _all_unique}
+
+
+def _hashable(value: Any) -> Any:
+    """Equal for equal JSON values: 1 and 1.0 are, 1 and true are not."""
+    if isinstance(value, dict):
+        return frozenset((key, _hashable(item)) for key, item in value.items())
+    if isinstance(value, list):
+        return tuple(map(_hashable, value))
+    return isinstance(value, bool), value
 
 
 def _parsed(text: str) -> Json:
