@@ -150,7 +150,8 @@ class App:
         settings, clock = self._settings, self._clock
         probing, times = settings.probing, settings.timeouts
         facts = FactLog(FilePath(settings.logging.facts), recorded(settings)) if settings.logging.facts else None
-        receipts = Receipts(settings.receipts.keep_s, settings.receipts.max_kept)
+        kept = settings.receipts
+        receipts = Receipts(kept.keep_s, kept.max_kept, kept.max_bytes)
         self.gate = gate = Gate(
             Scheduler(self._policy, limits_of(settings)),
             clock,

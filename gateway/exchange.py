@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from gateway.excerpt import excerpt
 from gateway.text_buffer import TextBuffer
 from policies.breaks import Found
 from policies.types import Blocks, Dispatch, TurnKind, Usage, value
@@ -127,7 +128,7 @@ class Timings:
     finished_at: float | None = None
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Exchange:
     """One client request from the first byte to the last; owned by its handler task alone."""
 
@@ -178,3 +179,15 @@ class Exchange:
     outcome: Outcome | None = None
     failure: Failure | None = None
     """What its client was told instead of an answer."""
+
+    @property
+    def told_model(self) -> str:
+        """`asked_model` as it is kept and logged."""
+        return excerpt(self.asked_model)
+
+    @property
+    def told_id(self) -> str | None:
+        """The client's own id of the request, likewise, and as engines and the client are told it. None: it gave
+        none."""
+        given = self.request.headers.get("x-request-id")
+        return None if given is None else excerpt(given)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gateway import engine_errors
 from gateway.engine_errors import EngineFailed
 from gateway.errors import Failure, Refused
+from gateway.excerpt import excerpt
 from gateway.exchange import Exchange, Outcome
 from gateway.forward import MAX_ERROR_BYTES, Forward
 from gateway.homes import Homes
@@ -80,7 +81,7 @@ class PlainCalls:
 
 
 def no_such_answer(answer_id: str) -> Refused:
-    text = f"There is no response {answer_id!r} here; only stored ones can be referred to."
+    text = f"There is no response {excerpt(answer_id)!r} here; only stored ones can be referred to."
     return Refused(Outcome.NOT_FOUND, Failure(404, "not_found_error", text, param="response_id"))
 
 

@@ -233,7 +233,7 @@ def test_text_that_could_break_a_line_is_quoted(log: io.StringIO) -> None:
     observer().finished(exchange(asked_model='two\nlines "x"', notes=["max_tokens lowered"]))
     line = log.getvalue()
     assert line.count("\n") == 1
-    assert r'model="two\nlines \"x\""' in line
+    assert r'model="two\\u000alines \"x\""' in line
     assert 'notes="max_tokens lowered"' in line
 
 
