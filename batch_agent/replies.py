@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -87,8 +87,8 @@ def joined(events: Iterable[bytes]) -> Json:
 
     Raises ConnectError if the end is missing, HTTPStatusError if an event tells of an error.
     """
-    message: Message = {"role": "assistant"}
-    calls: dict[int, Json] = {}
+    texts: dict[str, list[str]] = {}
+    calls: dict[int, _StreamedCall] = {}
     finish_reason, usage = None, None
     for event in map(orjson.loads, events):
         if "error" in event:
@@ -100,21 +100,33 @@ def joined(events: Iterable[bytes]) -> Json:
             delta = choice.get("delta") or {}
             for key in _TEXTS:
                 if delta.get(key):
-                    message[key] = message.get(key, "") + delta[key]
+                    texts.setdefault(key, []).append(delta[key])
             for part in delta.get("tool_calls") or ():
-                _add(calls.setdefault(part.get("index", 0), {"function": {"name": "", "arguments": ""}}), part)
+                calls.setdefault(part.get("index", 0), _StreamedCall()).add(part)
     if finish_reason is None:
         raise ConnectError("the stream ended before the answer did")
+    message: Message = {"role": "assistant"} | {key: "".join(pieces) for key, pieces in texts.items()}
     if calls:
-        message["tool_calls"] = [calls[index] for index in sorted(calls)]
+        message["tool_calls"] = [calls[index].whole() for index in sorted(calls)]
     return {"choices": [{"message": message, "finish_reason": finish_reason}], "usage": usage}
 
 
-def _add(call: Json, part: Json) -> None:
-    call["id"] = part.get("id") or call.get("id")
-    function = part.get("function") or {}
-    for key in ("name", "arguments"):
-        call["function"][key] += function.get(key) or ""
+@dataclass(slots=True)
+class _StreamedCall:
+    """The pieces of one call."""
+
+    id: Any = None
+    names: list[str] = field(default_factory=list)
+    arguments: list[str] = field(default_factory=list)
+
+    def add(self, part: Json) -> None:
+        self.id = part.get("id") or self.id
+        function = part.get("function") or {}
+        self.names.append(function.get("name") or "")
+        self.arguments.append(function.get("arguments") or "")
+
+    def whole(self) -> Json:
+        return {"function": {"name": "".join(self.names), "arguments": "".join(self.arguments)}, "id": self.id}
 
 
 def error_text(body: Any) -> str:

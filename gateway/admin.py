@@ -14,6 +14,7 @@ from gateway.breaks import PrefixBreaks
 from gateway.dialects import BY_PATH
 from gateway.doctor import advice_of
 from gateway.errors import Failure
+from gateway.excerpt import excerpt
 from gateway.keys import may_use
 from gateway.limits.allowance import Limiter
 from gateway.limits.report import report
@@ -134,7 +135,7 @@ class Admin:
         root, row = models.engine_model(name, names, lengths), models.row(name, names, lengths)
         if row is not None and may_use(viewer.models, root or ""):
             return 200, JSON_TYPE, row
-        return _told(Failure(404, "not_found_error", f"The model {name!r} does not exist here."))
+        return _told(Failure(404, "not_found_error", f"The model {excerpt(name)!r} does not exist here."))
 
     def _lengths(self) -> dict[str, int | None]:
         """Served models and their context lengths, where known; the shortest of several engines."""
@@ -171,8 +172,8 @@ def about(engine: RunningEngine) -> dict[str, object]:
 
 
 def _unknown(request: Request) -> Failure:
-    path = request.path
-    text = f"There is no {request.method} {path} here."
+    path = excerpt(request.path)
+    text = f"There is no {excerpt(request.method)} {path} here."
     if f"/v1{path}" in BY_PATH or path == "/models":
         text += f" Did you mean /v1{path}? Base URLs of OpenAI clients end in /v1."
     elif path.startswith("/v1/v1/"):

@@ -157,7 +157,8 @@ class App:
         settings, clock = self.settings.current, self._clock
         probing = settings.probing
         facts = FactLog(FilePath(settings.logging.facts), recorded(settings)) if settings.logging.facts else None
-        receipts = Receipts(settings.receipts.keep_s, settings.receipts.max_kept)
+        kept = settings.receipts
+        receipts = Receipts(kept.keep_s, kept.max_kept, kept.max_bytes)
         self.gate = gate = Gate(
             Scheduler(self._policy, limits_of(settings)),
             clock,

@@ -65,9 +65,9 @@ class Deltas:
                 text = ""
             self._pieces.clear()
             if self._call < 0:
-                self._reply.text += text
+                self._reply.written.add(text)
             else:
-                self._reply.tool_calls[self._call].arguments += text
+                self._reply.tool_calls[self._call].written.add(text)
         self._seen = self._sizes()
 
     def learn(self, event: bytes) -> None:
@@ -79,17 +79,19 @@ class Deltas:
         if now_calls != calls or (now_chars > chars) == (now_argument_chars > argument_chars):
             return
         call = -1 if now_chars > chars else now_calls - 1
-        text = reply.text[chars:] if call < 0 else reply.tool_calls[call].arguments[argument_chars:]
+        written = reply.written if call < 0 else reply.tool_calls[call].written
+        if len(written.latest) != written.num_chars - (chars if call < 0 else argument_chars):
+            return  # it brought several pieces
         keys = [key for key in _KEYS if key in event]
         if len(keys) != 1 or event.count(keys[0]) != 1:
             return
         start = event.index(keys[0]) + len(keys[0])
         end = event.find(b'"', start)
-        if event[start:end] == orjson.dumps(text)[1:-1]:
+        if event[start:end] == orjson.dumps(written.latest)[1:-1]:
             self._before, self._behind, self._call = event[:start], event[end:], call
             self._fruitless += 1
 
     def _sizes(self) -> tuple[int, int, int]:
         reply = self._reply
         calls = reply.tool_calls
-        return len(reply.text), len(calls), len(calls[-1].arguments) if calls else 0
+        return reply.written.num_chars, len(calls), calls[-1].written.num_chars if calls else 0

@@ -7,7 +7,9 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gateway import response_ids
+from gateway.excerpt import excerpt
 from gateway.live_settings import RequestSettings
+from gateway.text_buffer import TextBuffer
 from policies.breaks import Found
 from policies.types import Blocks, Dispatch, TurnKind, Usage, value
 
@@ -68,11 +70,29 @@ class Recognition:
     """The client says that its session ends with this answer."""
 
 
-@dataclass(slots=True)
 class ToolCall:
-    id: str
-    name: str
-    arguments: str
+    """A call that the model wrote. Its arguments may still come."""
+
+    __slots__ = ("id", "name", "written")
+
+    def __init__(self, id_: str, name: str, arguments: str = "") -> None:
+        self.id = id_
+        self.name = name
+        self.written = TextBuffer(arguments)
+
+    @property
+    def arguments(self) -> str:
+        return str(self.written)
+
+    def __repr__(self) -> str:
+        return f"ToolCall({self.id!r}, {self.name!r}, {self.arguments!r})"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ToolCall):
+            return NotImplemented
+        return (self.id, self.name, self.written) == (other.id, other.name, other.written)
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 @dataclass(slots=True)
@@ -85,12 +105,17 @@ class Reply:
     served_by: str | None = None
     """Name of the KV pool that computed it, where the engine says so."""
     model: str = ""
-    text: str = ""
+    written: TextBuffer = field(default_factory=TextBuffer)
+    """Its text."""
     tool_calls: list[ToolCall] = field(default_factory=list)
     finish_reason: str | None = None
     usage: Usage = Usage()
     is_complete: bool = False
     """Whether the engine ended the answer itself."""
+
+    @property
+    def text(self) -> str:
+        return str(self.written)
 
 
 @dataclass(slots=True)
@@ -105,7 +130,7 @@ class Timings:
     finished_at: float | None = None
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Exchange:
     """One client request from the first byte to the last; owned by its handler task alone."""
 
@@ -177,3 +202,15 @@ class Exchange:
         if self.loop is not None:
             return self.loop.answer.id or self.reply.id
         return self.reply.id if self.opening is None else self.given_id
+
+    @property
+    def told_model(self) -> str:
+        """`asked_model` as it is kept and logged."""
+        return excerpt(self.asked_model)
+
+    @property
+    def told_id(self) -> str | None:
+        """The client's own id of the request, likewise, and as engines and the client are told it. None: it gave
+        none."""
+        given = self.request.headers.get("x-request-id")
+        return None if given is None else excerpt(given)

@@ -12,8 +12,11 @@ CHARS_PER_TOKEN = 3
 MOST_CHARS_PER_TOKEN = 8
 """No tokeniser of current models covers more over a whole prompt."""
 
-_LIMIT = re.compile(r"context length (?:is|of) (?:only )?(\d+)")
-_COUNTED = re.compile(r"(at least )?(\d+) (?:input tokens|in the messages|in the prompt|tokens from the input)")
+# Engines quote what the client sent: a run of digits is looked at once, however long it is.
+_LIMIT = re.compile(r"context length (?:is|of) (?:only )?(\d{1,9})(?!\d)")
+_COUNTED = re.compile(
+    r"(at least )?(?<!\d)(\d{1,9}) (?:input tokens|in the messages|in the prompt|tokens from the input)"
+)
 
 
 @dataclass(frozen=True, slots=True)

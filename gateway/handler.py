@@ -22,6 +22,7 @@ from gateway.dialects.base import Dialect
 from gateway.drain import Drain, stopping
 from gateway.engine_errors import EngineFailed
 from gateway.errors import Failure, Refused
+from gateway.excerpt import excerpt
 from gateway.exchange import Exchange, Outcome, Recognition, Timings
 from gateway.gate import Gate
 from gateway.homes import Home
@@ -92,7 +93,7 @@ class Path:
         if path.startswith(RESPONSES + "/") and method in methods_of(path):
             return self._exchange(BY_PATH[RESPONSES], request, responder)
         if dialect is not None:
-            failure = Failure(405, "invalid_request_error", f"{path} takes POST, not {method}.")
+            failure = Failure(405, "invalid_request_error", f"{path} takes POST, not {excerpt(method)}.")
             return responder.reply(*_told(dialect, failure, [("Allow", "POST")]))
         return self.admin.handle(request, responder)
 

@@ -25,7 +25,7 @@ _MIN_TEXT_CHARS = 12
 _MARK_CHARS = 48
 LEAST_CUT_BYTES = 2048
 """A smaller body is read anew in less time than it takes to find out what of it is known."""
-MAX_TOOL_LISTS = 256
+MAX_TOOL_LISTS, MAX_TOOL_BYTES = 256, 16 * 2**20
 MAX_KEYS = 10_000
 _STEPS_USED_UP = b"MAXIMUM STEPS REACHED"
 """OpenCode's `steps`: the last allowed call ends in an assistant message that says so."""
@@ -56,7 +56,7 @@ class Identity:
     ) -> None:
         self._lineage = lineage or Lineage()
         self._cutter = cutter or Cutter()
-        self._tools: OrderedDict[tuple[str, int], Tools] = OrderedDict()
+        self._tools = _ToolLists()
         self._keys: dict[tuple[str, str], bytes] = {}
         self._secret = (secret or os.urandom(32))[:64]
         self._open: dict[str, Sighting] = {}
@@ -83,9 +83,7 @@ class Identity:
         tools = self._tools.get(key)
         script = dialect.script(exchange.body, tools)
         if tools is None:
-            self._tools[key] = Tools(script.tools, script.tool_names)
-            if len(self._tools) > MAX_TOOL_LISTS:
-                self._tools.popitem(last=False)
+            self._tools.put(key, Tools(script.tools, script.tool_names))
         messages, items = script.messages, raw.items[script.num_system :]
         if isinstance(messages, Texts) and len(items) == len(messages):
             last = hash((exchange.tenant, _model(exchange), dialect.name, self._cutter.fingerprint(script.system)))
@@ -164,6 +162,23 @@ class Identity:
         """The id as the rest of the gateway sees it. Not by model, so that a title asked of a small model stays
         with its session; agents on two models under one id are two sessions by their chains, which are."""
         return chains.name(self._secret, tenant.encode(), id_.encode())
+
+
+class _ToolLists:
+    """The latest that were written, by tenant and fingerprint; bounded in number and bytes."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[tuple[str, int], Tools] = OrderedDict()
+        self._num_bytes = 0
+
+    def get(self, key: tuple[str, int]) -> Tools | None:
+        return self._kept.get(key)
+
+    def put(self, key: tuple[str, int], tools: Tools) -> None:
+        self._kept[key] = tools
+        self._num_bytes += tools.size_bytes
+        while len(self._kept) > MAX_TOOL_LISTS or self._num_bytes > MAX_TOOL_BYTES:
+            self._num_bytes -= self._kept.popitem(last=False)[1].size_bytes
 
 
 def _model(exchange: Exchange) -> str:

@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from gateway import key_hash
 from gateway.callers import Caller
 from gateway.errors import Failure, Refused
+from gateway.excerpt import excerpt
 from gateway.exchange import Outcome
 from gateway.limits.meters import Meter, Terms
 from gateway.section import is_loopback
@@ -70,7 +71,9 @@ class Keys:
     async def known(self, headers: Mapping[str, str]) -> Caller:
         """Whose request this is. Raises Refused."""
         if self.is_open and (origin := headers.get("origin")) and not _is_local(origin):
-            text = f"Without keys no web page may use the engines, and this request is of one of {origin}."
+            text = (
+                f"Without keys no web page may use the engines, and this request is of one of {excerpt(origin)}."
+            )
             failure = Failure(403, "permission_error", f"{text} Configure `keys`.", code="foreign_origin")
             raise Refused(Outcome.FORBIDDEN, failure)
         caller = await self.caller(headers)
@@ -129,6 +132,6 @@ def says_one_model(raw: bytes) -> bool:
 
 
 def model_not_allowed(caller: Caller, asked: str) -> Refused:
-    text = f"This key may not use the model {asked!r}. It may use: {', '.join(caller.models) or 'none'}."
+    text = f"This key may not use the model {excerpt(asked)!r}. It may use: {', '.join(caller.models) or 'none'}."
     failure = Failure(403, "permission_error", text, param="model", code="model_not_allowed")
     return Refused(Outcome.FORBIDDEN, failure)

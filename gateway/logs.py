@@ -11,11 +11,10 @@ from typing import Any, TextIO
 
 import orjson
 
+from gateway.excerpt import visible
 from gateway.settings import Logging
 
 PLAIN = re.compile(r"[^\s\"'=]+")
-UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
-"""Ends a line, moves a terminal's cursor, or turns the order of text around."""
 
 
 def setup(section: Logging, stream: TextIO | None = None) -> None:
@@ -30,7 +29,7 @@ class TextLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         fields = " ".join(f"{key}={_quoted(value)}" for key, value in _fields(record).items())
-        line = _one_line(f"{_time(record)} {record.levelname.lower()} {record.getMessage()} {fields}".rstrip())
+        line = visible(f"{_time(record)} {record.levelname.lower()} {record.getMessage()} {fields}".rstrip())
         return f"{line}\n{indent(self.formatException(record.exc_info), '  ')}" if record.exc_info else line
 
 
@@ -41,12 +40,7 @@ class JsonLines(logging.Formatter):
         head = {"time": _time(record), "level": record.levelname.lower(), "message": record.getMessage()}
         if record.exc_info:
             head["exception"] = self.formatException(record.exc_info)
-        return _one_line(orjson.dumps(head | _fields(record), default=str).decode())
-
-
-def _one_line(text: str) -> str:
-    """What clients say cannot forge a line, or steer the terminal that shows it."""
-    return UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+        return visible(orjson.dumps(head | _fields(record), default=str).decode())
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:

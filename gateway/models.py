@@ -8,10 +8,13 @@ from fnmatch import fnmatchcase
 import orjson
 
 from gateway.errors import Failure, Refused
+from gateway.excerpt import excerpt
 from gateway.exchange import Outcome
 from gateway.settings import Models
 from gateway.watch import RunningEngine
 
+MAX_NAME_CHARS = 2048
+"""The longest names that are in use are those of Bedrock's inference profiles."""
 _GLOB_CHARS = frozenset("*?[")
 
 
@@ -19,12 +22,13 @@ def engine_model(asked: str, models: Models, served: Collection[str]) -> str | N
     """The name to send to the engine; None when nothing serves `asked`.
 
     In this order: 1. an alias or glob of the configuration, 2. a served name as it is, 3. the only served model.
-    While nothing is served at all the name goes through: the gate says what is wrong, and 503 may be retried.
+    While nothing is served at all whatever can be a name goes through: the gate says what is wrong, and 503 may be
+    retried.
     """
     for pattern, name in models.aliases.items():
         if pattern == asked or fnmatchcase(asked, pattern):
             return name
-    if asked in served or not served:
+    if asked in served or (not served and len(asked) <= MAX_NAME_CHARS):
         return asked
     if models.answer_any_model and len(served) == 1:
         return next(iter(served))
@@ -40,7 +44,7 @@ def served_as(asked: str, models: Models, engines: Iterable[RunningEngine]) -> s
     served = {name for engine in engines if engine.is_up for name in engine.report.models}
     name = engine_model(asked, models, served)
     if name is None:
-        text = f"The model {asked!r} does not exist here. Served: {', '.join(sorted(served))}."
+        text = f"The model {excerpt(asked)!r} does not exist here. Served: {', '.join(sorted(served))}."
         failure = Failure(404, "not_found_error", text, param="model", code="model_not_found")
         raise Refused(Outcome.NOT_FOUND, failure)
     return name

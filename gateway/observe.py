@@ -20,7 +20,6 @@ LOG = logging.getLogger("turngate.request")
 MAX_SESSIONS = 100_000
 BLOCK_ROUNDING_TOKENS = 64
 """Engines cache whole blocks: a shortfall below the largest common block size is not a recomputation."""
-MAX_ECHOED_CHARS = 255
 
 TROUBLE = {Outcome.ENGINE_FAILED, Outcome.ENGINE_CUT, Outcome.GATEWAY_ERROR}
 
@@ -61,7 +60,8 @@ class Observer:
         if exchange.trace is not None:
             exchange.trace.finished(exchange)
         values = values_of(exchange)
-        self._receipts.put(exchange.id, values)
+        if self._leaves_receipt(exchange):
+            self._receipts.put(exchange.id, values)
         level = logging.WARNING if outcome in TROUBLE else logging.INFO
         if LOG.isEnabledFor(level):
             LOG.log(level, "request", extra={"fields": receipt(values)})
@@ -110,8 +110,8 @@ class Observer:
 
     def receipt_headers(self, exchange: Exchange) -> list[tuple[str, str]]:
         """What is known when the headers go out."""
-        asked_id = exchange.request.headers.get("x-request-id") or exchange.id
-        headers = [("X-Turngate-Receipt", exchange.id), ("X-Request-Id", asked_id[:MAX_ECHOED_CHARS])]
+        headers = [("X-Turngate-Receipt", exchange.id)] if self._leaves_receipt(exchange) else []
+        headers.append(("X-Request-Id", exchange.told_id or exchange.id))
         if (who := exchange.recognition) is not None:
             headers += [("X-Turngate-Session", who.session_id), ("X-Turngate-Family", who.family_id)]
         if (dispatch := exchange.dispatch) is not None:
@@ -127,6 +127,11 @@ class Observer:
             self._tracing.close()
         if self._facts is not None:
             self._facts.close()
+
+    @staticmethod
+    def _leaves_receipt(exchange: Exchange) -> bool:
+        """Of a request that was refused before its caller was known, nobody could read one."""
+        return bool(exchange.tenant)
 
     def _count(self, exchange: Exchange, outcome: Outcome) -> None:
         metrics, times = self.metrics, exchange.timings

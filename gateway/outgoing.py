@@ -98,8 +98,7 @@ def headers(exchange: Exchange, engine: RunningEngine, added: Outgoing = NOTHING
         for pair in (end_to_end(request.header_list) if "connection" in request.headers else request.header_list)
         if (name := pair[0].lower()) not in _NOT_SENT and name not in gone and not name.startswith(hidden)
     ]
-    request_id = request.headers.get("x-request-id") or exchange.id
-    kept += [("Accept-Encoding", "identity"), *added.headers, ("X-Request-Id", request_id)]
+    kept += [("Accept-Encoding", "identity"), *added.headers, ("X-Request-Id", exchange.told_id or exchange.id)]
     if engine.address.api_key:
         kept.append(("Authorization", f"Bearer {engine.address.api_key}"))
     return kept

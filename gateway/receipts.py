@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from operator import attrgetter
+from operator import attrgetter, itemgetter
+from sys import getsizeof
 from typing import Any, TypeAlias
 
+from gateway.excerpt import excerpt
 from gateway.exchange import Exchange, Json, Timings
 from policies.types import Usage
 
@@ -32,7 +34,7 @@ _ASKED = Part(
     path="dialect.name",
     tenant="tenant",
     key="key_id",
-    model="asked_model",
+    model="told_model",
     engine_model="engine_model",
 )
 _FAILED = Part(status="failure.status", code="failure.code", param="failure.param")
@@ -59,6 +61,13 @@ _NAMES = (
     *("cached_tokens", "prompt_tokens", "output_tokens", "finish_reason"),
     *("request_id", "trace", "rounds", "notes"),
 )
+_OWN_BYTES = 800
+"""Of a receipt without what follows, and of the table that holds it."""
+_OF_ANY_LENGTH = itemgetter(
+    *map(
+        _NAMES.index, ("model", "engine_model", "code", "param", "finish_reason", "request_id", "rounds", "notes")
+    )
+)
 _TENANT, _FINISHED_AT = _NAMES.index("tenant"), len(_NAMES) + Timings.__slots__.index("finished_at")
 
 
@@ -67,19 +76,36 @@ def values_of(exchange: Exchange) -> Values:
     rounds, usage = exchange.rounds, whole_usage(exchange)
     return (
         *_ASKED.of(exchange),
-        *(_FAILED.of(exchange) if exchange.failure is not None else _FAILED.nothing),
+        *(map(_told, _FAILED.of(exchange)) if exchange.failure is not None else _FAILED.nothing),
         *(_RECOGNISED.of(exchange) if exchange.recognition is not None else _RECOGNISED.nothing),
         *(_DISPATCHED.of(exchange) if exchange.dispatch is not None else _DISPATCHED.nothing),
         usage.cached_tokens,
         usage.prompt_tokens,
         usage.output_tokens,
-        exchange.reply.finish_reason,
-        exchange.request.headers.get("x-request-id"),
+        _told(exchange.reply.finish_reason),
+        exchange.told_id,
         exchange.trace.id if exchange.trace is not None else None,
         rounds if len(rounds) > 1 or (rounds and rounds[0]["tools"]) else None,
-        tuple(exchange.notes),
+        tuple(map(excerpt, exchange.notes)),
         *_TIMES(exchange.timings),
     )
+
+
+def _told(value: Any) -> Any:
+    """Engines quote clients."""
+    return excerpt(value) if isinstance(value, str) else value
+
+
+def size_bytes(values: Values) -> int:
+    """Memory of a receipt, about. Texts that several share count in each."""
+    *texts, rounds, notes = _OF_ANY_LENGTH(values)
+    size = _OWN_BYTES + sum(map(getsizeof, texts))
+    return size + (_deep_size_bytes(notes) if notes else 0) + (_deep_size_bytes(rounds) if rounds else 0)
+
+
+def _deep_size_bytes(value: Any) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return getsizeof(value) + sum(map(_deep_size_bytes, inner))
 
 
 def receipt(values: Values) -> Json:
@@ -131,12 +157,16 @@ def _ms(seconds: float | None) -> float | None:
 
 
 class Receipts:
-    """The last receipts, oldest first; the oldest goes when it is too old or one too many."""
+    """The last receipts, oldest first; the oldest goes when it is too old, or there are too many or too large
+    ones."""
 
-    def __init__(self, keep_s: float, max_kept: int) -> None:
+    def __init__(self, keep_s: float, max_kept: int, max_bytes: int) -> None:
         self._keep_s = keep_s
         self._max_kept = max_kept
-        self._kept: OrderedDict[str, Values] = OrderedDict()
+        self._max_bytes = max_bytes
+        self._kept: OrderedDict[str, tuple[Values, int]] = OrderedDict()
+        """Each with its size."""
+        self.num_bytes = 0
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -145,13 +175,20 @@ class Receipts:
         """`values` of an exchange that has ended just now."""
         kept, now = self._kept, values[_FINISHED_AT]
         if self._keep_s > 0:
-            kept[receipt_id] = values
-        while kept and (len(kept) > self._max_kept or self._is_old(next(iter(kept.values())), now)):
-            kept.popitem(last=False)
+            size = size_bytes(values)
+            kept[receipt_id] = values, size
+            self.num_bytes += size
+        while kept and (
+            len(kept) > self._max_kept
+            or self.num_bytes > self._max_bytes
+            or self._is_old(next(iter(kept.values()))[0], now)
+        ):
+            _, (_, size) = kept.popitem(last=False)
+            self.num_bytes -= size
 
     def get(self, receipt_id: str, tenant: str | None, now: float) -> Json | None:
         """None when it is unknown, too old, or another tenant's; these are not told apart. Tenant None: of any."""
-        values = self._kept.get(receipt_id)
+        values, _ = self._kept.get(receipt_id, (None, 0))
         if values is None or tenant not in (None, values[_TENANT]) or self._is_old(values, now):
             return None
         return receipt(values)

@@ -4,19 +4,17 @@ first user message. Bytes are cut from the request as it came; nothing is writte
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import orjson
 
 from gateway.exchange import Exchange, Json
-from gateway.literal import locate, without
+from gateway.literal import Path, locate, without
 from policies.breaks import Found
 from policies.volatile import Cuts, Volatile
-
-Place: TypeAlias = tuple[str | int, ...]
-"""Keys and indices of a string in a body, from the outside in."""
 
 _SYSTEM_KEYS = {"chat": (), "messages": ("system",), "responses": ("instructions",)}
 _CONVERSATION_KEY = {"chat": "messages", "messages": "messages", "responses": "input"}
@@ -30,7 +28,7 @@ _NOTHING_LEFT = b'" "'
 class _Text:
     """One string of the system text."""
 
-    place: Place
+    place: Path
     text: bytes
     cuts: Cuts = ()
 
@@ -90,10 +88,12 @@ class Rewrite:
         whole = b"\n".join(rest for _, rest in left)
         offset = 0
         found = self._learned.cuts(owner, whole, not _has_history(exchange)) if whole else ()
+        starts, ends = [start for start, _ in found], [end for _, end in found]
         for text, rest in left if found else ():
             size = len(rest)
-            inside = [(max(a - offset, 0), min(b - offset, size)) for a, b in found]
-            text.cuts = _merged((*text.cuts, *_before(text.cuts, ((a, b) for a, b in inside if a < b))))
+            inside = found[bisect_right(ends, offset) : bisect_left(starts, offset + size)]
+            cuts = [(max(a - offset, 0), min(b - offset, size)) for a, b in inside]
+            text.cuts = _merged((*text.cuts, *_before(text.cuts, cuts)))
             offset += size + 1
 
 
@@ -112,7 +112,7 @@ def _system_texts(dialect: str, body: Json) -> Iterator[_Text]:
         yield from _texts((_CONVERSATION_KEY[dialect], index, "content"), message.get("content"))
 
 
-def _texts(place: Place, value: Any) -> Iterator[_Text]:
+def _texts(place: Path, value: Any) -> Iterator[_Text]:
     """The strings of a content: itself, or those of its text parts."""
     if isinstance(value, str):
         yield _Text(place, value.encode())
@@ -121,7 +121,7 @@ def _texts(place: Place, value: Any) -> Iterator[_Text]:
             yield _Text((*place, index, "text"), part["text"].encode())
 
 
-def _first_user_text(dialect: str, body: Json) -> Place | None:
+def _first_user_text(dialect: str, body: Json) -> Path | None:
     """The last string of the first user message."""
     key = _CONVERSATION_KEY[dialect]
     conversation = body.get(key)
@@ -144,18 +144,21 @@ def _has_history(exchange: Exchange) -> bool:
     )
 
 
-def _edited(raw: bytes, changed: dict[Place, Cuts | None], user: Place | None, moved: bytes) -> bytes:
+def _edited(raw: bytes, changed: dict[Path, Cuts | None], user: Path | None, moved: bytes) -> bytes:
     """`raw` with strings cut (None: emptied) and `moved` at the end of the string at `user`."""
+    spans = locate(raw, [*changed, *((user,) if user is not None and moved else ())])
     edits = []
     for place, cuts in changed.items():
-        start, end = locate(raw, place)
+        start, end = spans[place]
         edits.append((start, end, _NOTHING_LEFT if cuts is None else without(raw[start:end], cuts)))
     if user is not None and moved:
-        _, end = locate(raw, user)
+        _, end = spans[user]
         edits.append((end - 1, end - 1, b"\\n\\n" + orjson.dumps(moved.decode())[1:-1]))
-    for start, end, text in sorted(edits, reverse=True):
-        raw = raw[:start] + text + raw[end:]
-    return raw
+    kept, done = [], 0
+    for start, end, text in sorted(edits):
+        kept += [raw[done:start], text]
+        done = end
+    return b"".join((*kept, raw[done:]))
 
 
 def _apart(text: bytes, cuts: Cuts) -> tuple[list[bytes], list[bytes]]:
@@ -170,8 +173,12 @@ def _apart(text: bytes, cuts: Cuts) -> tuple[list[bytes], list[bytes]]:
 def _matches(pattern: re.Pattern[str], text: bytes) -> Iterator[tuple[int, int]]:
     """Where it matches, in bytes, which are never part of a character."""
     told = text.decode()
+    done = end = 0
     for match in pattern.finditer(told):
-        yield len(told[: match.start()].encode()), len(told[: match.end()].encode())
+        start = end + len(told[done : match.start()].encode())
+        end = start + len(match[0].encode())
+        yield start, end
+        done = match.end()
 
 
 def _merged(cuts: Iterable[tuple[int, int]]) -> Cuts:
@@ -187,8 +194,10 @@ def _merged(cuts: Iterable[tuple[int, int]]) -> Cuts:
 
 def _before(gone: Cuts, cuts: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
     """Cuts of a text from which something is gone, as cuts of the whole one."""
+    # Where in what is left each gone piece stood, and how much is gone up to there.
+    seams, gone_bytes = [], [0]
+    for start, end in gone:
+        seams.append(start - gone_bytes[-1])
+        gone_bytes.append(gone_bytes[-1] + end - start)
     for start, end in cuts:
-        for gone_start, gone_end in gone:
-            start += (gone_end - gone_start) * (start >= gone_start)
-            end += (gone_end - gone_start) * (end > gone_start)
-        yield start, end
+        yield start + gone_bytes[bisect_right(seams, start)], end + gone_bytes[bisect_left(seams, end)]

@@ -11,6 +11,7 @@ import orjson
 from gateway import openapi
 from gateway.dialects.failures import openai_error
 from gateway.errors import Failure
+from gateway.excerpt import excerpt
 from gateway.transport import HeaderList, Request
 
 JSON_HEADER = ("Content-Type", openapi.JSON_TYPE)
@@ -27,7 +28,7 @@ def wrong_method(request: Request) -> tuple[int, HeaderList, bytes] | None:
     methods = methods_of(request.path)
     if not methods or request.method in methods:
         return None
-    text = f"{request.path} takes {' and '.join(methods)}, not {request.method}."
+    text = f"{excerpt(request.path)} takes {' and '.join(methods)}, not {excerpt(request.method)}."
     failure = Failure(405, "invalid_request_error", text)
     headers = [JSON_HEADER, ("Allow", ", ".join(methods))]
     return failure.status, headers, orjson.dumps({"error": openai_error(failure)})

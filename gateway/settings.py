@@ -248,6 +248,8 @@ class Receipts(Section):
     """How long a receipt can be read. 0: none is kept."""
     max_kept: Count = 50_000
     """Receipts kept at once, about 1 KB each; the oldest goes first."""
+    max_bytes: Count = 64 * 2**20
+    """Memory for them, likewise."""
 
 
 class Embedded(Section):

@@ -10,6 +10,7 @@ from gateway.asking import Asking
 from gateway.engines.base import RESPONSES
 from gateway.engines.openai import json_object
 from gateway.errors import Failure, Refused
+from gateway.excerpt import excerpt
 from gateway.exchange import Outcome
 from gateway.homes import Home, Homes
 from gateway.keys import Keys
@@ -56,10 +57,10 @@ def _created_at(response: str) -> float:
 
 
 def no_such_response(response_id: str) -> Refused:
-    text = f"There is no response {response_id!r} here; only stored ones can be referred to."
+    text = f"There is no response {excerpt(response_id)!r} here; only stored ones can be referred to."
     return Refused(Outcome.NOT_FOUND, Failure(404, "not_found_error", text, param="response_id"))
 
 
 def _not_found_now(response_id: str) -> Refused:
-    text = f"The engine that may have the response {response_id!r} does not answer now."
+    text = f"The engine that may have the response {excerpt(response_id)!r} does not answer now."
     return Refused(Outcome.REJECTED_NO_ENGINE, Failure(503, "server_error", text, code="no_replica"))

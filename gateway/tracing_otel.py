@@ -19,6 +19,7 @@ from opentelemetry.util.types import AttributeValue
 
 from gateway import fields
 from gateway import tracing_names as names
+from gateway.excerpt import excerpt
 from gateway.exchange import Exchange, Outcome
 from gateway.tracing import Trace
 from gateway.transport import HeaderList
@@ -54,14 +55,15 @@ class OtelTracing:
 
     def begin(self, exchange: Exchange) -> Trace | None:
         headers = exchange.request.headers
+        method, path = excerpt(exchange.request.method), excerpt(exchange.request.path)
         carrier = {name: value for name in _CONTEXT_HEADERS if (value := headers.get(name)) is not None}
         span = self._tracer.start_span(
-            f"{exchange.request.method} {exchange.request.path}",
+            f"{method} {path}",
             W3C.extract(carrier),
             SpanKind.SERVER,
             {
-                names.METHOD: exchange.request.method,
-                names.URL_PATH: exchange.request.path,
+                names.METHOD: method,
+                names.URL_PATH: path,
                 names.REQUEST_ID: exchange.id,
             },
         )
@@ -118,9 +120,9 @@ class OtelTrace:
         span.set_attributes(
             _known(
                 {
-                    names.RESPONSE_MODEL: reply.model,
-                    names.RESPONSE_ID: reply.id,
-                    names.FINISH_REASONS: [reply.finish_reason] if reply.finish_reason else None,
+                    names.RESPONSE_MODEL: excerpt(reply.model),
+                    names.RESPONSE_ID: excerpt(reply.id),
+                    names.FINISH_REASONS: [excerpt(reply.finish_reason)] if reply.finish_reason else None,
                     **_usage(reply.usage),
                 }
             )
@@ -131,9 +133,10 @@ class OtelTrace:
         span.end()
 
     async def tool(self, call: Call, running: Awaitable[Result]) -> Result:
-        about = {names.OPERATION: names.EXECUTE_TOOL, names.TOOL: call.name, names.TOOL_CALL: call.id}
+        name = excerpt(call.name)
+        about = {names.OPERATION: names.EXECUTE_TOOL, names.TOOL: name, names.TOOL_CALL: excerpt(call.id)}
         with self._tracer.start_as_current_span(
-            f"{names.EXECUTE_TOOL} {call.name}", self._context, SpanKind.INTERNAL, about, record_exception=False
+            f"{names.EXECUTE_TOOL} {name}", self._context, SpanKind.INTERNAL, about, record_exception=False
         ) as span:
             result = await running
             span.set_attributes({names.TOOL_STATUS: result.status, names.TOOL_ORIGIN: result.origin})
@@ -169,7 +172,7 @@ def _about(exchange: Exchange) -> dict[str, AttributeValue | None]:
     who, times = exchange.recognition, exchange.timings
     told: dict[str, AttributeValue | None] = {
         names.TENANT: exchange.tenant,
-        names.REQUEST_MODEL: exchange.asked_model,
+        names.REQUEST_MODEL: exchange.told_model,
         names.FIRST_CHUNK_S: times.first_byte_at - times.received_at if times.first_byte_at is not None else None,
     }
     if who is not None:

@@ -20,8 +20,10 @@ from policies.types import SessionId, value
 
 MAX_ANSWER_BYTES = 2**20
 WITHIN_S = 60.0
-OWN_BYTES = 4096
-"""About what a kept call takes beside its body: its headers and what holds them."""
+OWN_BYTES = 1024
+"""About what a kept call takes beside its body and its headers."""
+HEADER_BYTES = 200
+"""About what a header takes beside its text."""
 _BOUND_KEYS = {"chat": "max_tokens", "completions": "max_tokens", "responses": "max_output_tokens"}
 """Where a body has no bound of its own. `/v1/messages` always has one."""
 _DROPPED = ("stream_options", "min_tokens")
@@ -34,6 +36,11 @@ class _Kept:
     url: str
     headers: HeaderList
     body: bytes
+
+    @property
+    def num_bytes(self) -> int:
+        headers = sum(HEADER_BYTES + len(name) + len(value) for name, value in self.headers)
+        return OWN_BYTES + len(self.url) + headers + len(self.body)
 
 
 class WarmUps:
@@ -50,11 +57,11 @@ class WarmUps:
         if sent is None or sent.body is None:
             return
         if (old := self._kept.pop(session_id, None)) is not None:
-            self._num_bytes -= OWN_BYTES + len(old.body)
-        self._kept[session_id] = _Kept(call.engine, dialect, sent.url, sent.headers, sent.body)
-        self._num_bytes += OWN_BYTES + len(sent.body)
+            self._num_bytes -= old.num_bytes
+        new = self._kept[session_id] = _Kept(call.engine, dialect, sent.url, sent.headers, sent.body)
+        self._num_bytes += new.num_bytes
         while self._num_bytes > self._max_bytes:
-            self._num_bytes -= OWN_BYTES + len(self._kept.popitem(last=False)[1].body)
+            self._num_bytes -= self._kept.popitem(last=False)[1].num_bytes
 
     async def ask(self, session_id: SessionId) -> bool:
         """Whether the engine has computed the session's last prompt; False where it is not known any more."""

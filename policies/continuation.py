@@ -28,6 +28,9 @@ SEARCHED = 64
 """Sessions examined at one point of a chain for a changed tail or a repeated prompt; beyond that we split."""
 FELLOWS = 1024
 """Sessions with one prompt among which the one is found whose answer the next prompt carries."""
+SEARCHED_BYTES = 64 * 2**20
+"""Of text searched for answers, for one prompt: a thousand siblings times a long prompt would take minutes. An
+answer that is not found by then counts as not carried."""
 
 _SPEAKERS = (b"assistant", b"function_call")
 _SPEAKER_BYTES = 16
@@ -73,6 +76,32 @@ class Call:
         return len(self.system) + sum(map(len, self.tools)) + size_of(self.messages)
 
 
+class Carried:
+    """What a prompt brings behind what was known of it, searched for sessions' answers."""
+
+    __slots__ = ("_left_bytes", "_messages", "_start", "_text")
+
+    def __init__(self, messages: Sequence[bytes]) -> None:
+        self._messages = messages
+        self._start = 0
+        self._text = b""
+        """Of the messages behind the first `_start` links."""
+        self._left_bytes = SEARCHED_BYTES
+
+    def holds(self, marks: Sequence[bytes], start: int) -> bool:
+        """Whether what follows the first `start` links holds one of these."""
+        if marks and start != self._start and self._left_bytes > 0:
+            self._start, self._text = start, b"\n".join(self._messages[start - 1 :])
+            self._left_bytes -= len(self._text)
+        for mark in marks:
+            if self._left_bytes <= 0:
+                return False
+            self._left_bytes -= len(self._text)
+            if mark in self._text:
+                return True
+        return False
+
+
 @value
 class Asked:
     """A call and its hashes."""
@@ -81,10 +110,11 @@ class Asked:
     chain: Chain
     tools: int
     """0: offers none."""
+    carried: Carried
 
     def carries_answer(self, strand: Strand, start: int) -> bool:
         """Whether what follows the first `start` links holds the strand's last answer."""
-        return any(mark in message for message in self.call.messages[start - 1 :] for mark in strand.marks)
+        return self.carried.holds(strand.marks, start)
 
     def has_history(self) -> bool:
         """Whether the model has spoken in it: then it is no first request."""
@@ -118,7 +148,9 @@ def judge(there: Sequence[Strand], asked: Asked, last: int) -> Match | None:
             return _again(whole, asked)
         if len(whole) == 1:
             return Match(Rule.NEXT, whole[0])
-        return Match(Rule.NEXT, max(whole, key=lambda strand: _likelihood(strand, asked, last + 1)))
+        whole.sort(key=lambda strand: _likelihood(strand, asked), reverse=True)
+        answered = (strand for strand in whole if asked.carries_answer(strand, last + 1))
+        return Match(Rule.NEXT, next(answered, whole[0]))
     fork = None
     for strand in there[: -SEARCHED - 1 : -1]:
         shared = common(strand.chain, asked.chain)
@@ -139,9 +171,9 @@ def _again(same: Sequence[Strand], asked: Asked) -> Match:
     return Match(Rule.RETRY, failed) if failed else Match(Rule.SIBLING)
 
 
-def _likelihood(strand: Strand, asked: Asked, start: int) -> tuple[bool, bool, bool, bool, int]:
+def _likelihood(strand: Strand, asked: Asked) -> tuple[bool, bool, bool, int]:
+    """Of sessions that all, or none, have their answer in the prompt."""
     return (
-        asked.carries_answer(strand, start),
         strand.tools == asked.tools,
         strand.is_complete,
         not strand.running,
@@ -160,9 +192,9 @@ def _is_tail_change(strand: Strand, asked: Asked, shared: int) -> bool:
     return not strand.is_complete or (not strand.marks and new > lost)
 
 
-def is_restart(strand: Strand, asked: Asked) -> bool:
+def is_restart(strand: Strand, asked: Asked, has_history: bool) -> bool:
     """The same agent under the same id, idle, with a history that begins anew but not at a first message."""
     if strand.key != asked.call.key or strand.kind is not TurnKind.AGENT or strand.running:
         return False
     is_same_agent = strand.chain[0] == asked.chain[0] or (asked.tools != 0 and strand.tools == asked.tools)
-    return is_same_agent and (strand.was_summed_up or asked.has_history())
+    return is_same_agent and (strand.was_summed_up or has_history)

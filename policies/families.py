@@ -21,6 +21,8 @@ from policies.heads import Heads
 from policies.types import BLOCK_CHARS, FamilyId
 
 _LEAST_BLOCKS = 2
+_MOST_JOINS_BITS = 8
+"""A family is found by at most 2 to this power of its links."""
 
 
 @dataclass(slots=True, eq=False)
@@ -60,7 +62,7 @@ class Families:
         kin = self._by_id.get(id_)
         if kin is None:
             links = head.static
-            joins = links[max(_LEAST_BLOCKS, (len(links) + 1) // 2) - 1 :].tolist()
+            joins = _joins(links)
             # Long enough to name an agent, not a habit of writing prompts.
             named = [head.system_hash] if len(system) >= BLOCK_CHARS else []
             tried, marks = (joins, joins + named) if tools else (joins + named, joins)
@@ -90,6 +92,14 @@ class Families:
             for mark in kin.marks:
                 if self._by_mark.get(mark) is kin:
                     del self._by_mark[mark]
+
+
+def _joins(links: Sequence[int]) -> list[int]:
+    """Links from half the length on. Of many only some: those at multiples of a power of two, so that prefixes of
+    other lengths have the same ones."""
+    step = 1 << max(0, len(links).bit_length() - _MOST_JOINS_BITS)
+    first = max(_LEAST_BLOCKS, (len(links) + 1) // 2)
+    return list(links[-(-first // step) * step - 1 :: step])
 
 
 def _opening_id(key: bytes, messages: Sequence[bytes]) -> FamilyId:

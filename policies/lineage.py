@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from policies.chains import Chain, block_chain, common, own_name
-from policies.continuation import NOBODY, SEARCHED, Asked, Call, Match, Rule, hash_of_tools, is_restart, judge
+from policies.continuation import (
+    NOBODY,
+    SEARCHED,
+    Asked,
+    Call,
+    Carried,
+    Match,
+    Rule,
+    hash_of_tools,
+    is_restart,
+    judge,
+)
 from policies.families import Families, Kin
 from policies.strands import Strand, Strands
 from policies.summaries import OPENING_BYTES, Summaries, Telling, latest, opening, telling
@@ -61,7 +72,7 @@ class Lineage:
         """Whose turn this is; remembered as sent."""
         self._strands.forget(now)
         chain = self._beginnings.chain(call.key, call.system, call.messages)
-        asked = Asked(call, chain, hash_of_tools(call.key, call.tools))
+        asked = Asked(call, chain, hash_of_tools(call.key, call.tools), Carried(call.messages))
         match = self._unnamed(asked) if call.name is None else self._by_name(asked, call.name)
         if match.strand is not None and match.rule in _GOES_ON:
             return self._go_on(match.strand, match.rule, asked, now)
@@ -125,7 +136,8 @@ class Lineage:
             return Match(Rule.RESTART, match.strand)
         if match is not NOBODY:
             return match
-        restarted = (strand for strand in recent if is_restart(strand, asked))
+        has_history = asked.has_history()
+        restarted = (strand for strand in recent if is_restart(strand, asked, has_history))
         return next((Match(Rule.RESTART, strand) for strand in restarted), NOBODY)
 
     def _first_named(self, asked: Asked, name_: SessionId) -> Match:

@@ -90,9 +90,11 @@ class Summaries:
     def restarted(self, strands: Strands, asked: Asked) -> Strand | None:
         """The session that goes on in this prompt from a summary of itself; that is now what it began with."""
         head = passages(b"".join(asked.call.messages[:_HEAD_MESSAGES]))
-        said = frozenset(head)
-        likely = [entry for entry in self._kept if entry[1][0] in said and entry[0].key == asked.call.key]
-        found = [entry for entry in likely if _stands_in(head, entry[1])]
+        places: dict[int, list[int]] = {}
+        for place, passage in enumerate(head):
+            places.setdefault(passage, []).append(place)
+        likely = [entry for entry in self._kept if entry[1][0] in places and entry[0].key == asked.call.key]
+        found = [entry for entry in likely if _stands_in(head, places[entry[1][0]], entry[1])]
         if not found:
             return None
         prompt = frozenset(passages(b"".join(asked.call.messages)))
@@ -146,6 +148,6 @@ def _last(text: bytes, num_bytes: int, count: int) -> tuple[int, ...]:
     return tuple(found[is_cut:][-count:])
 
 
-def _stands_in(text: Sequence[int], end: tuple[int, ...]) -> bool:
-    starts = (i for i, passage in enumerate(text) if passage == end[0])
-    return any(tuple(text[i : i + len(end)]) == end for i in starts)
+def _stands_in(text: Sequence[int], starts: Sequence[int], end: tuple[int, ...]) -> bool:
+    """`starts`: where its first passage stands. A text that repeats that endlessly is not searched to its end."""
+    return any(tuple(text[start : start + len(end)]) == end for start in starts[:SEARCHED])

@@ -23,13 +23,22 @@ class Volatile:
     `kinds`: what may be cut, of `kinds.KINDS`.
     """
 
-    def __init__(self, kinds: Collection[str], max_places: int = 2_000, max_texts: int = 20_000) -> None:
+    def __init__(
+        self,
+        kinds: Collection[str],
+        max_places: int = 2_000,
+        max_texts: int = 20_000,
+        max_cuts: int = 200_000,
+    ) -> None:
         self._kinds = frozenset(kinds)
         self._max_places = max_places
         self._max_texts = max_texts
+        self._max_cuts = max_cuts
+        """Of all texts together."""
         self._places: OrderedDict[int, dict[int, int]] = OrderedDict()
         """By what stands before: what stood behind, and how often."""
         self._cuts: OrderedDict[int, Cuts] = OrderedDict()
+        self._num_cuts = 0
 
     def learn(self, gap: Gap, weight: int = 1) -> None:
         """A break showed this gap."""
@@ -54,8 +63,9 @@ class Volatile:
             if not is_first:
                 return ()
             found = self._cuts[text] = self._find(owner, chunks_of(system)) if self._places else ()
-            if len(self._cuts) > self._max_texts:
-                self._cuts.popitem(last=False)
+            self._num_cuts += len(found)
+            while len(self._cuts) > self._max_texts or (self._num_cuts > self._max_cuts and len(self._cuts) > 1):
+                self._num_cuts -= len(self._cuts.popitem(last=False)[1])
         self._cuts.move_to_end(text)
         return found
 

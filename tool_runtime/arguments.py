@@ -7,7 +7,7 @@ name the place and the rule, which is what a model needs to repair its call.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -67,8 +67,9 @@ class Schema:
         if parameters.get("type", "object") != "object":
             raise ValueError(f"a schema of arguments describes an object, not {parameters['type']!r}")
         # An empty registry: a schema may refer to its own parts, never to an address that we would have to fetch.
-        kind: Any = extend(validator, {"uniqueItems": _unique})  # type: ignore[no-untyped-call]
-        self._validator: Validator = kind(parameters, registry=Registry())
+        self._validator: Validator = extend(validator, _LINEAR)(  # type: ignore[no-untyped-call]
+            parameters, registry=Registry()
+        )
         self._remembered = lru_cache(KEPT)(self._read)
 
     def read(self, text: str) -> Arguments:
@@ -107,12 +108,6 @@ class Schema:
         return iter(self._validator.iter_errors(value))
 
 
-def _unique(validator: Any, is_asked: bool, instance: Any, schema: Mapping[str, Any]) -> Iterator[ValidationError]:
-    """The library compares each item with each: 100 kB of objects would take minutes."""
-    if is_asked and isinstance(instance, list) and len(set(map(canonical, instance))) < len(instance):
-        yield ValidationError(f"{instance!r} has non-unique elements")
-
-
 def canonical(value: Any) -> str:
     """One text for equal JSON values. Raises ValueError for what JSON or UTF-8 cannot hold."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
@@ -126,6 +121,24 @@ def canonical_text(text: str) -> str:
         return canonical(_loads(text))
     except (ValueError, RecursionError):
         return text
+
+
+def _all_unique(_validator: Any, unique: Any, items: Any, _schema: Any) -> Iterator[ValidationError]:
+    """As the library's own, which compares each object with every other one."""
+    if unique and isinstance(items, list) and len(set(map(_hashable, items))) < len(items):
+        yield ValidationError(f"{items!r} has non-unique elements")
+
+
+_LINEAR = {"uniqueItems": _all_unique}
+
+
+def _hashable(value: Any) -> Any:
+    """Equal for equal JSON values: 1 and 1.0 are, 1 and true are not."""
+    if isinstance(value, dict):
+        return frozenset((key, _hashable(item)) for key, item in value.items())
+    if isinstance(value, list):
+        return tuple(map(_hashable, value))
+    return isinstance(value, bool), value
 
 
 def _parsed(text: str) -> Json:

@@ -225,9 +225,10 @@ class _Server:
 
 
 class FuzzedGateway:
-    """A whole gateway between a request and an answer that are both bytes."""
+    """A whole gateway between a request and an answer that are both bytes. `more`: of its settings, section by
+    section in the place of those that it has here."""
 
-    def __init__(self) -> None:
+    def __init__(self, more: Mapping[str, Any] | None = None) -> None:
         logging.disable(logging.CRITICAL)
         self._loop = asyncio.new_event_loop()
         self._engine = _ScriptedUpstream()
@@ -239,7 +240,7 @@ class FuzzedGateway:
             "receipts": {"max_kept": 200},
             "tools": {"use": [{"use": "benchmarks.soak.tools:build"}]},
         }
-        self._app = App(Settings.model_validate(tree))
+        self._app = App(Settings.model_validate(tree | dict(more or {})))
         self._app._transport = Transport("fuzz", _Server, lambda: self._engine)
         self._loop.run_until_complete(self._app.start())
         self._loop.time = lambda: time.monotonic() + self._ahead_s  # type: ignore[method-assign]
@@ -247,14 +248,18 @@ class FuzzedGateway:
     def __call__(self, data: bytes) -> None:
         """No input is a fault of the gateway, hangs, or leaves anything behind."""
         path, (raw, *answers) = PATHS[(data[0] if data else 0) % len(PATHS)], data[1:].split(_SEPARATOR)
+        self.ask(path, raw, answers)
+
+    def ask(self, path: str, raw: bytes, answers: list[bytes]) -> InProcessResponder:
+        """`answers` of the engine, one per call: a byte for the status, then chunks, each behind a byte 1."""
         self._engine.answers = answers
-        self._loop.run_until_complete(self._ask(InProcessRequest(path, [("Host", "h")], raw)))
+        return self._loop.run_until_complete(self._ask(InProcessRequest(path, [("Host", "h")], raw)))
 
     def close(self) -> None:
         self._loop.run_until_complete(self._app.stop())
         self._loop.close()
 
-    async def _ask(self, request: InProcessRequest) -> None:
+    async def _ask(self, request: InProcessRequest) -> InProcessResponder:
         responder = InProcessResponder()
         asking = asyncio.ensure_future(self._app.path.handle(request, responder))
         while not asking.done():
@@ -266,6 +271,7 @@ class FuzzedGateway:
         assert not sum(replica.slots_used for replica in view.replicas), "a slot is held"
         assert not sum(view.waiting.values()), "a turn waits"
         assert responder.status, "nothing was answered"
+        return responder
 
 
 TARGETS: dict[str, Callable[[], Callable[[bytes], None]]] = {

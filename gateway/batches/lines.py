@@ -14,12 +14,14 @@ from gateway import fields
 from gateway.batches.objects import Fault, Line
 from gateway.dialects.base import Script
 from gateway.errors import Failure
+from gateway.excerpt import excerpt
 from gateway.exchange import Json
 from gateway.splice import members_of, splice
 
 MAX_LINES = 50_000
 MAX_FAULTS = 1_000
 """Told of one file; it fails with the first."""
+MAX_FAULT_CHARS = 1_000
 MAX_CUSTOM_ID_CHARS = 512
 _REQUIRED = ("custom_id", "method", "url", "body")
 _SHORTEST_PREFIX_BYTES = 128
@@ -59,7 +61,8 @@ def read(file: Path, endpoint: Endpoint, max_line_bytes: int) -> Input:
             try:
                 found.lines.append(_line(number, offset, raw, endpoint, found, seen, max_line_bytes))
             except _Wrong as wrong:
-                found.faults.append(Fault(wrong.code, str(wrong), wrong.param, number + 1))
+                text = excerpt(str(wrong), MAX_FAULT_CHARS)
+                found.faults.append(Fault(wrong.code, text, wrong.param, number + 1))
                 if len(found.faults) == MAX_FAULTS:
                     return found
     if not found.lines and not found.faults:

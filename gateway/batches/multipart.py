@@ -8,6 +8,8 @@ from email.message import Message
 from email.parser import HeaderParser
 
 MAX_HEADER_BYTES = 16 * 1024
+MAX_PARAMETERS = 64
+"""Of one header: the standard library reads them in time that grows with their square."""
 _MAX_BOUNDARY_CHARS = 70
 
 
@@ -20,6 +22,7 @@ class PartBegins:
     name: str
     filename: str | None
     """None: a plain field."""
+    head_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,7 @@ class PartData:
 
 def boundary_of(content_type: str) -> bytes:
     """Raises BadForm."""
+    _check_parameters(content_type.count(";"))
     message = Message()
     message["Content-Type"] = content_type
     boundary = message.get_boundary()
@@ -68,9 +72,9 @@ class FormSplitter:
                 self.has_ended = True
                 return
             head_end = rest.find(b"\r\n\r\n", after)
+            if (len(rest) if head_end < 0 else head_end) - after > MAX_HEADER_BYTES:
+                raise BadForm(f"The headers of a part are longer than {MAX_HEADER_BYTES:,} bytes.")
             if head_end < 0:
-                if len(rest) - after > MAX_HEADER_BYTES:
-                    raise BadForm("The headers of a part do not end.")
                 return
             head = bytes(rest[after:head_end])
             yield from self._data(end)
@@ -85,9 +89,15 @@ class FormSplitter:
             yield PartData(data)
 
 
+def _check_parameters(num: int) -> None:
+    if num > MAX_PARAMETERS:
+        raise BadForm(f"A header of the form has more than {MAX_PARAMETERS} parameters.")
+
+
 def _part(head: bytes) -> PartBegins:
+    _check_parameters(head.count(b";"))
     headers = HeaderParser().parsestr(head.decode(errors="replace").lstrip())
     name = headers.get_param("name", header="content-disposition")
     if not isinstance(name, str):
         raise BadForm("A part has no name.")
-    return PartBegins(name, headers.get_filename())
+    return PartBegins(name, headers.get_filename(), len(head))

@@ -65,7 +65,7 @@ async def _read(request: Request, spool: Spool, max_bytes: int) -> Form:
         for event in splitter.feed(chunk):
             if isinstance(event, PartBegins):
                 name = event.name
-                beside_bytes += len(name)
+                beside_bytes += event.head_bytes
                 if name == "file":
                     form.filename = _base_name(event.filename)
                 else:

@@ -6,6 +6,7 @@ A dialect never changes what it reads. Writers return bytes that are ready to se
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from sys import getsizeof
 from typing import Any, Protocol
 
 from gateway.errors import Failure
@@ -38,6 +39,10 @@ class Tools:
 
     texts: tuple[bytes, ...]
     names: tuple[str, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(map(getsizeof, self.texts)) + sum(map(getsizeof, self.names))
 
 
 class Opening(Protocol):

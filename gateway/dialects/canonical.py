@@ -51,17 +51,19 @@ def content(value: Any) -> Any:
     if not isinstance(value, list):
         return value
     folded: list[Any] = []
+    texts: list[str] = []  # neighbours, joined once: adding each to those before it would copy them every time
     for part in value:
         text = text_of(part)
-        if text is None:
-            folded.append(clean(part) if isinstance(part, dict) else part)
-        elif folded and isinstance(folded[-1], str):
-            folded[-1] += text
-        else:
-            folded.append(text)
+        if text is not None:
+            texts.append(text)
+            continue
+        if texts:
+            folded.append("".join(texts))
+            texts = []
+        folded.append(clean(part) if isinstance(part, dict) else part)
     if not folded:
-        return ""
-    return folded[0] if len(folded) == 1 and isinstance(folded[0], str) else folded
+        return "".join(texts)
+    return [*folded, "".join(texts)] if texts else folded
 
 
 def text_of(part: Any) -> str | None:
@@ -104,14 +106,18 @@ def tool(definition: Json) -> bytes:
 def tool_names(definitions: Iterable[Json]) -> tuple[str, ...]:
     """Names that calls will carry: of functions, of the tools of a namespace, else the type (`web_search`)."""
     names: list[str] = []
+    _add_names(names, definitions)
+    return tuple(names)
+
+
+def _add_names(names: list[str], definitions: Iterable[Json]) -> None:
     for definition in definitions:
         nested = objects(definition.get("tools"))
         if nested:
-            names += tool_names(nested)
+            _add_names(names, nested)
             continue
         function = definition.get("function")
         named = function if isinstance(function, dict) else definition
         name = named.get("name") or definition.get("type")
         if isinstance(name, str):
             names.append(name)
-    return tuple(names)

@@ -101,7 +101,7 @@ def _read_message(message: Json, reply: Reply) -> None:
     """A delta of a stream, or a whole message."""
     content = message.get("content")
     if isinstance(content, str):
-        reply.text += content
+        reply.written.add(content)
     calls = message.get("tool_calls")
     if not calls:
         return
@@ -117,4 +117,4 @@ def _read_message(message: Json, reply: Reply) -> None:
         function = fields.obj(call, "function") or fields.obj(call, "custom")
         slot.id = fields.text(call, "id") or slot.id
         slot.name = fields.text(function, "name") or slot.name
-        slot.arguments += fields.text(function, "arguments") or fields.text(function, "input") or ""
+        slot.written.add(fields.text(function, "arguments") or fields.text(function, "input") or "")

@@ -58,7 +58,7 @@ class Completions(OpenAiFormat):
         for choice in canonical.objects(event.get("choices")):
             if choice.get("index", 0) != 0:
                 continue
-            reply.text += fields.text(choice, "text") or ""
+            reply.written.add(fields.text(choice, "text") or "")
             finish = fields.text(choice, "finish_reason")
             if finish is not None:
                 reply.finish_reason = finish

@@ -154,7 +154,7 @@ def _read_block(block: Json, reply: Reply) -> None:
     """A block that starts in a stream, mostly empty, or a whole one."""
     kind = block.get("type")
     if kind == "text":
-        reply.text += fields.text(block, "text") or ""
+        reply.written.add(fields.text(block, "text") or "")
     elif kind == "tool_use":
         given = fields.obj(block, "input")
         arguments = orjson.dumps(given).decode() if given else ""
@@ -167,6 +167,6 @@ def _read_delta(delta: Json, reply: Reply) -> None:
     """Blocks come one after the other, so arguments belong to the last call."""
     kind = delta.get("type")
     if kind == "text_delta":
-        reply.text += fields.text(delta, "text") or ""
+        reply.written.add(fields.text(delta, "text") or "")
     elif kind == "input_json_delta" and reply.tool_calls:
-        reply.tool_calls[-1].arguments += fields.text(delta, "partial_json") or ""
+        reply.tool_calls[-1].written.add(fields.text(delta, "partial_json") or "")

@@ -59,11 +59,11 @@ class Responses:
             tools = canonical.tools(canonical.objects(body.get("tools")))
         value = body.get("input")
         items = [{"role": "user", "content": value}] if isinstance(value, str) else canonical.objects(value)
-        system = [body.get("instructions")]
-        while items and items[0].get("role") in ("system", "developer"):
-            system.append(items[0].get("content"))
-            items = items[1:]
-        messages = [message for message in map(_item, items) if message is not None]
+        num_system = 0
+        while num_system < len(items) and items[num_system].get("role") in ("system", "developer"):
+            num_system += 1
+        system = [body.get("instructions"), *(item.get("content") for item in items[:num_system])]
+        messages = [message for message in map(_item, items[num_system:]) if message is not None]
         return Script(
             tools=tools.texts,
             system=canonical.system(system),
@@ -90,7 +90,7 @@ class Responses:
     def read(self, event: Json, reply: Reply) -> None:
         kind = event.get("type")
         if kind == "response.output_text.delta":
-            reply.text += fields.text(event, "delta") or ""
+            reply.written.add(fields.text(event, "delta") or "")
         elif kind == "response.output_item.done":
             _read_call(fields.obj(event, "item"), reply)
         elif event.get("object") == "response":
@@ -213,10 +213,10 @@ def _read_response(response: Json, reply: Reply) -> None:
         return
     reply.finish_reason = fields.text(fields.obj(response, "incomplete_details"), "reason") or status
     reply.is_complete = True
-    if reply.text or reply.tool_calls:
+    if reply.written.num_chars or reply.tool_calls:
         return
     for item in canonical.objects(response.get("output")):
         _read_call(item, reply)
         if item.get("type") == "message":
             for part in canonical.objects(item.get("content")):
-                reply.text += canonical.text_of(part) or ""
+                reply.written.add(canonical.text_of(part) or "")

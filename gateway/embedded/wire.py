@@ -99,11 +99,15 @@ class ChatWire(_Frame):
     def whole(self, deltas: Sequence[Delta], finish_reason: str, usage: Json) -> bytes:
         content = "".join(delta.text for delta in deltas if delta.call_index is None)
         calls: list[Json] = []
+        arguments: list[list[str]] = []
         for delta in deltas:
             if delta.call_name is not None:
                 calls.append(self._call(delta.call_name))
+                arguments.append([])
             elif delta.call_index is not None:
-                calls[delta.call_index]["function"]["arguments"] += delta.text
+                arguments[delta.call_index].append(delta.text)
+        for call, texts in zip(calls, arguments, strict=True):
+            call["function"]["arguments"] = "".join(texts)
         message: Json = {"role": "assistant", "content": content or (None if calls else "")}
         message |= {"tool_calls": calls} if calls else {}
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish_reason}

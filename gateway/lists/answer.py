@@ -19,7 +19,7 @@ from gateway.inprocess import Begun
 from gateway.lists.asking import PartFailed, PartRequest, Sink, Streamed, Template, Whole
 from gateway.lists.parts import CHARS_PER_TOKEN, Part, cut, prompts_of
 from gateway.retries import FULL, again_in_s
-from gateway.splice import splice
+from gateway.splice import members_of, splice
 from gateway.transport import Handler, HeaderList, Responder
 from gateway.waiting import SSE_HEADERS
 from policies.view import FleetView
@@ -39,6 +39,8 @@ ASKED_PER_SLOT = 2
 """Prompts asked at once, for each slot: some of a part are finished long before its last one is."""
 HELD_BACK = 1 / 3
 """Share of a list that is not asked at first, so that the engine that is done sooner gets more of it."""
+MOST_BESIDE_BYTES = 2**18
+"""Of a body beside its prompts, which each part repeats: with more beside it a list goes to one engine, whole."""
 JSON_TYPE = ("Content-Type", "application/json")
 _OWN = ("x-turngate-session", "x-turngate-parent", "x-turngate-final", "x-turngate-remaining-turns")
 _ONE_CALL = (("x-turngate-final", "1"), ("x-turngate-remaining-turns", "0"))
@@ -83,7 +85,8 @@ class Lists:
         if prompts is None:
             return False
         shape = Shape.of(self.view(), _n(exchange.body))
-        return len(prompts) > shape.max_prompts or _fails_apart(exchange)
+        is_cut = len(prompts) > shape.max_prompts or _fails_apart(exchange)
+        return is_cut and _beside_bytes(exchange.raw) <= MOST_BESIDE_BYTES
 
     async def answer(self, exchange: Exchange, responder: Responder, handle: Handler, caller: Caller) -> None:
         """`handle` answers a part. Raises Refused."""
@@ -202,6 +205,13 @@ def _outcome(failure: Failure) -> Outcome:
     if failure.status in FULL:
         return Outcome.ENGINE_REFUSED
     return Outcome.BAD_REQUEST if failure.status < 500 else Outcome.ENGINE_FAILED
+
+
+def _beside_bytes(raw: bytes) -> int:
+    """Of a body: all but its prompts; of a small one at most."""
+    if len(raw) <= MOST_BESIDE_BYTES:
+        return len(raw)
+    return len(raw) - sum(end - start for key, _, start, end in members_of(raw) if key == "prompt")
 
 
 def _n(body: Json) -> int:

@@ -17,6 +17,7 @@ from gateway.inprocess import FAILED, Begun, InProcessRequest, InProcessResponde
 from gateway.lists.choices import BadPart, Choices, added, failed, index_of
 from gateway.lists.parts import Part
 from gateway.sse import EventSplitter, data_of
+from gateway.text_buffer import TextBuffer
 from gateway.transport import Handler, HeaderList
 
 PATH = "/v1/completions"
@@ -95,7 +96,7 @@ class Whole:
 class _Said:
     """What the client has of one choice."""
 
-    text: str = ""
+    written: TextBuffer = field(default_factory=TextBuffer)
     is_finished: bool = False
 
 
@@ -158,6 +159,8 @@ class _Stream:
         self._splitter = EventSplitter()
         self._heard: dict[int, int] = {}
         """Characters of each choice in this attempt."""
+        self._earlier: dict[int, str] = {}
+        """Text of each choice from the attempts before."""
         self.failure: Failure | None = None
 
     async def feed(self, chunk: bytes) -> None:
@@ -190,9 +193,11 @@ class _Stream:
         said, text = self._sink.said(index), fields.text(choice, "text") or ""
         if said.is_finished:
             return None
+        if local not in self._earlier:
+            self._earlier[local] = str(said.written)
         heard = self._heard.get(local, 0)
         self._heard[local] = heard + len(text)
-        again = said.text[heard : heard + len(text)]
+        again = self._earlier[local][heard : heard + len(text)]
         if text[: len(again)] != again:
             why = "An engine broke off in the middle of an answer, and another gave another answer."
             self.failure = Failure(500, "server_error", why, code="answer_changed")
@@ -201,7 +206,10 @@ class _Stream:
         said.is_finished = choice.get("finish_reason") is not None
         if again and not new and not said.is_finished:
             return None
-        said.text = "" if said.is_finished else said.text + new
+        if said.is_finished:
+            said.written = TextBuffer()  # it is not compared any more
+        else:
+            said.written.add(new)
         return {**choice, "index": index, "text": new}
 
 

@@ -9,6 +9,7 @@ import orjson
 
 from gateway import sse
 from gateway.exchange import Json
+from gateway.text_buffer import TextBuffer
 
 
 class Teller(Protocol):
@@ -102,7 +103,8 @@ class BodyTeller:
         self._body: Json = {"id": "", "object": "chat.completion", "created": created_at, "model": ""}
         self._text: list[str] = []
         self._reasoning: list[str] = []
-        self._calls: list[Json] = []
+        self._calls: list[tuple[Json, TextBuffer]] = []
+        """Each with its arguments."""
         self._reason: str | None = None
         self._usage: Json | None = None
 
@@ -112,7 +114,10 @@ class BodyTeller:
         if self._reasoning:
             message["reasoning_content"] = "".join(self._reasoning)
         if self._calls:
-            message["tool_calls"] = self._calls
+            message["tool_calls"] = [
+                {**call, "function": {**call["function"], "arguments": str(arguments)}}
+                for call, arguments in self._calls
+            ]
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": self._reason}
         return orjson.dumps(self._body | {"choices": [choice], "usage": self._usage})
 
@@ -126,10 +131,11 @@ class BodyTeller:
         self._reasoning.append(text)
 
     def call(self, call_id: str, name: str) -> None:
-        self._calls.append({"id": call_id, "type": "function", "function": {"name": name, "arguments": ""}})
+        call = {"id": call_id, "type": "function", "function": {"name": name}}
+        self._calls.append((call, TextBuffer()))
 
     def arguments(self, text: str) -> None:
-        self._calls[-1]["function"]["arguments"] += text
+        self._calls[-1][1].add(text)
 
     def finish(self, reason: str) -> None:
         self._reason = reason

@@ -8,6 +8,7 @@ from hashlib import sha256
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
+from gateway.excerpt import excerpt
 from gateway.exchange import Json
 from gateway.metrics import Bounded
 from tool_runtime.types import Call, Context, Execution, Origin, Result, Status
@@ -66,7 +67,7 @@ class ToolAudit:
         """The result of a call that its request may not make."""
         digest = sha256(call.arguments.encode("utf-8", "surrogatepass")).hexdigest()
         execution = Execution(
-            tool=call.name[:_MAX_NAME_CHARS],
+            tool=excerpt(call.name, _MAX_NAME_CHARS),
             source="",
             call_id=call.id,
             context=context,
@@ -98,7 +99,7 @@ def _line(execution: Execution) -> Json:
         "key": context.key_id,
         "session": context.session_id,
         "turn": context.turn_id,
-        "call": execution.call_id,
+        "call": excerpt(execution.call_id),
         "arguments_sha256": execution.arguments_sha256,
         "ms": round(execution.seconds * 1000, 1),
         "shared_by": execution.shared_by,

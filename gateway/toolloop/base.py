@@ -6,6 +6,7 @@ is one model call on its way into it, as events or as a whole body.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -55,6 +56,8 @@ class Round:
         self.closing: list[bytes] = []
         """Events of the end, kept back until what is hidden has been stored: see `holds_end`."""
         self._must_end = terms.must_end
+        self._shown: list[int] = []
+        """Indexes, in order, of the items or blocks that the client sees, of formats that number those."""
 
     @property
     def holds_end(self) -> bool:
@@ -65,6 +68,14 @@ class Round:
     def is_shown_whole(self) -> bool:
         """Whether the client has been shown its end."""
         return self.end is End.FINAL and not self.holds_end
+
+    def begun(self, index: int, *, is_hidden: bool) -> None:
+        """An item or block at this index has begun, once."""
+        if not is_hidden:
+            insort(self._shown, index)
+
+    def num_shown_before(self, index: int) -> int:
+        return bisect_left(self._shown, index)
 
     def shown(self, event: bytes, parsed: Json | None) -> bytes:
         """What the client gets of an event; `parsed` is None for the end marker."""

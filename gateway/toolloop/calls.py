@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 import orjson
 
+from gateway.text_buffer import TextBuffer
+
 NO_ARGUMENTS = "{}"
 
 
@@ -46,7 +48,8 @@ class Spoken:
 
     id: str = ""
     name: str = ""
-    arguments: str = ""
+    written: TextBuffer = field(default_factory=TextBuffer)
+    """Its arguments."""
     is_ours: bool | None = None
     """Whether the client must not see it. None: its name has not come yet."""
     is_complete: bool = False
@@ -54,13 +57,18 @@ class Spoken:
     """Of a client's call: its index among those that the client sees."""
     end: ObjectEnd = field(default_factory=ObjectEnd)
 
+    @property
+    def arguments(self) -> str:
+        return str(self.written)
+
     def for_history(self) -> str:
         """Arguments that chat templates can render: engines answer 400 to what is no object."""
+        arguments = self.arguments
         try:
-            parsed = orjson.loads(self.arguments)
+            parsed = orjson.loads(arguments)
         except orjson.JSONDecodeError:
             return NO_ARGUMENTS
-        return self.arguments if isinstance(parsed, dict) else NO_ARGUMENTS
+        return arguments if isinstance(parsed, dict) else NO_ARGUMENTS
 
 
 class Calls:
@@ -73,6 +81,8 @@ class Calls:
         self._is_ours = is_ours
         self._completed = completed
         self._by_index: dict[int, Spoken] = {}
+        self._latest: Spoken | None = None
+        self._num_clients = 0
 
     def __iter__(self) -> Iterator[Spoken]:
         return iter(self._by_index.values())
@@ -89,17 +99,18 @@ class Calls:
         """A piece of the call at `index`, or all of it."""
         call = self._by_index.get(index)
         if call is None:
-            for earlier in self:
-                self._complete(earlier)
-            call = self._by_index[index] = Spoken()
+            if self._latest is not None:
+                self._complete(self._latest)
+            call = self._latest = self._by_index[index] = Spoken()
         call.id = id_ or call.id
         if name and call.is_ours is None:
             call.name = name
             call.is_ours = self._is_ours(name)
             call.id = call.id or f"call_{uuid.uuid4().hex}"
-            call.place = len(self.clients) - 1
+            call.place = self._num_clients
+            self._num_clients += not call.is_ours
         if arguments:
-            call.arguments += arguments
+            call.written.add(arguments)
             if call.end.feed(arguments):
                 self._complete(call)
         return call
@@ -107,7 +118,8 @@ class Calls:
     def closed(self, index: int, arguments: str | None = None) -> None:
         """No more will come of a call. `arguments`: all of them, from a format that repeats them."""
         if (call := self._by_index.get(index)) is not None:
-            call.arguments = call.arguments or arguments or ""
+            if arguments and not call.written.num_chars:
+                call.written.add(arguments)
             self._complete(call)
 
     def ended(self) -> None:

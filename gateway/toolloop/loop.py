@@ -15,6 +15,7 @@ from gateway.claims import lost_s, read_claim, says_retry
 from gateway.dialects.base import Script
 from gateway.exchange import Exchange, Json
 from gateway.splice import splice
+from gateway.text_buffer import TextBuffer
 from gateway.toolloop.base import End, Format, Round, Terms
 from gateway.toolloop.calls import Spoken
 from gateway.toolloop.edit import Edit, edited
@@ -157,7 +158,7 @@ class ToolLoop:
             if ours or self._number > 1:
                 self._keep(self._format.results(results))
             reply = self._exchange.reply
-            reply.text, reply.tool_calls = self.answer.text, self.answer.calls
+            reply.written, reply.tool_calls = TextBuffer(self.answer.text), self.answer.calls
             return False
         self._append(said)
         self._number += 1

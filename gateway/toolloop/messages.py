@@ -12,6 +12,7 @@ from gateway.dialects import canonical
 from gateway.dialects.messages import Pings
 from gateway.errors import Failure
 from gateway.exchange import Json, ToolCall
+from gateway.text_buffer import TextBuffer
 from gateway.toolloop.base import End, Round, Terms, added, mark
 from gateway.toolloop.calls import Spoken
 from tool_runtime.types import Result, Status, Tool
@@ -128,6 +129,8 @@ class MessagesRound(Round):
         super().__init__(terms)
         self._answer = answer
         self._blocks: dict[int, Json] = {}
+        self._pieces: dict[int, dict[str, TextBuffer]] = {}
+        """Of a block: what came for it behind its start, by key."""
         self._uses: dict[int, Spoken] = {}
 
     def said(self) -> list[Json]:
@@ -170,18 +173,26 @@ class MessagesRound(Round):
         self.usage = {**self.usage, **fields.obj(message, "usage")}
 
     def _start(self, index: int, block: Json) -> None:
-        self._blocks[index] = dict(block)
+        is_new = index not in self._blocks
+        self._blocks[index] = block
+        self._pieces.pop(index, None)
         if block.get("type") == "tool_use":
             given = fields.obj(block, "input")
             arguments = orjson.dumps(given).decode() if given else ""
             id_, name = fields.text(block, "id"), fields.text(block, "name")
             self._uses[index] = self.calls.heard(index, id_, name, arguments)
+        if is_new:
+            self.begun(index, is_hidden=self._is_hidden(index))
 
     def _go_on(self, index: int, delta: Json) -> None:
-        block = self._blocks.setdefault(index, {})
+        if index not in self._blocks:
+            self._start(index, {})
         kind = fields.text(delta, "type") or ""
         if (key := _PIECES.get(kind)) is not None:
-            block[key] = (fields.text(block, key) or "") + (fields.text(delta, key) or "")
+            pieces = self._pieces.setdefault(index, {})
+            if key not in pieces:
+                pieces[key] = TextBuffer(fields.text(self._blocks[index], key) or "")
+            pieces[key].add(fields.text(delta, key) or "")
         elif kind == "input_json_delta" and index in self._uses:
             self.calls.heard(index, None, None, fields.text(delta, "partial_json") or "")
 
@@ -205,13 +216,12 @@ class MessagesRound(Round):
         return index in self._uses and self._uses[index].is_ours is not False
 
     def _renumbered(self, event: bytes, parsed: Json, index: int) -> bytes:
-        before = sum(not self._is_hidden(other) for other in self._blocks if other < index)
-        place = len(self._answer.blocks) + before
+        place = len(self._answer.blocks) + self.num_shown_before(index)
         return event if place == index else sse.event(orjson.dumps(parsed | {"index": place}), parsed["type"])
 
     def _whole(self, index: int) -> Json:
         use = self._uses.get(index)
-        block = self._blocks[index]
+        block = self._blocks[index] | {key: str(text) for key, text in self._pieces.get(index, {}).items()}
         return block if use is None else {**block, "id": use.id, "input": orjson.loads(use.for_history())}
 
 

@@ -205,8 +205,7 @@ class ResponsesRound(Round):
             self.calls.closed(index, fields.text(parsed, "arguments"))
         if self._is_hidden(index):
             return b""
-        before = sum(not self._is_hidden(other) for other in self._items if other < index)
-        return self._sent(event, parsed, output_index=len(self._answer.items) + before)
+        return self._sent(event, parsed, output_index=len(self._answer.items) + self.num_shown_before(index))
 
     def failed(self, event: bytes, parsed: Json) -> bytes:
         return self._renamed(event, parsed)
@@ -223,14 +222,15 @@ class ResponsesRound(Round):
         return self._answer.numbered(parsed | changed)
 
     def _heard(self, index: int, item: Json, *, is_over: bool) -> None:
+        is_new = index not in self._items
         self._items[index] = item
-        if item.get("type") != _CALL:
-            return
-        arguments = fields.text(item, "arguments") or ""
-        if index not in self._calls:
+        is_call, arguments = item.get("type") == _CALL, fields.text(item, "arguments") or ""
+        if is_call and index not in self._calls:
             id_, name = fields.text(item, "call_id"), fields.text(item, "name")
             self._calls[index] = self.calls.heard(index, id_, name, arguments)
-        if is_over:
+        if is_new:
+            self.begun(index, is_hidden=self._is_hidden(index))
+        if is_call and is_over:
             self.calls.closed(index, arguments)
 
     def _closing(self, event: bytes, parsed: Json) -> bytes:

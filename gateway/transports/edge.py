@@ -12,6 +12,7 @@ from typing import Protocol
 
 import orjson
 
+from gateway.excerpt import excerpt
 from gateway.transport import BodyBroken, Handler, HeaderList, Request, Responder
 
 LOG = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ async def serve(handler: Handler, request: Request, responder: Ending) -> None:
     except ConnectionError:
         pass  # the client has gone
     except Exception:
-        LOG.exception("the handler of %s %s failed", request.method, request.path)
+        LOG.exception("the handler of %s %s failed", excerpt(request.method), excerpt(request.path))
         await refuse(responder, 500, "The gateway failed. Its log says why.")
     finally:
         if not responder.has_ended:

@@ -43,7 +43,7 @@ FLEET = FleetView(
 
 def observer() -> Observer:
     engines = [Engine("a", True), Engine("b", False)]
-    return Observer(lambda: 100.0, lambda: FLEET, lambda: engines, Receipts(600, 10))
+    return Observer(lambda: 100.0, lambda: FLEET, lambda: engines, Receipts(600, 10, 2**20))
 
 
 def exchange(**changes: Any) -> Exchange:

@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import orjson
 import pytest
 
 from benchmarks.clients.trace_replay import HeadersOnly
 from gateway.claims import Claim, read_claim
+from gateway.dialects import BY_PATH
 from gateway.dialects.base import Dialect, Script
 from gateway.exchange import Exchange, Recognition, Reply, Timings, ToolCall
-from gateway.identity import Identity
+from gateway.identity import MAX_TOOL_BYTES, Identity
 from policies.types import TurnKind
 
 TOOLS = (b'{"name":"bash","parameters":{"command":"string"}}',)
@@ -204,3 +206,15 @@ def test_an_exchange_may_be_told_as_answered_twice_or_never() -> None:
     exchange = Exchange("1", HeadersOnly({}), cast(Dialect, None), "tenant", Timings(0.0))
     desk.identity.answered(exchange, True, 2.0)
     assert desk.ask(b"u1").is_retry
+
+
+def test_the_tools_that_are_remembered_are_bounded_in_bytes() -> None:
+    identity = Identity(secret=b"secret")
+    for number in range(40):
+        name = f"{number}" + "n" * 2**20
+        body = {"messages": [{"role": "user", "content": "hi"}], "tools": [{"function": {"name": name}}]}
+        raw = orjson.dumps(body)
+        exchange = Exchange("1", HeadersOnly({}), BY_PATH["/v1/chat/completions"], "t", Timings(0.0), raw, body)
+        assert identity.script(exchange).tool_names == (name,)
+        assert identity.script(exchange).tool_names == (name,)
+        assert 0 < sum(tools.size_bytes for tools in identity._tools._kept.values()) <= MAX_TOOL_BYTES

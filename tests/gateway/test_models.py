@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.models import engine_model
+from gateway.models import MAX_NAME_CHARS, engine_model
 from gateway.settings import Models
 
 ALIASES = {"gpt-5": "large", "gpt-*": "small", "own": "own"}
@@ -30,3 +30,8 @@ def test_an_alias_wins_then_a_served_name_then_the_only_model(
 
 def test_a_single_model_answers_to_its_own_name_alone_where_that_is_configured() -> None:
     assert engine_model("unknown", Models(answer_any_model=False), {"large"}) is None
+
+
+def test_while_nothing_is_served_only_what_can_be_a_name_goes_through() -> None:
+    assert engine_model("m" * MAX_NAME_CHARS, Models(), ()) == "m" * MAX_NAME_CHARS
+    assert engine_model("m" * (MAX_NAME_CHARS + 1), Models(), ()) is None

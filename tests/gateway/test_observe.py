@@ -205,7 +205,7 @@ def test_a_receipt_is_for_its_own_tenant_only() -> None:
 
 def test_one_line_is_logged_per_exchange_and_it_holds_no_content(log: io.StringIO) -> None:
     asked = exchange(raw=b"my secret prompt", body={"messages": ["my secret prompt"]})
-    asked.reply.text = "a secret answer"
+    asked.reply.written.add("a secret answer")
     observer().finished(asked)
     line = log.getvalue()
     assert line.count("\n") == 1
@@ -233,7 +233,7 @@ def test_text_that_could_break_a_line_is_quoted(log: io.StringIO) -> None:
     observer().finished(exchange(asked_model='two\nlines "x"', notes=["max_tokens lowered"]))
     line = log.getvalue()
     assert line.count("\n") == 1
-    assert r'model="two\nlines \"x\""' in line
+    assert r'model="two\\u000alines \"x\""' in line
     assert 'notes="max_tokens lowered"' in line
 
 

@@ -12,6 +12,9 @@ from aiohttp import web
 
 from tests.deadline import DEADLINE_S
 
+MAX_HEAD_BYTES = 2**17
+"""More than the gateway takes: what it passes on is for its tests to judge."""
+
 
 class Call:
     """One request at the engine, and the means to answer it."""
@@ -167,7 +170,13 @@ class FakeEngine:
 
     async def start(self, port: int = 0) -> None:
         self._changed = asyncio.Condition()
-        server = web.Server(self._answer, handler_cancellation=True, access_log=None)  # type: ignore[arg-type]
+        server = web.Server(
+            self._answer,  # type: ignore[arg-type]
+            handler_cancellation=True,
+            access_log=None,
+            max_line_size=MAX_HEAD_BYTES,
+            max_field_size=MAX_HEAD_BYTES,
+        )
         self._runner = web.ServerRunner(server, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", port)

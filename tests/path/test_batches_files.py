@@ -85,6 +85,15 @@ async def test_what_stands_beside_the_file_in_a_form_is_bounded(gateway: Gateway
     assert list((tmp_path / "files").iterdir()) == []
 
 
+async def test_the_headers_of_parts_count_as_beside_the_file(gateway: Gateway) -> None:
+    about = f'Content-Disposition: form-data; name="a"; x="{"y" * 15_000}"'
+    form = "".join(f"--b\r\n{about}\r\n\r\n\r\n" for _ in range(10)) + "--b--\r\n"
+    headers = {"Content-Type": "multipart/form-data; boundary=b"}
+    async with gateway.client.post(gateway.url("/v1/files"), data=form, headers=headers) as response:
+        assert response.status == 400
+        assert "beside the file" in (await response.json())["error"]["message"]
+
+
 async def test_a_file_whose_content_is_gone_is_not_begun_to_be_sent(
     gateway: Gateway, tmp_path: Path, sdk: Connect
 ) -> None:

@@ -51,9 +51,18 @@ async def test_a_warm_up_is_the_sessions_last_call_for_one_token(
 async def test_what_is_kept_for_warm_ups_is_bounded_and_the_oldest_goes_first(
     start: Start, engine: FakeEngine
 ) -> None:
-    gateway = await start(engine, policy={"warm_up_bytes": 150 + OWN_BYTES})
+    gateway = await start(engine, policy={"warm_up_bytes": 4 * OWN_BYTES})
     sessions = [await answered(gateway, path) for path in ASKED]
     assert [await gateway.app.warm_ups.ask(session_id) for session_id in sessions] == [False, True]
+
+
+async def test_the_headers_of_what_is_kept_for_warm_ups_count(start: Start, engine: FakeEngine) -> None:
+    gateway = await start(engine, policy={"warm_up_bytes": 50_000})
+    for number in range(30):
+        asked = {"model": "m", "messages": [{"role": "user", "content": f"Do {number}."}]}
+        assert (await gateway.ask(asked, X_Other="x" * 7_000)).status == 200
+    kept = gateway.app.warm_ups._kept.values()
+    assert 1 <= len(kept) <= 50_000 / 7_000
 
 
 async def test_a_warm_up_that_the_engine_breaks_off_is_told_to_have_failed(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import orjson
 import pytest
 from aiohttp import web
 
+from gateway.lists.answer import MOST_BESIDE_BYTES
 from tests.path.conftest import Answer, Gateway, Start
 from tests.path.fake_engine import DONE, Call, FakeEngine, error
 
@@ -116,6 +118,24 @@ async def test_one_prompt_or_one_part_passes_byte_for_byte(start: Start, engine:
     async with gateway.client.post(gateway.url(PATH), data=body) as response:
         assert await response.read() == said
     assert engine.calls[0].raw == body
+
+
+@pytest.mark.parametrize("headers", [{}, APART])
+async def test_a_list_with_much_beside_it_is_not_sent_many_times(pair: Gateway, headers: dict[str, str]) -> None:
+    """A thousand parts of a request with a megabyte beside its prompts would be a gigabyte to send."""
+    body = orjson.dumps(asks(50, suffix="x" * MOST_BESIDE_BYTES))
+    async with pair.client.post(pair.url(PATH), data=io.BytesIO(body), headers=headers) as response:
+        assert len((await response.json())["choices"]) == 50
+    assert [call.raw for engine in pair.engines for call in engine.calls] == [body]
+
+
+async def test_prompts_themselves_may_be_long(pair: Gateway) -> None:
+    prompts = ["é" * 100_000 + str(n) for n in range(12)]
+    body = io.BytesIO(orjson.dumps(asks(0) | {"prompt": prompts}))
+    async with pair.client.post(pair.url(PATH), data=body) as response:
+        texts = [one["text"] for one in (await response.json())["choices"]]
+    assert texts == [f"{prompt}/0" for prompt in prompts]
+    assert sum(len(engine.calls) for engine in pair.engines) > 1
 
 
 async def test_what_a_list_asks_for_reaches_every_part(pair: Gateway) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from policies.chains import block_chain
+from policies.families import Families, Kin
 from policies.heads import MAX_HEADS, Heads
+from policies.types import BLOCK_CHARS
 
 KEY, TOOLS, SYSTEM = b"key", (b"tool " * 200, b"other " * 200), b"system " * 300
 
@@ -35,3 +39,23 @@ def test_the_head_that_was_asked_for_last_stays() -> None:
     assert heads.of(KEY, TOOLS, SYSTEM) is first
     heads.of(KEY, (), b"one more")
     assert heads.of(KEY, TOOLS, SYSTEM) is first
+
+
+@pytest.mark.parametrize("num_blocks", [10, 255, 256, 700, 5_000])
+def test_a_family_is_found_by_few_of_its_blocks_however_long_its_system_text(num_blocks: int) -> None:
+    """Eight bytes of a mark take a hundred in the table: a prompt of megabytes would leave a good part of it."""
+    families = Families(limit=100)
+    tool = b"".join(b"%0*d" % (BLOCK_CHARS, number) for number in range(num_blocks))
+
+    def found(shared: float, length: float = 1.0) -> Kin:
+        """The family of tools that share this much of the first ones', and are this long."""
+        kept = int(shared * len(tool))
+        other = (tool[:kept] + b"another end " * len(tool))[: int(length * len(tool))]
+        return families.find(KEY, (other,), b"system", [], None)
+
+    first = found(1.0)
+    assert 0 < len(first.marks) <= 2**8 + 1
+    assert found(0.75) is first
+    assert found(0.9, 1.5) is first
+    assert found(0.6, 0.7) is first
+    assert found(0.3) is not first

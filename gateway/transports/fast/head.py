@@ -9,12 +9,20 @@ from operator import itemgetter
 from gateway.transport import HeaderList, sendable
 
 RawHeaders = list[tuple[bytes, bytes]]
-_NAME = itemgetter(0)
+_FIRST = itemgetter(0)
+
+
+_MOST_NAME_BYTES = 64
+"""Of names that are remembered: longer ones are a stranger's, who may send another one each time."""
 
 
 @lru_cache(maxsize=1024)
-def _name(raw: bytes) -> str:
+def _known_name(raw: bytes) -> str:
     return raw.decode("ascii")
+
+
+def _name(raw: bytes) -> str:
+    return _known_name(raw) if len(raw) <= _MOST_NAME_BYTES else raw.decode("ascii")
 
 
 def decoded(raw: RawHeaders) -> list[tuple[str, str]]:
@@ -43,7 +51,7 @@ def size_line(size_bytes: int) -> bytes:
 
 def encoded(headers: HeaderList, left_out: frozenset[str]) -> str:
     """The header lines but for those left out, each with its end."""
-    if not left_out.isdisjoint(map(str.lower, map(_NAME, headers))):
+    if not left_out.isdisjoint(map(str.lower, map(_FIRST, headers))):
         headers = [pair for pair in headers if pair[0].lower() not in left_out]
     text = "\r\n".join(map(": ".join, headers))
     if text.isascii() and text.count("\n") == text.count("\r") == len(headers) - 1 and "\0" not in text:

@@ -12,6 +12,10 @@ BUFFER_BYTES = 256 * 1024
 """Of a body that nobody has asked for yet; then reading from the connection pauses."""
 
 
+SMALL_BYTES = 1024
+"""Smaller pieces of a body are joined as they come."""
+
+
 class Source(Protocol):
     """The connection that a body comes from."""
 
@@ -68,7 +72,7 @@ class FastRequest:
         """The client waits for a word before it sends the body."""
         self.is_complete = False
         self._source = source
-        self._parts: list[bytes] = []
+        self._parts: list[bytes | bytearray] = []
         self._held_bytes = self._size_bytes = 0
         self._wakes_at_bytes = BUFFER_BYTES
         self._is_dropped = False
@@ -90,7 +94,7 @@ class FastRequest:
     def feed(self, data: bytes) -> None:
         if self._is_dropped:
             return
-        self._parts.append(data)
+        self._hold(data)
         self._size_bytes += len(data)
         self._held_bytes += len(data)
         if self._held_bytes >= self._wakes_at_bytes:
@@ -140,9 +144,20 @@ class FastRequest:
             finally:
                 self._waiter = None
 
+    def _hold(self, data: bytes) -> None:
+        """What comes in tiny chunks is held as one: each by itself would take ten times its size."""
+        parts = self._parts
+        if len(data) >= SMALL_BYTES:
+            parts.append(data)
+        elif parts and isinstance(parts[-1], bytearray):
+            parts[-1] += data
+        else:
+            parts.append(bytearray(data) if parts else data)
+
     def _take(self) -> bytes:
         parts, self._parts, self._held_bytes = self._parts, [], 0
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        first = parts[0] if parts else b""
+        return first if len(parts) == 1 and isinstance(first, bytes) else b"".join(parts)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

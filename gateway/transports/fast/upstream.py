@@ -14,7 +14,7 @@ from gateway.transports.fast.sweep import Sweep
 STALE_WITHIN_S = 1.0
 
 _OWN_HEADERS = HOP_BY_HOP | {"host", "content-length"}
-_MOST_PLACES = 256
+_MOST_PLACES, _MOST_PLACE_CHARS = 256, 512
 
 
 class FastUpstream:
@@ -77,14 +77,15 @@ class FastUpstream:
         origin, target = (url[:start], url[start:]) if start > 0 else (url, "/")
         target = target.partition("#")[0]
         if not (target.isascii() and target.isprintable()) or " " in target:
-            raise UpstreamRefused(f"{url!r} is no URL")
+            raise UpstreamRefused("the address of a call is no URL")
         pool = self._pools.get(origin)
         if pool is None:
             pool = self._pools[origin] = Pool(origin)
-        if len(self._places) >= _MOST_PLACES:
-            self._places.clear()
-        place = self._places[url] = pool, target
-        return place
+        if len(url) <= _MOST_PLACE_CHARS:
+            if len(self._places) >= _MOST_PLACES:
+                self._places.clear()
+            self._places[url] = pool, target
+        return pool, target
 
     def _tick(self, now: float) -> None:
         for pool in self._pools.values():

@@ -125,3 +125,11 @@ def test_texts_with_a_long_common_prefix_stand_side_by_side(num_groups: int, ord
     ordered = [text[:1] for text in sorted(texts, key=lambda text: prefix_key(iter([text])))]
     changes = sum(a != b for a, b in pairwise(ordered))
     assert changes == len(set(ordered)) - 1
+
+
+def test_what_is_told_of_a_wrong_line_does_not_repeat_all_of_it(tmp_path: Path) -> None:
+    """Faults are stored with their batch, a thousand of them."""
+    rows = [asks("a", method="m\n" * 600), asks("b", url="u" * 1_800), asks("c" * 400), asks("c" * 400)]
+    found = read(tmp_path, *rows)
+    assert [fault.code for fault in found.faults] == ["invalid_method", "url_mismatch", "duplicate_custom_id"]
+    assert all(len(fault.message) <= lines.MAX_FAULT_CHARS and "\n" not in fault.message for fault in found.faults)

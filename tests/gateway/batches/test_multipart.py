@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.batches.multipart import BadForm, FormSplitter, PartBegins, PartData, boundary_of
+from gateway.batches.multipart import MAX_HEADER_BYTES, BadForm, FormSplitter, PartBegins, PartData, boundary_of
 
 BOUNDARY = b"xYzZy"
 
@@ -70,5 +70,19 @@ def test_a_part_without_a_name_is_refused() -> None:
 def test_headers_that_never_end_are_not_collected_forever() -> None:
     splitter = FormSplitter(BOUNDARY)
     list(splitter.feed(b"--" + BOUNDARY + b"\r\n"))
-    with pytest.raises(BadForm, match="do not end"):
+    with pytest.raises(BadForm, match="are longer than"):
         [list(splitter.feed(b"x" * 1024)) for _ in range(100)]
+
+
+def test_headers_that_end_late_are_too_long_too() -> None:
+    with pytest.raises(BadForm, match="are longer than"):
+        read([form([("x" * MAX_HEADER_BYTES, None, b"a")])])
+
+
+@pytest.mark.parametrize("more", [b";a=1" * 65, b';a="' + b";" * 65 + b'"'])
+def test_more_parameters_than_any_form_has_are_not_read(more: bytes) -> None:
+    head = b"--" + BOUNDARY + b'\r\nContent-Disposition: form-data; name="a"'
+    with pytest.raises(BadForm, match="more than 64 parameters"):
+        list(FormSplitter(BOUNDARY).feed(head + more + b"\r\n\r\n"))
+    with pytest.raises(BadForm, match="more than 64 parameters"):
+        boundary_of("multipart/form-data; boundary=b" + more.decode())

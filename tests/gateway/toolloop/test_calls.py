@@ -8,6 +8,7 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.text_buffer import TextBuffer
 from gateway.toolloop.calls import Calls, ObjectEnd, Spoken
 
 JSON = st.recursive(
@@ -63,8 +64,8 @@ def test_a_call_without_arguments_is_complete_when_the_next_one_begins() -> None
 
 def test_arguments_that_are_no_object_go_into_the_history_as_an_empty_one() -> None:
     for arguments in ("", "{torn", "[1]", "null"):
-        assert Spoken(arguments=arguments).for_history() == "{}"
-    assert Spoken(arguments='{"a": 1.0}').for_history() == '{"a": 1.0}'
+        assert Spoken(written=TextBuffer(arguments)).for_history() == "{}"
+    assert Spoken(written=TextBuffer('{"a": 1.0}')).for_history() == '{"a": 1.0}'
 
 
 def test_a_call_without_an_id_is_given_one() -> None:
