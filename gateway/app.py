@@ -14,55 +14,56 @@ from dataclasses import replace
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING
 
-from gateway import config, tracing
-from gateway.access import Access
-from gateway.admin import Admin
-from gateway.answer import Answering
-from gateway.asking import Asking
-from gateway.banner import about
+from gateway.access.access import Access
+from gateway.access.allowance import Limiter
+from gateway.access.callers import callers
+from gateway.access.keys import Keys
+from gateway.api.live import Live
+from gateway.api.ui.page import Page
+from gateway.api.views import Admin
 from gateway.batches.front import in_front_of, off
-from gateway.breaker import Rules
-from gateway.breaks import PrefixBreaks
-from gateway.callers import callers
 from gateway.cluster.counters import counters_of
-from gateway.cluster.place import Place, is_member
-from gateway.cluster.trail import Trail
-from gateway.drain import Drain
+from gateway.cluster.worker_identity import Place, is_member
+from gateway.config import loading
+from gateway.config.extras import refuse_missing
+from gateway.config.live_settings import LiveSettings
+from gateway.config.settings import Settings
+from gateway.core.transport import Handler, Server, Upstream
+from gateway.engines.banner import about
 from gateway.engines.base import EngineAddress
-from gateway.errands import Errands
-from gateway.extras import refuse_missing
-from gateway.factlog import FactLog
-from gateway.forward import Forward
-from gateway.gate import Gate
-from gateway.handler import Path
-from gateway.homes import Homes
-from gateway.identity import Identity
-from gateway.keys import Keys
-from gateway.kvevents import listening
-from gateway.limits.allowance import Limiter
-from gateway.lists.answer import Lists
-from gateway.live.live import Live
-from gateway.live_settings import LiveSettings
-from gateway.monitor import Monitor
-from gateway.observe import Observer
-from gateway.plain import PlainCalls
-from gateway.receipts import Receipts
-from gateway.scheduling import limits_of, policy_of, recorded
-from gateway.services.throttled import obeying
-from gateway.sessions import Sessions
-from gateway.settings import Settings
-from gateway.stored_responses import StoredResponses
-from gateway.transport import Handler, Server, Upstream
-from gateway.transports.choice import transport_of
-from gateway.ui.page import Page
-from gateway.warmup import WarmUps
-from policies.lineage import Lineage
+from gateway.engines.breaker import Rules
+from gateway.engines.client import Asking
+from gateway.engines.kvevents import listening
+from gateway.engines.monitor import Monitor
+from gateway.engines.providers.throttled import obeying
+from gateway.prompt_lists.answer import Lists
+from gateway.request.answer import Answering
+from gateway.request.background_calls import Errands
+from gateway.request.drain import Drain
+from gateway.request.gate import Gate
+from gateway.request.handler import Path
+from gateway.request.homes import Homes
+from gateway.request.model_call import Forward
+from gateway.request.scheduling import limits_of, policy_of, recorded
+from gateway.request.stateless import PlainCalls
+from gateway.request.stored_responses import StoredResponses
+from gateway.request.warmup import WarmUps
+from gateway.sessions.identity import Identity
+from gateway.sessions.prefix_breaks import PrefixBreaks
+from gateway.sessions.session_locations import Trail
+from gateway.sessions.sessions import Sessions
+from gateway.telemetry import tracing
+from gateway.telemetry.factlog import FactLog
+from gateway.telemetry.observer import Observer
+from gateway.telemetry.receipts import Receipts
+from gateway.transport.choice import transport_of
+from policies.recognition.lineage import Lineage
 from policies.scheduler import Scheduler
 from policies.types import Fact, ReplicaReported
 
 if TYPE_CHECKING:
     from gateway.cluster.service import Joined
-    from gateway.toolloop.wiring import OwnTools
+    from gateway.tools.wiring import OwnTools
 
 
 class App:
@@ -77,7 +78,7 @@ class App:
         settings = settings if place is None else place.of(settings)
         self.settings = LiveSettings(settings)
         self._clock = clock
-        self.addresses = config.addresses(settings)
+        self.addresses = loading.addresses(settings)
         """Of the engines, as the configuration says now."""
         refuse_missing(settings, self.addresses)
         self._transport = transport_of(settings.transport)
@@ -85,7 +86,7 @@ class App:
         """Of the client keys, by their hashes, likewise."""
         self._keys = Keys(self.callers)
         self._counters = counters_of(self._keys, is_shared=self._trail is not None)
-        self._secret = config.identity_secret(settings) or (place.secret.encode() if place else os.urandom(32))
+        self._secret = loading.identity_secret(settings) or (place.secret.encode() if place else os.urandom(32))
         self._policy = policy_of(settings.policy)
         self._running = AsyncExitStack()
         self._drain = Drain()
@@ -230,7 +231,7 @@ class App:
 
     def _own_tools(self, upstream: Upstream) -> OwnTools:
         from gateway.cluster.service import results_of
-        from gateway.toolloop.wiring import OwnTools
+        from gateway.tools.wiring import OwnTools
 
         settings, registry = self.settings.current, self.observer.metrics.registry
         shared = results_of(settings, self._secret, self._running)
@@ -284,7 +285,7 @@ class App:
             return replace(address, base_url=base_url)
         if address.base_url:
             return address
-        from gateway.hosted import HostedEngine  # which few need, and which is a tenth of the start
+        from gateway.embedded.in_process import HostedEngine  # which few need, and which is a tenth of the start
 
         engine = HostedEngine(self.settings.current.embedded)
         self._running.push_async_callback(engine.stop)

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gateway import config
-from gateway.callers import Caller, callers
+from gateway.access.callers import Caller, callers
+from gateway.config import loading
+from gateway.config.extras import refuse_missing
+from gateway.config.settings import Settings
 from gateway.engines.base import EngineAddress
-from gateway.extras import refuse_missing
-from gateway.settings import Settings
 
 if TYPE_CHECKING:
     from gateway.app import App
@@ -58,7 +58,7 @@ class Change:
 
 def changes(old: Settings, new: Settings) -> Iterator[Change]:
     """What differs, by key. Secrets are references here and stay so."""
-    for key, _ in config.leaf_keys():
+    for key, _ in loading.leaf_keys():
         before, after = _at(old, key), _at(new, key)
         if before != after:
             yield Change(key, before, after)
@@ -81,13 +81,13 @@ async def reload(app: App, new: Settings) -> list[Change]:
     """Make a running gateway follow `new`; what differs. Raises ConfigError, and then nothing has changed."""
     old = app.settings.current
     settings = effective(old, new)
-    keys, addresses = callers(settings), config.addresses(settings)
-    config.refuse_exposure(settings)
+    keys, addresses = callers(settings), loading.addresses(settings)
+    loading.refuse_exposure(settings)
     refuse_missing(settings, addresses)
     before, after = _by_name(app.addresses), _by_name(addresses)
     for name, address in after.items():
         if before.get(name) != address and address.kind not in ADDABLE:
-            raise config.ConfigError(f"engine {name}: one of kind {address.kind} can only be added by a restart")
+            raise loading.ConfigError(f"engine {name}: one of kind {address.kind} can only be added by a restart")
     found = list(changes(old, new))
     app.settings.become(settings)
     app.path.keys.become(keys)
@@ -163,7 +163,7 @@ class Reloading:
     async def _reload(self) -> None:
         try:
             found = await reload(self._app, self._read())
-        except config.ConfigError as error:
+        except loading.ConfigError as error:
             faults = "; ".join(line.strip() for line in str(error).splitlines())
             LOG.error("the configuration is wrong, and nothing was changed: %s", faults)
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies.place import Option, Place, by_prefix
+from policies.placement import Option, Place, by_prefix
 from policies.types import Family, FamilyId, Session
 
 

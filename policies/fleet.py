@@ -10,7 +10,7 @@ from policies.capacity import Capacity
 from policies.concurrency import Concurrency
 from policies.learning import TokenRatio
 from policies.pace import Pace
-from policies.place import Option
+from policies.placement import Option
 from policies.ready import Ready
 from policies.reserve import Forecast, Reserve
 from policies.residency import Ledger, Met

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from policies.place import Option
+from policies.placement import Option
 from policies.types import Family, FamilyId, Session
 
 

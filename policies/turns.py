@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from policies.growth import append_tokens, forecast
 from policies.leases import lease_s
-from policies.place import Option, Place, by_prefix
+from policies.placement import Option, Place, by_prefix
 from policies.remaining import expected_turns
 from policies.types import Family, FamilyId
 

@@ -27,7 +27,7 @@ OWN_IMPORTS = {
 }
 WIRING = {
     *("gateway/app.py", "gateway/batches/wiring.py", "gateway/reload.py"),
-    *("gateway/commands.py", "gateway/cli.py", "gateway/__main__.py"),
+    *("gateway/cli/commands.py", "gateway/cli/main.py", "gateway/__main__.py"),
 }
 
 
@@ -92,7 +92,7 @@ def test_policies_draw_random_numbers_only_from_a_generator_that_they_are_given(
 
 def test_only_the_transports_import_an_http_library() -> None:
     for library in ("aiohttp", "http", "urllib.request", "httptools", "multidict", "yarl"):
-        assert {n for n in importers("gateway", library) if not n.startswith("gateway/transports/")} == set()
+        assert {n for n in importers("gateway", library) if not n.startswith("gateway/transport/")} == set()
 
 
 def test_nobody_but_one_file_of_batch_agent_knows_the_gateway() -> None:
@@ -121,10 +121,12 @@ def test_only_the_configuration_reads_yaml_and_the_environment() -> None:
 
     readers = {name_of(path) for package in OWN_IMPORTS for path in files_of(package) if reads_environment(path)}
     yaml_readers = importers("gateway", "yaml") | importers("gateway", "os.environ")
-    assert readers | yaml_readers == {"gateway/config.py", "batch_agent/environment.py"}
+    assert readers | yaml_readers == {"gateway/config/loading.py", "batch_agent/environment.py"}
 
 
-@pytest.mark.parametrize("module", ["gateway.app", "gateway.handler", "gateway.cli", "gateway.commands"])
+@pytest.mark.parametrize(
+    "module", ["gateway.app", "gateway.request.handler", "gateway.cli.main", "gateway.cli.commands"]
+)
 def test_nobody_but_the_wiring_imports_the_top_of_the_path(module: str) -> None:
     assert importers("gateway", module) <= WIRING
 
@@ -132,7 +134,7 @@ def test_nobody_but_the_wiring_imports_the_top_of_the_path(module: str) -> None:
 def test_the_command_line_imports_nothing_heavy_before_it_runs_a_command() -> None:
     at_import = {
         name.partition(".")[0]
-        for node in tree(ROOT / "gateway/cli.py").body
+        for node in tree(ROOT / "gateway/cli/main.py").body
         if isinstance(node, ast.Import | ast.ImportFrom)
         for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names])
     }
@@ -141,9 +143,15 @@ def test_the_command_line_imports_nothing_heavy_before_it_runs_a_command() -> No
 
 def test_what_only_some_gateways_need_is_not_loaded_by_all() -> None:
     """It was a fifth of the time to start, and of the memory of those who do without."""
-    loads = "import sys, gateway.commands, gateway.app, gateway.transports.aiohttp_server; print(*sys.modules)"
+    loads = "import sys, gateway.cli.commands, gateway.app, gateway.transport.aiohttp_server; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", loads], cwd=ROOT, check=True, capture_output=True, text=True)
-    needless = {"batches.service", "cluster.service", "toolloop.wiring", "embedded.server", "kvevents.listener"}
+    needless = {
+        "batches.service",
+        "cluster.service",
+        "tools.wiring",
+        "embedded.server",
+        "engines.kvevents.listener",
+    }
     needless = {f"gateway.{name}" for name in needless} | {"tool_runtime", "jsonschema", "sqlite3", "redis"}
     assert set(loaded.stdout.split()) & needless == set()
 

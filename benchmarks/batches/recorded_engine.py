@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import orjson
 
+from gateway.core.transport import Request, Responder
 from gateway.embedded.model import EngineSpec
 from gateway.embedded.server import MAX_BODY_BYTES, EmbeddedEngine, EmbeddedSettings
-from gateway.inprocess import InProcessRequest, InProcessResponder
-from gateway.transport import Request, Responder
-from gateway.transports.aiohttp_server import AiohttpServer
+from gateway.request.inprocess import InProcessRequest, InProcessResponder
+from gateway.transport.aiohttp_server import AiohttpServer
 
 SPEC = EngineSpec(num_blocks=65_536, max_num_seqs=48)
 SPEED = 4.0

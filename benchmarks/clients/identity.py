@@ -21,9 +21,9 @@ from typing import Any
 
 from benchmarks.clients.trace_replay import TraceReplay
 from benchmarks.results import command_parser, write
-from gateway.exchange import Recognition
-from policies.continuation import Call
-from policies.lineage import Lineage
+from gateway.core.exchange import Recognition
+from policies.recognition.continuation import Call
+from policies.recognition.lineage import Lineage
 from policies.types import TurnKind
 from tests.traces import TracedRequest, client_names, read_trace
 

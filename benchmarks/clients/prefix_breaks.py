@@ -15,14 +15,14 @@ import orjson
 
 from benchmarks.clients.trace_replay import TraceReplay
 from benchmarks.results import command_parser, write
+from gateway.config.settings import Identity
+from gateway.core.exchange import Exchange, Timings
+from gateway.core.transport import Request
 from gateway.dialects import BY_PATH
 from gateway.dialects.base import Script
-from gateway.exchange import Exchange, Timings
-from gateway.rewrite import Rewrite, owner_of
-from gateway.settings import Identity
-from gateway.transport import Request
-from policies.breaks import Breaks
-from policies.chains import Chain, block_chain, common
+from gateway.dialects.rewrite import Rewrite, owner_of
+from policies.recognition.chains import Chain, block_chain, common
+from policies.recognition.prefix_breaks import Breaks
 from policies.types import TurnKind
 from tests.policies.siblings import Agent, path_line
 from tests.traces import client_names, read_trace

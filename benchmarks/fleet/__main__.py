@@ -23,7 +23,7 @@ from benchmarks.fleet.cells import Cell, run_cell
 from benchmarks.fleet.engines import ENGINES, PARALLEL, measured_chars_per_token
 from benchmarks.fleet.fleets import FLEETS, SUITES, Job
 from benchmarks.results import command_parser, write
-from gateway.transport import UpstreamCut, UpstreamRefused
+from gateway.core.transport import UpstreamCut, UpstreamRefused
 from tests.real.parts import NotInstalledError
 from tests.real.process import ServerFailedError
 

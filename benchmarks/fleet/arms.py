@@ -18,9 +18,9 @@ from benchmarks.fleet.clients import (
 from benchmarks.fleet.engines import Engine
 from benchmarks.fleet.fleets import FleetSpec
 from benchmarks.fleet.peers import smg, vllm_router, vllm_router_programs
-from gateway.demo.agents import Client
-from gateway.demo.processes import command
-from gateway.transport import Upstream
+from gateway.cli.demo.agents import Client
+from gateway.cli.demo.processes import command
+from gateway.core.transport import Upstream
 
 ANY = ("embedded", "dynamo", "vllm")
 DYNAMO = ("dynamo",)

@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 
 import orjson
 
-from gateway.demo.agents import TIMEOUTS, Client
-from gateway.demo.workload import PlannedSession
-from gateway.transport import Upstream
+from gateway.cli.demo.agents import TIMEOUTS, Client
+from gateway.cli.demo.workload import PlannedSession
+from gateway.core.transport import Upstream
 
 
 def turns_left(session: PlannedSession, index: int) -> int:

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 import orjson
 
 from benchmarks.results import command_parser, write
-from gateway.demo.agents import TIMEOUTS, prose
-from gateway.transport import Upstream, UpstreamReply
-from gateway.transports.aiohttp_upstream import AiohttpUpstream
+from gateway.cli.demo.agents import TIMEOUTS, prose
+from gateway.core.transport import Upstream, UpstreamReply
+from gateway.transport.aiohttp_upstream import AiohttpUpstream
 from tests.real.dynamo import DynamoOptions, dynamo_stack
 from tests.real.gateway import Gateway, engine_url, gateway, sample
 

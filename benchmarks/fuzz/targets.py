@@ -18,18 +18,14 @@ from typing import Any
 
 import orjson
 
-from gateway import claims, config, engine_errors, sse
 from gateway.app import App
-from gateway.dialects import BY_PATH
-from gateway.engines import named
-from gateway.exchange import Reply
-from gateway.inprocess import InProcessRequest, InProcessResponder
-from gateway.outgoing import Call
-from gateway.relay import StreamRelay
-from gateway.settings import Settings
-from gateway.splice import splice
-from gateway.sse import EventTooLong
-from gateway.transport import (
+from gateway.config import loading
+from gateway.config.settings import Settings
+from gateway.core import sse
+from gateway.core.exchange import Reply
+from gateway.core.splice import splice
+from gateway.core.sse import EventTooLong
+from gateway.core.transport import (
     Handler,
     HeaderList,
     Timeouts,
@@ -38,7 +34,14 @@ from gateway.transport import (
     UpstreamReply,
     by_name,
 )
-from gateway.transports.choice import Transport
+from gateway.dialects import BY_PATH
+from gateway.engines import named
+from gateway.request import engine_errors
+from gateway.request.inprocess import InProcessRequest, InProcessResponder
+from gateway.request.relay import StreamRelay
+from gateway.request.upstream_request import Call
+from gateway.sessions import claims
+from gateway.transport.choice import Transport
 
 PATHS = tuple(BY_PATH)
 KINDS = ("vllm", "sglang", "dynamo", "openai")
@@ -149,10 +152,10 @@ def configuration(data: bytes) -> None:
     path = _folder() / "turngate.yaml"
     path.write_bytes(data)
     try:
-        settings = config.load({}, path, {})
-        config.addresses(settings)
-        config.dump(settings)
-    except config.ConfigError as refused:
+        settings = loading.load({}, path, {})
+        loading.addresses(settings)
+        loading.dump(settings)
+    except loading.ConfigError as refused:
         if not str(refused):
             raise AssertionError("the refusal has no text") from refused
 

@@ -81,7 +81,7 @@ class RunningPeer:
 def all_peers() -> list[Peer]:
     nginx = shutil.which("nginx")
     ours = [_ours("turngate-aiohttp", "aiohttp")]
-    if find_spec("gateway.transports.fast_server") or find_spec("gateway.transports.fast"):
+    if find_spec("gateway.transport.fast_server") or find_spec("gateway.transport.fast"):
         ours.append(_ours("turngate-fast", "fast"))
     return [
         Peer("nginx", _nginx, Path(nginx) if nginx else parts.NGINX_COMMAND),
@@ -126,7 +126,7 @@ def _python(module: str) -> tuple[str, ...]:
 def _ours(name: str, transport: str) -> Peer:
     """As shipped, but for the log, which the others have off too."""
     settings = ["--set", "logging.level=warning"]
-    if name == "turngate-fast" or find_spec("gateway.transports.fast"):
+    if name == "turngate-fast" or find_spec("gateway.transport.fast"):
         settings += ["--set", f"transport={transport}"]
 
     def command(at: PeerAddress) -> Sequence[str | Path]:

@@ -23,8 +23,8 @@ from benchmarks.overhead.cells import LOAD_CORE, PEER_CORE, SIZES, LoadCell, Rea
 from benchmarks.overhead.peers import Peer, PeerAddress, RunningPeer, started
 from benchmarks.overhead.processes import running
 from benchmarks.results import command_parser, write
-from gateway.transport import Direct, Pushing, Request, Responder, Timeouts, Upstream, UpstreamReply
-from gateway.transports.choice import transport_of
+from gateway.core.transport import Direct, Pushing, Request, Responder, Timeouts, Upstream, UpstreamReply
+from gateway.transport.choice import transport_of
 from tests.real.process import free_port
 
 NAMES = ("aiohttp", "fast")
@@ -131,7 +131,7 @@ async def answer(upstream: Upstream, url: str, request: Request, responder: Resp
 
 
 async def stream(reply: UpstreamReply, responder: Responder) -> None:
-    """As `gateway.incoming` does."""
+    """As `gateway.request.upstream_response` does."""
     chunks, direct = reply.chunks(), responder if isinstance(responder, Direct) else None
 
     def sink(chunks: list[bytes]) -> int:

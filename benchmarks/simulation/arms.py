@@ -11,7 +11,7 @@ from benchmarks.simulation.oracle import RequestCap, SumLedger, session_cap, sho
 from benchmarks.simulation.placement import least_loaded, round_robin
 from benchmarks.simulation.simulator import Decider, SimulatedTurn, Simulation, SimulationResult, World
 from benchmarks.simulation.workloads import AgentRun
-from gateway.demo.report import quantile
+from gateway.cli.demo.report import quantile
 from policies.admission import Limits
 from policies.fifo import Fifo
 from policies.line import FAIR

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies.place import Option, weight
+from policies.placement import Option, weight
 from policies.types import FamilyId
 
 

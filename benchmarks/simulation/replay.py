@@ -10,9 +10,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from gateway import factlog
-from gateway.scheduling import limits_of, policy_of
-from gateway.settings import Settings
+from gateway.config.settings import Settings
+from gateway.request.scheduling import limits_of, policy_of
+from gateway.telemetry import factlog
 from policies.scheduler import Scheduler
 
 

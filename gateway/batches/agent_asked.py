@@ -11,11 +11,11 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError
 from jsonschema.validators import validator_for
 
-from gateway import fields
+from gateway.core import fields
+from gateway.core.errors import Failure
+from gateway.core.exchange import Json
 from gateway.dialects import checks
 from gateway.dialects.base import Script
-from gateway.errors import Failure
-from gateway.exchange import Json
 from tool_runtime.types import Tool, Tools
 
 DEFAULT_TURNS, MOST_TURNS = 16, 200

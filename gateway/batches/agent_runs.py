@@ -15,18 +15,18 @@ from typing import Any
 
 import orjson
 
-from gateway import fields
 from gateway.batches import agent_asked, results
 from gateway.batches.agent_asked import AgentAsked
-from gateway.batches.asking import Asking
+from gateway.batches.line_executor import Asking
 from gateway.batches.objects import Batch, Finished, Line, Spent, new_id
 from gateway.batches.outputs import NotChecked, Outputs
 from gateway.batches.store import Store, StoreFailed
+from gateway.core import fields
+from gateway.core.errors import Failure
+from gateway.core.exchange import Json
 from gateway.dialects import canonical
 from gateway.dialects.failures import openai_error
-from gateway.errors import Failure
-from gateway.exchange import Json
-from gateway.inprocess import InProcessResponder
+from gateway.request.inprocess import InProcessResponder
 from tool_runtime.outcome import not_known
 from tool_runtime.runtime import ToolRuntime
 from tool_runtime.types import Call, Context, Effect, Tools

@@ -8,18 +8,18 @@ from dataclasses import dataclass
 
 import orjson
 
+from gateway.access.callers import Caller
+from gateway.access.keys import Keys
+from gateway.api.routes import wrong_method
 from gateway.batches import asked
 from gateway.batches.blobs import Blobs
 from gateway.batches.objects import Batch, File, NotAllowed, Status, new_id
 from gateway.batches.store import Page, Store
 from gateway.batches.upload import upload
-from gateway.callers import Caller
+from gateway.core.errors import Refused
+from gateway.core.exchange import Json
+from gateway.core.transport import BodyTooLarge, Request, Responder
 from gateway.dialects import BY_PATH
-from gateway.errors import Refused
-from gateway.exchange import Json
-from gateway.keys import Keys
-from gateway.routes import wrong_method
-from gateway.transport import BodyTooLarge, Request, Responder
 
 MAX_BODY_BYTES = 64 * 1024
 _OPENAI = BY_PATH["/v1/chat/completions"]

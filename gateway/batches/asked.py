@@ -10,10 +10,10 @@ from urllib.parse import parse_qs
 
 import orjson
 
-from gateway import fields
 from gateway.batches.store import Page
-from gateway.errors import Failure, Refused
-from gateway.exchange import Json, Outcome
+from gateway.core import fields
+from gateway.core.errors import Failure, Refused
+from gateway.core.exchange import Json, Outcome
 
 BATCH_FILE_EXPIRES_S = 30 * 86_400
 SHORTEST_EXPIRY_S, LONGEST_EXPIRY_S = 3_600, 30 * 86_400

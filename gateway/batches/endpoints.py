@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from gateway.batches import agent_asked, results
 from gateway.batches.agent_runs import AgentRuns
-from gateway.batches.asking import Asking
 from gateway.batches.front import AGENT_RUNS
+from gateway.batches.line_executor import Asking
 from gateway.batches.lines import Endpoint
 from gateway.batches.objects import Batch, Finished, Line
 from gateway.dialects import BY_PATH
-from gateway.toolloop.offers import matches
+from gateway.tools.offers import matches
 from tool_runtime.runtime import ToolRuntime
 from tool_runtime.types import Tools
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 
+from gateway.core.errors import Failure
+from gateway.core.transport import Handler, Request, Responder
 from gateway.dialects import BY_PATH
-from gateway.errors import Failure
-from gateway.transport import Handler, Request, Responder
 
 FILES, BATCHES = "/v1/files", "/v1/batches"
 AGENT_RUNS = "/v1/turngate/agent_runs"

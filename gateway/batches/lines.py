@@ -10,13 +10,13 @@ from typing import IO, Any
 
 import orjson
 
-from gateway import fields
 from gateway.batches.objects import Fault, Line
+from gateway.core import fields
+from gateway.core.errors import Failure
+from gateway.core.excerpt import excerpt
+from gateway.core.exchange import Json
+from gateway.core.splice import members_of, splice
 from gateway.dialects.base import Script
-from gateway.errors import Failure
-from gateway.excerpt import excerpt
-from gateway.exchange import Json
-from gateway.splice import members_of, splice
 
 MAX_LINES = 50_000
 MAX_FAULTS = 1_000

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import orjson
 
-from gateway import fields
 from gateway.batches.objects import Finished, Spent, new_id
-from gateway.exchange import Json
-from gateway.inprocess import InProcessResponder
+from gateway.core import fields
+from gateway.core.exchange import Json
+from gateway.request.inprocess import InProcessResponder
 
 EXPIRED = ("batch_expired", "This request could not be executed before the completion window expired.")
 CANCELLED = ("batch_cancelled", "The batch was cancelled before this request was executed.")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gateway.batches import lines, results
 from gateway.batches.blobs import Blobs
-from gateway.batches.closing import Closing
+from gateway.batches.finalizer import Closing
 from gateway.batches.lines import Endpoint
 from gateway.batches.metrics import BatchMetrics
 from gateway.batches.objects import Batch, Fault, Finished, Line, NotAllowed, Status

@@ -12,25 +12,25 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from gateway import config
-from gateway.batch_settings import Batches
+from gateway.access.keys import Keys
 from gateway.batches.agent_runs import AgentRuns
 from gateway.batches.api import Api
-from gateway.batches.asking import Asking
 from gateway.batches.blobs import Blobs
-from gateway.batches.closing import Closing
+from gateway.batches.concurrency_limiter import Window
 from gateway.batches.endpoints import Endpoints
+from gateway.batches.finalizer import Closing
 from gateway.batches.front import ENDPOINTS
+from gateway.batches.line_executor import Asking
 from gateway.batches.metrics import BatchMetrics
 from gateway.batches.outputs import Outputs
+from gateway.batches.ownership import Shift
 from gateway.batches.pace import Load, Pace
 from gateway.batches.redis import RedisStore
 from gateway.batches.runner import Runner
-from gateway.batches.shift import Shift
 from gateway.batches.sqlite import SqliteStore
-from gateway.batches.window import Window
-from gateway.keys import Keys
-from gateway.transport import Handler
+from gateway.config import loading
+from gateway.config.batches import Batches
+from gateway.core.transport import Handler
 from policies.view import FleetView
 from tool_runtime.runtime import ToolRuntime
 
@@ -106,7 +106,7 @@ def _kept_in(directory: Path, redis: str | None) -> tuple[SqliteStore | RedisSto
     contents = directory / "files"
     if redis is None:
         return SqliteStore(directory), Blobs(contents)
-    url = config.secret(redis) if redis.startswith(("env:", "file:")) else redis
+    url = loading.secret(redis) if redis.startswith(("env:", "file:")) else redis
     return RedisStore(url), Blobs(contents, UPLOAD_S)
 
 

@@ -10,7 +10,7 @@ from gateway.batches.front import PURPOSES
 from gateway.batches.multipart import BadForm, FormSplitter, PartBegins, boundary_of
 from gateway.batches.objects import File
 from gateway.batches.store import Store
-from gateway.transport import BodyTooLarge, Request
+from gateway.core.transport import BodyTooLarge, Request
 
 MAX_FIELD_BYTES = 4096
 FORM_BYTES = 64 * 1024

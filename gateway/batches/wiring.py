@@ -5,14 +5,14 @@ from __future__ import annotations
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 
-from gateway.batches.asking import LineKeys
+from gateway.batches.line_executor import LineKeys
 from gateway.batches.service import Surroundings, serving
-from gateway.handler import Path
-from gateway.identity import Identity
-from gateway.live_settings import LiveSettings
-from gateway.sessions import Sessions
-from gateway.transport import Handler
-from policies.lineage import Lineage
+from gateway.config.live_settings import LiveSettings
+from gateway.core.transport import Handler
+from gateway.request.handler import Path
+from gateway.sessions.identity import Identity
+from gateway.sessions.sessions import Sessions
+from policies.recognition.lineage import Lineage
 from policies.types import SessionEnded
 from tool_runtime.runtime import ToolRuntime
 

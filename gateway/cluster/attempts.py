@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from gateway.cluster.board import BoardGone
+from gateway.cluster.membership import BoardGone
 from gateway.cluster.outcomes import read, written
 from gateway.cluster.redis import asking
 from tool_runtime.attempts import KEPT_S, MAX_LOST, LocalAttempts, key_in

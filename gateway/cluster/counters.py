@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from gateway.keys import Keys
-from gateway.limits.counters import Counters, LocalCounters, Used
-from gateway.limits.meters import Meter
+from gateway.access.counters import Counters, LocalCounters, Used
+from gateway.access.keys import Keys
+from gateway.access.meters import Meter
 
 FEW = 0.02
 """Of a limit: where less is free, whoever needs it gets all of it, and who does not lets go of it."""
@@ -72,7 +72,7 @@ def counters_of(keys: Keys, is_shared: bool) -> Counters:
 
 
 class SharedCounters:
-    """`gateway.limits.counters.Counters` of one of several members."""
+    """`gateway.access.counters.Counters` of one of several members."""
 
     def __init__(self, meters: Callable[[], Iterable[Meter]]) -> None:
         """`meters`: all that there are now; a reload changes them."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gateway.cluster.origin import Origin
-from policies.place import weight
+from gateway.sessions.origin import Origin
+from policies.placement import weight
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,10 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 
-from gateway.cluster.board import Board, BoardGone, State
 from gateway.cluster.member import Member
+from gateway.cluster.membership import Board, BoardGone, State
 from gateway.cluster.shares import shares
-from gateway.cluster.trail import Trail
+from gateway.sessions.session_locations import Trail
 from policies.types import Hold, ReplicaId
 from policies.view import FleetView, ReplicaView
 

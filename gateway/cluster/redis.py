@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from gateway.cluster.board import BoardGone, State, decode, placed_of
 from gateway.cluster.member import Member
-from gateway.cluster.trail import Placed, Trail
-from gateway.config import ConfigError
-from gateway.redis_client import client
+from gateway.cluster.membership import BoardGone, State, decode, placed_of
+from gateway.config.loading import ConfigError
+from gateway.core.redis import client
+from gateway.sessions.session_locations import Placed, Trail
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis

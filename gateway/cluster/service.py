@@ -13,27 +13,27 @@ from dataclasses import dataclass, replace
 
 from prometheus_client import CollectorRegistry, Gauge
 
-from gateway import config
-from gateway.cluster.board import Board
+from gateway.access.counters import Counters
+from gateway.access.keys import Keys
 from gateway.cluster.counters import SharedCounters
-from gateway.cluster.front import Forwarded, Front
-from gateway.cluster.hop import Hops, private
+from gateway.cluster.limit_sync import RedisTally, SiblingTally, Tally, run
 from gateway.cluster.member import Member
+from gateway.cluster.membership import Board
+from gateway.cluster.peer_client import Hops, private
 from gateway.cluster.peers import Peers
-from gateway.cluster.place import Place
 from gateway.cluster.redis import RedisBoard, connected
-from gateway.cluster.rounds import RedisTally, SiblingTally, Tally, run
+from gateway.cluster.router import Forwarded, Front
 from gateway.cluster.siblings import Siblings
 from gateway.cluster.tool_results import RedisResults
-from gateway.cluster.trail import Trail
-from gateway.gate import Gate
-from gateway.homes import Homes
-from gateway.keys import Keys
-from gateway.limits.counters import Counters
-from gateway.live_settings import RequestSettings
-from gateway.metrics import Metrics
-from gateway.settings import Settings
-from gateway.transport import Handler, Server, Upstream
+from gateway.cluster.worker_identity import Place
+from gateway.config import loading
+from gateway.config.live_settings import RequestSettings
+from gateway.config.settings import Settings
+from gateway.core.transport import Handler, Server, Upstream
+from gateway.request.gate import Gate
+from gateway.request.homes import Homes
+from gateway.sessions.session_locations import Trail
+from gateway.telemetry.metrics import Metrics
 from policies.types import ReplicaReported
 
 
@@ -168,7 +168,7 @@ def results_of(settings: Settings, secret: bytes, running: AsyncExitStack) -> Re
 def redis_url(settings: Settings) -> str:
     """With its password, if it has one. Raises ConfigError."""
     url = settings.cluster.redis or ""
-    return config.secret(url) if url.startswith(("env:", "file:")) else url
+    return loading.secret(url) if url.startswith(("env:", "file:")) else url
 
 
 def prefix_of(secret: bytes) -> str:

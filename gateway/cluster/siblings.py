@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import orjson
 
-from gateway.cluster.board import State, decode, placed_of
-from gateway.cluster.hop import PAGES, Hops
 from gateway.cluster.member import Member
-from gateway.cluster.trail import Trail
+from gateway.cluster.membership import State, decode, placed_of
+from gateway.cluster.peer_client import PAGES, Hops
+from gateway.sessions.session_locations import Trail
 
 
 class Siblings:

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 
-from gateway import config
-from gateway.cluster.place import Place
-from gateway.settings import Settings
+from gateway.cluster.worker_identity import Place
+from gateway.config import loading
+from gateway.config.settings import Settings
 
 LOG = logging.getLogger(__name__)
 
@@ -142,9 +142,9 @@ async def _place(settings: Settings, running: AsyncExitStack) -> Place:
     engines are run by it: each worker alone would have its own."""
     listen, admin, cluster = settings.listen, settings.admin, settings.cluster
     hosted = {}
-    for address in config.addresses(settings):
+    for address in loading.addresses(settings):
         if not address.base_url:
-            from gateway.hosted import hosted as host
+            from gateway.embedded.in_process import hosted as host
 
             hosted[address.name] = (await host(address, settings.embedded, running)).base_url
     wanted = [cluster.port + n if cluster.port else 0 for n in range(cluster.workers)]

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from gateway.cluster.attempts import RedisAttempt, RedisAttempts
-from gateway.cluster.board import BoardGone
+from gateway.cluster.membership import BoardGone
 from gateway.cluster.outcomes import read, written
 from gateway.cluster.redis import asking
 from tool_runtime.outcome import Outcome

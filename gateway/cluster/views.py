@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from gateway.exchange import Json
+from gateway.core.exchange import Json
 
 PREFIX = "/v1/turngate/"
 _RECEIPTS = PREFIX + "receipts/"

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from sys import getsizeof
 from typing import Any, Protocol
 
-from gateway.errors import Failure
-from gateway.exchange import Json, Reply
+from gateway.core.errors import Failure
+from gateway.core.exchange import Json, Reply
 from policies.types import value
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import orjson
 
-from gateway import fields
+from gateway.core import fields
+from gateway.core.exchange import Json
+from gateway.core.trimmed import trimmed
 from gateway.dialects.base import Tools
-from gateway.exchange import Json
-from gateway.trimmed import trimmed
 
 VOLATILE = frozenset({"id", "status", "annotations", "logprobs", "cache_control", "provider_specific_fields"})
 """Keys that clients add, drop or renew from turn to turn; engines do not render them."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from gateway import fields
+from gateway.core import fields
+from gateway.core.errors import Failure
+from gateway.core.exchange import Json, Reply, ToolCall
 from gateway.dialects import canonical, checks
 from gateway.dialects.base import Script, Tools
 from gateway.dialects.openai_format import Chunks, OpenAiFormat, chunks
-from gateway.errors import Failure
-from gateway.exchange import Json, Reply, ToolCall
-from policies.texts import Texts
+from policies.recognition.texts import Texts
 
 _SHAPES = checks.COMMON | {"messages": checks.LIST, "tools": checks.LIST}
 _MAX_TOOL_CALLS = 1024

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeAlias
 
-from gateway import fields
-from gateway.errors import Failure
-from gateway.exchange import Json
+from gateway.core import fields
+from gateway.core.errors import Failure
+from gateway.core.exchange import Json
 
 Shape: TypeAlias = tuple[tuple[type, ...], str]
 """Types that are allowed, and how to name them to a person."""

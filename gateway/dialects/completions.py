@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from gateway import fields
+from gateway.core import fields
+from gateway.core.errors import Failure
+from gateway.core.exchange import Json, Reply
 from gateway.dialects import canonical, checks
 from gateway.dialects.base import Script, Tools
 from gateway.dialects.openai_format import Chunks, OpenAiFormat, chunks
-from gateway.errors import Failure
-from gateway.exchange import Json, Reply
-from gateway.lists.parts import common_prefix, prompts_of
+from gateway.dialects.prompt_parts import common_prefix, prompts_of
 
 _SHAPES = checks.COMMON | {"prompt": checks.TEXT_OR_LIST}
 

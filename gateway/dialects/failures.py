@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway import fields
-from gateway.errors import Failure
-from gateway.exchange import Json
+from gateway.core import fields
+from gateway.core.errors import Failure
+from gateway.core.exchange import Json
 
 _KIND_OF_STATUS = {
     401: "authentication_error",

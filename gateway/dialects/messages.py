@@ -7,13 +7,13 @@ from typing import Any
 
 import orjson
 
-from gateway import fields, sse
+from gateway.core import fields, sse
+from gateway.core.errors import Failure
+from gateway.core.exchange import Json, Reply, ToolCall
 from gateway.dialects import canonical, checks
 from gateway.dialects.base import Script, Tools
 from gateway.dialects.failures import read_error
-from gateway.errors import Failure
-from gateway.exchange import Json, Reply, ToolCall
-from policies.texts import Texts
+from policies.recognition.texts import Texts
 
 _SHAPES = checks.COMMON | {"messages": checks.LIST, "tools": checks.LIST, "system": checks.TEXT_OR_LIST}
 _VOLATILE_SYSTEM = "x-anthropic-billing-header:"

@@ -8,10 +8,10 @@ from typing import Any
 
 import orjson
 
-from gateway import fields, sse
+from gateway.core import fields, sse
+from gateway.core.errors import Failure
+from gateway.core.exchange import Json
 from gateway.dialects.failures import openai_error, read_error
-from gateway.errors import Failure
-from gateway.exchange import Json
 
 
 class OpenAiFormat:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from gateway import fields
+from gateway.core import fields
+from gateway.core.errors import Failure
+from gateway.core.exchange import Json, Reply
 from gateway.dialects import checks
 from gateway.dialects.base import Script, Tools
 from gateway.dialects.openai_format import Chunks, OpenAiFormat
-from gateway.errors import Failure
-from gateway.exchange import Json, Reply
 
 _NOTHING = Script(tools=(), system=b"", messages=(), offers_tools=False, tool_names=())
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import orjson
 
-from gateway import fields, sse
+from gateway.core import fields, sse
+from gateway.core.errors import Failure
+from gateway.core.exchange import Json, Reply, ToolCall
 from gateway.dialects import canonical, checks
 from gateway.dialects.base import Script, Tools
 from gateway.dialects.failures import openai_error, read_error
-from gateway.errors import Failure
-from gateway.exchange import Json, Reply, ToolCall
 
 _SHAPES = checks.COMMON | {
     "input": checks.TEXT_OR_LIST,

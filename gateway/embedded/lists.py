@@ -8,13 +8,13 @@ from contextlib import ExitStack
 
 import orjson
 
-from gateway import sse
+from gateway.core import sse
+from gateway.core.exchange import Json
+from gateway.core.transport import HeaderList, Responder
 from gateway.embedded.driver import EngineDriver, Generation
 from gateway.embedded.model import ModelRequest
 from gateway.embedded.request import Job
 from gateway.embedded.tokenizer import chain
-from gateway.exchange import Json
-from gateway.transport import HeaderList, Responder
 
 
 async def answer_list(

@@ -10,8 +10,8 @@ from typing import Any
 
 import orjson
 
-from gateway.exchange import Json
-from gateway.fields import items, obj, text
+from gateway.core.exchange import Json
+from gateway.core.fields import items, obj, text
 
 
 def rendered_chat(body: Json) -> str:

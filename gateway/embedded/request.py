@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gateway.core.exchange import Json
+from gateway.core.fields import flag, integer, items, obj, text
 from gateway.embedded.answer import Answer, answer_to
 from gateway.embedded.prompt import rendered_chat
 from gateway.embedded.script import BadScript, scripted_answer
 from gateway.embedded.tokenizer import tokens_from, tokens_of
 from gateway.embedded.wire import Refusal, bad_request
-from gateway.exchange import Json
-from gateway.fields import flag, integer, items, obj, text
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,9 @@ from typing import Any
 
 import orjson
 
+from gateway.core.exchange import Json
+from gateway.core.fields import integer, items, obj, text
 from gateway.embedded.prompt import content_text
-from gateway.exchange import Json
-from gateway.fields import integer, items, obj, text
 
 MARKER = "embedded_script:"
 

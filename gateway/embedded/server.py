@@ -13,7 +13,11 @@ from itertools import count
 
 import orjson
 
-from gateway import sse
+from gateway.core import sse
+from gateway.core.exchange import Json
+from gateway.core.fields import items, text
+from gateway.core.transport import BodyTooLarge, Request, Responder
+from gateway.dialects.prompt_parts import prompts_of
 from gateway.embedded.driver import EngineDriver, EngineStopped, Generation
 from gateway.embedded.exposition import Exposition
 from gateway.embedded.lists import answer_list
@@ -21,10 +25,6 @@ from gateway.embedded.model import EngineModel, EngineSpec, ModelRequest
 from gateway.embedded.request import Job, check_model, job_from, prompt_tokens
 from gateway.embedded.tokenizer import chain, ids_of, tokens_from
 from gateway.embedded.wire import AnthropicRefusal, ChatWire, CompletionWire, Refusal, Wire, bad_request
-from gateway.exchange import Json
-from gateway.fields import items, text
-from gateway.lists.parts import prompts_of
-from gateway.transport import BodyTooLarge, Request, Responder
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
 JSON_HEADERS = (("content-type", "application/json"),)

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 import orjson
 
-from gateway import sse
+from gateway.core import sse
+from gateway.core.exchange import Json
 from gateway.embedded.answer import Delta
-from gateway.exchange import Json
 
 
 class Refusal(Exception):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from gateway.engines.base import CHAT, MESSAGES, Abilities, Advice, Asked, Outgoing, Report
 from gateway.engines.openai import OpenAI
-from gateway.services.asked import CACHE_MARKERS
+from gateway.engines.providers.asked import CACHE_MARKERS
 
 _REFUSALS = frozenset((400, 403))
 
 
 class Anthropic(OpenAI):
-    """Chat completions are translated on their way (`gateway.services`); `/v1/messages` pass as they are."""
+    """Chat completions are translated on their way (`engines.providers`); `/v1/messages` pass as they are."""
 
     kind = "anthropic"
     probe_paths: tuple[str, ...] = ()

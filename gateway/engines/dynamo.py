@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import orjson
 
-from gateway import fields
+from gateway.core import fields
 from gateway.engines.base import (
     CHAT,
     COMPLETIONS,

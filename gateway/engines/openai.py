@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from gateway import fields
+from gateway.core import fields
 from gateway.engines.base import NO_CLAIMS, Abilities, Advice, Asked, Claims, Json, Outgoing, Pool, Repair, Report
 from gateway.engines.refusals import names_field
 from gateway.engines.responses_input import NONE

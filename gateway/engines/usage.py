@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gateway import fields
+from gateway.core import fields
 from policies.types import Usage
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gateway import fields
+from gateway.core import fields
 from gateway.engines.base import (
     CHAT,
     COMPLETIONS,

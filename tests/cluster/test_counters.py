@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.access.meters import Meter, Quantity
 from gateway.cluster.counters import Claim, Heard, SharedCounters, free_of, grant
-from gateway.limits.meters import Meter, Quantity
 
 LIMIT, WINDOW_S, NOW = 100, 60.0, 6_000.0
 METER = Meter("k", Quantity.REQUESTS, LIMIT, WINDOW_S)

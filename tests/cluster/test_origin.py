@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.cluster.origin import Origin, origin_of
-from gateway.transport import by_name
+from gateway.core.transport import by_name
+from gateway.sessions.origin import Origin, origin_of
 
 SYSTEM = "You are an engineer. " * 30
 

@@ -12,7 +12,7 @@ from benchmarks.simulation.placement import least_loaded, round_robin
 from policies.admission import Limits
 from policies.fifo import Fifo
 from policies.passthrough import Passthrough
-from policies.place import Option, by_prefix
+from policies.placement import Option, by_prefix
 from policies.policy import Policy
 from policies.scheduler import Scheduler
 from policies.turns import Turns

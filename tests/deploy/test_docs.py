@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from gateway import cli, config
+from gateway.cli import main
+from gateway.config import loading
 
 ROOT = Path(__file__).parents[2]
 DOCS = sorted([*(ROOT / folder / "README.md" for folder in (".", "benchmarks")), *(ROOT / "docs").rglob("*.md")])
 FILES = (".py", ".md", ".yaml")
 SOURCE = "".join(path.read_text() for path in (ROOT / "gateway").rglob("*.py"))
-SECTIONS = {path.partition(".")[0] for path, _ in config.leaf_keys() if "." in path}
+SECTIONS = {path.partition(".")[0] for path, _ in loading.leaf_keys() if "." in path}
 
 
 @pytest.fixture(params=DOCS, ids=lambda path: path.name)
@@ -32,7 +33,7 @@ def test_keys_of_the_configuration_exist(document: tuple[Path, str]) -> None:
     path, text = document
     if path.name == "life-of-a-request.md":
         return  # it names functions
-    known = {key for key, _ in config.leaf_keys()}
+    known = {key for key, _ in loading.leaf_keys()}
     named = set(re.findall(r"`([a-z_]+\.[a-z_]+)(?::[^`]*)?`", text)) - known
     assert {key for key in named if key.partition(".")[0] in SECTIONS and not key.endswith(FILES)} == set()
 
@@ -51,6 +52,6 @@ def is_metric(name: str) -> bool:
 
 def test_commands_exist(document: tuple[Path, str]) -> None:
     _, text = document
-    choices = cli.parser()._subparsers._group_actions[0].choices  # type: ignore[union-attr]
+    choices = main.parser()._subparsers._group_actions[0].choices  # type: ignore[union-attr]
     named = set(re.findall(r"(?:^|`|bin/)turngate ([a-z]+)", text, re.MULTILINE))
     assert named <= set(choices or ())

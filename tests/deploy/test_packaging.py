@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway import cli, config
-from gateway.settings import EngineEntry, Settings
+from gateway.cli import main
+from gateway.config import loading
+from gateway.config.settings import EngineEntry, Settings
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -65,7 +66,7 @@ def test_the_image_does_not_run_as_root() -> None:
 def test_the_image_runs_a_command_that_exists() -> None:
     entry, command = listed(arguments_of("ENTRYPOINT")[0]), listed(arguments_of("CMD")[0])
     assert entry == ["turngate"]
-    cli.parser().parse_args(command)
+    main.parser().parse_args(command)
 
 
 def test_the_healthcheck_is_python_that_compiles() -> None:
@@ -77,19 +78,19 @@ def test_the_healthcheck_is_python_that_compiles() -> None:
 
 def test_variables_that_are_set_exist() -> None:
     in_compose = [name for service in OURS.values() for name in service.get("environment", {})]
-    known = {config.variable(path) for path, _ in config.leaf_keys()}
+    known = {loading.variable(path) for path, _ in loading.leaf_keys()}
     assert {*IMAGE_ENVIRONMENT, *in_compose} <= known
 
 
 @pytest.mark.parametrize("name", OURS)
 def test_compose_runs_commands_that_exist_with_a_valid_configuration(name: str) -> None:
     service = OURS[name]
-    arguments = cli.parser().parse_args(service["command"])
+    arguments = main.parser().parse_args(service["command"])
     environ = {"TURNGATE_LISTEN_HOST": "0.0.0.0", "TURNGATE_LISTEN_OPEN": "true"}
     environ |= service.get("environment", {})
-    settings = config.load(cli.flags(arguments), environ=environ)
+    settings = loading.load(main.flags(arguments), environ=environ)
     if arguments.command == "serve":
-        assert config.addresses(settings)
+        assert loading.addresses(settings)
 
 
 def test_compose_publishes_on_this_machine_only() -> None:
@@ -133,20 +134,20 @@ def test_the_unit_runs_commands_that_exist_and_leaves_time_to_finish() -> None:
     for key in ("ExecStartPre", "ExecStart"):
         program, *argv = shlex.split(service[key])
         assert program.endswith("/bin/turngate")
-        cli.parser().parse_args(argv)
+        main.parser().parse_args(argv)
     assert int(service["TimeoutStopSec"]) > Settings().timeouts.shutdown_grace_s
     assert unit["Install"]["WantedBy"] == "multi-user.target"
 
 
 def test_the_example_configuration_is_what_the_command_dumps() -> None:
     settings = Settings(engines=(EngineEntry(url="vllm://127.0.0.1:8000"),))
-    assert (DEPLOY / "turngate.yaml").read_text() == config.dump(settings), (
+    assert (DEPLOY / "turngate.yaml").read_text() == loading.dump(settings), (
         "write it anew: turngate check --engine vllm://127.0.0.1:8000 --dump-config > deploy/turngate.yaml"
     )
 
 
 def test_the_example_configuration_passes_check(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["check", "--config", str(DEPLOY / "turngate.yaml")]) == 0
+    assert main.main(["check", "--config", str(DEPLOY / "turngate.yaml")]) == 0
     assert "vllm http://127.0.0.1:8000" in capsys.readouterr().out
 
 
@@ -180,10 +181,10 @@ def test_the_plain_manifests_run_a_valid_configuration() -> None:
     objects = {each["kind"]: each for each in yaml.safe_load_all(text)}
     (file,) = objects["ConfigMap"]["data"].values()
     settings = Settings.model_validate(yaml.safe_load(file))
-    config.refuse_exposure(settings)
-    assert config.addresses(settings)
+    loading.refuse_exposure(settings)
+    assert loading.addresses(settings)
     (container,) = objects["Deployment"]["spec"]["template"]["spec"]["containers"]
-    cli.parser().parse_args(container["args"])
+    main.parser().parse_args(container["args"])
 
 
 def test_chart_and_package_have_one_version() -> None:

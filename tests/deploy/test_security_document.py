@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from gateway.settings import Settings
+from gateway.config.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "security.md").read_text()

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import orjson
 import pytest
 
+from gateway.core.exchange import Json, Reply, ToolCall
 from gateway.dialects.chat import Chat
-from gateway.exchange import Json, Reply, ToolCall
 
 CHAT = Chat()
 

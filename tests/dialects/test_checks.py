@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.core.exchange import Json, Reply
 from gateway.dialects import BY_PATH
-from gateway.exchange import Json, Reply
 
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = (
     "/v1/chat/completions",

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from gateway.core.exchange import Reply
 from gateway.dialects.base import Script
 from gateway.dialects.completions import Completions
-from gateway.exchange import Reply
 
 COMPLETIONS = Completions()
 SYSTEM = "<|im_start|>system\nBe brief.<|im_end|>\n"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import orjson
 import pytest
 
+from gateway.core.errors import Failure
+from gateway.core.exchange import Json
+from gateway.core.sse import data_of
 from gateway.dialects import BY_PATH
-from gateway.errors import Failure
-from gateway.exchange import Json
-from gateway.sse import data_of
 
 CHAT, RESPONSES, MESSAGES = BY_PATH["/v1/chat/completions"], BY_PATH["/v1/responses"], BY_PATH["/v1/messages"]
 FULL = Failure(429, "rate_limit_error", "Too many agents.", retry_after_s=11.2)

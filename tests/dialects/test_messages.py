@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from gateway.core.exchange import Json, Reply, ToolCall
 from gateway.dialects import BY_PATH
 from gateway.dialects.messages import Messages
-from gateway.exchange import Json, Reply, ToolCall
 
 MESSAGES = Messages()
 CACHED = {"cache_control": {"type": "ephemeral"}}

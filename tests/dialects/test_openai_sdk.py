@@ -11,12 +11,12 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletionChunk
 from openai.types.responses import ResponseCreatedEvent, ResponseFailedEvent, ResponseInProgressEvent
 
-from gateway import sse
+from gateway.core import sse
+from gateway.core.errors import Failure
+from gateway.core.exchange import Json
+from gateway.core.transport import Request, Responder
 from gateway.dialects import BY_PATH
-from gateway.errors import Failure
-from gateway.exchange import Json
-from gateway.transport import Request, Responder
-from gateway.transports.aiohttp_server import AiohttpServer
+from gateway.transport.aiohttp_server import AiohttpServer
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False}

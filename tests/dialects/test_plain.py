@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from gateway.core.exchange import Reply
 from gateway.dialects import BY_PATH
-from gateway.exchange import Reply
 
 
 def test_they_are_no_turns() -> None:

@@ -7,9 +7,9 @@ from typing import Any
 import orjson
 import pytest
 
+from gateway.core.exchange import Json, Reply, ToolCall
 from gateway.dialects.base import Script
 from gateway.dialects.responses import Responses
-from gateway.exchange import Json, Reply, ToolCall
 
 RESPONSES = Responses()
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a": 1}'}

@@ -9,8 +9,8 @@ import aiohttp
 import orjson
 import pytest
 
-from gateway.hosted import HostedEngine
-from gateway.settings import Embedded
+from gateway.config.settings import Embedded
+from gateway.embedded.in_process import HostedEngine
 
 PROMPTS = [f"Prompt {n}: " + "word " * n for n in range(12)]
 

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.embedded.model import EngineSpec
 from gateway.embedded.server import EmbeddedEngine, EmbeddedSettings
-from gateway.transports.aiohttp_server import AiohttpServer
+from gateway.transport.aiohttp_server import AiohttpServer
 from tests.deadline import DEADLINE_S
 
 SETTINGS = EmbeddedSettings(EngineSpec(num_blocks=1000, max_num_seqs=4), model="tiny", speed=20.0)

@@ -17,30 +17,31 @@ import orjson
 
 from batch_agent.replies import events_of, joined
 from benchmarks.fuzz.targets import FuzzedGateway
-from gateway import fitting, sse
+from gateway.access.keys import ANYBODY
 from gateway.batches.multipart import BadForm, FormSplitter, boundary_of
+from gateway.config.live_settings import RequestSettings
+from gateway.core import sse
+from gateway.core.exchange import Exchange, Json, Reply, Timings, ToolCall
+from gateway.core.list_edit import Edit, edited
+from gateway.core.transport import Request, Responder, Timeouts
 from gateway.dialects import BY_PATH
+from gateway.dialects.prompt_parts import Part
+from gateway.dialects.rewrite import Rewrite, owner_of
+from gateway.engines.providers import anthropic
+from gateway.engines.providers.asked import read
+from gateway.engines.providers.told import BodyTeller, StreamTeller
 from gateway.engines.refusals import names_field
-from gateway.exchange import Exchange, Json, Reply, Timings, ToolCall
-from gateway.identity import Identity
-from gateway.inprocess import Begun, InProcessRequest
-from gateway.keys import ANYBODY
-from gateway.lists.asking import PartFailed, PartRequest, Streamed
-from gateway.lists.parts import Part
-from gateway.live_settings import RequestSettings
-from gateway.rewrite import Rewrite, owner_of
-from gateway.services import anthropic
-from gateway.services.asked import read
-from gateway.services.told import BodyTeller, StreamTeller
-from gateway.toolloop.edit import Edit, edited
-from gateway.transport import Request, Responder, Timeouts
-from gateway.transports.choice import Name, transport_of
-from policies.breaks import Break, Found, Gap, after, before
-from policies.chains import message_chain
-from policies.continuation import Asked, Call, Carried
-from policies.strands import Strands
-from policies.summaries import Summaries, Telling
-from policies.volatile import LEARNED_AFTER
+from gateway.prompt_lists.part_executor import PartFailed, PartRequest, Streamed
+from gateway.request import fitting
+from gateway.request.inprocess import Begun, InProcessRequest
+from gateway.sessions.identity import Identity
+from gateway.transport.choice import Name, transport_of
+from policies.recognition.chains import message_chain
+from policies.recognition.continuation import Asked, Call, Carried
+from policies.recognition.conversations import Strands
+from policies.recognition.prefix_breaks import Break, Found, Gap, after, before
+from policies.recognition.summaries import Summaries, Telling
+from policies.recognition.volatile import LEARNED_AFTER
 from tool_runtime.arguments import Schema
 
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 
 import pytest
 
-from gateway.transports.choice import transport_of
+from gateway.transport.choice import transport_of
 from tests.engines.recorded import pages
 from tests.gateway.fake_engine import FakeEngine, NewEngine, Watched
 from tests.transports.loops import AIOHTTP, FAST, LoopFactory, carrier

@@ -9,11 +9,11 @@ from typing import Any
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from gateway.core.faults import Fault
+from gateway.core.transport import Upstream
 from gateway.engines.base import EngineAddress, Report
+from gateway.engines.monitor import Monitor
 from gateway.engines.vllm import Vllm
-from gateway.faults import Fault
-from gateway.monitor import Monitor
-from gateway.transport import Upstream
 from policies.types import Fact
 from tests.deadline import DEADLINE_S
 from tests.engines.recorded import text

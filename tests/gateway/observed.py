@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, cast
 
+from gateway.core.exchange import Exchange, Outcome, Recognition, Timings
+from gateway.core.transport import Request
 from gateway.dialects.base import Dialect
-from gateway.exchange import Exchange, Outcome, Recognition, Timings
-from gateway.observe import Observer
-from gateway.receipts import Receipts
-from gateway.transport import Request
+from gateway.telemetry.observer import Observer
+from gateway.telemetry.receipts import Receipts
 from policies.types import Dispatch, Hold, Reason, SessionState, TurnKind, Usage
 from policies.view import FleetView, ReplicaView
 

@@ -8,9 +8,9 @@ import aiohttp
 import pytest
 
 from gateway.app import App
-from gateway.config import ConfigError
-from gateway.scheduling import policy_of
-from gateway.settings import Policy, Settings
+from gateway.config.loading import ConfigError
+from gateway.config.settings import Policy, Settings
+from gateway.request.scheduling import policy_of
 
 SETTINGS = Settings.model_validate({"listen": {"port": 0}, "engines": ["embedded"], "embedded": {"speed": 1000}})
 ASK = {"model": "any", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}

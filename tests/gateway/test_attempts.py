@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.attempts import FIRST_S, LONGEST_S, Attempts
-from gateway.engine_errors import EngineFailed
-from gateway.errors import Failure
-from gateway.exchange import Outcome
-from gateway.faults import Fault
+from gateway.core.errors import Failure
+from gateway.core.exchange import Outcome
+from gateway.core.faults import Fault
+from gateway.request.attempts import FIRST_S, LONGEST_S, Attempts
+from gateway.request.engine_errors import EngineFailed
 from policies.types import Ending
 from tests.policies.turns_of import turn
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.breaker import Breaker, Rules, State
+from gateway.engines.breaker import Breaker, Rules, State
 
 RULES = Rules(failures=3, window_s=10, open_s=5, max_open_s=20)
 

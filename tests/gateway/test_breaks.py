@@ -8,12 +8,12 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway import break_report
-from gateway.breaks import PrefixBreaks
+from gateway.cli import prefix_breaks
+from gateway.config.settings import Identity
+from gateway.core.exchange import Exchange, Recognition
 from gateway.dialects.base import Script
-from gateway.exchange import Exchange, Recognition
-from gateway.metrics import Metrics
-from gateway.settings import Identity
+from gateway.sessions.prefix_breaks import PrefixBreaks
+from gateway.telemetry.metrics import Metrics
 from policies.types import TurnKind, Usage
 from tests.gateway.observed import FLEET, exchange
 from tests.policies.siblings import Agent, path_line
@@ -113,8 +113,8 @@ def test_the_report_names_the_most_expensive_first() -> None:
         {"family": name, "prefix_breaks": cost | {"wasted_tokens": tokens}}
         for name, tokens in (("a", 5), ("b", 9000))
     ]
-    text = break_report.as_text([*rows, {"family": "c"}])
+    text = prefix_breaks.as_text([*rows, {"family": "c"}])
     assert text.startswith("family b: 9 of 10 sessions")
     assert "9,000 tokens wasted" in text
     assert "40 characters in the system, 1,200 from the start (10%), like a path" in text
-    assert break_report.as_text([]).startswith("No prefix breaks")
+    assert prefix_breaks.as_text([]).startswith("No prefix breaks")

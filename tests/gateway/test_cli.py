@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway import cli, config
-from gateway.settings import Settings
+from gateway.cli import main
+from gateway.config import loading
+from gateway.config.settings import Settings
 from tests.deadline import DEADLINE_S
 
 
@@ -21,7 +22,7 @@ def _nothing_is_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def exit_of(*argv: str) -> int:
     with pytest.raises(SystemExit) as caught:
-        cli.main(argv)
+        main.main(argv)
     assert isinstance(caught.value.code, int)
     return caught.value.code
 
@@ -68,13 +69,13 @@ def test_flags_are_keys_of_the_configuration() -> None:
         "--set",
         "policy.ceiling=0.5",
     ]
-    settings = config.load(cli.flags(cli.parser().parse_args(argv)), environ={})
+    settings = loading.load(main.flags(main.parser().parse_args(argv)), environ={})
     assert [entry.url for entry in settings.engines] == ["vllm://a:1", "vllm://b:1"]
     assert (settings.listen.port, settings.policy.ceiling) == (9, 0.5)
 
 
 def test_check_says_what_the_configuration_means(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["check", "--engine", "sglang://gpu2:30000", "--set", "models.aliases={gpt-*: qwen}"]) == 0
+    assert main.main(["check", "--engine", "sglang://gpu2:30000", "--set", "models.aliases={gpt-*: qwen}"]) == 0
     said = capsys.readouterr().out
     assert "Listens on 127.0.0.1, port 8080" in said
     assert "gpu2:30000: sglang http://gpu2:30000" in said
@@ -85,7 +86,7 @@ def test_check_warns_of_a_variable_that_nothing_reads(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TURNGATE_POLICY_CIELING", "0.5")
-    assert cli.main(["check", "--engine", "embedded"]) == 0
+    assert main.main(["check", "--engine", "embedded"]) == 0
     assert "TURNGATE_POLICY_CIELING; did you mean TURNGATE_POLICY_CEILING?" in capsys.readouterr().err
 
 
@@ -110,7 +111,7 @@ def test_check_warns_of_a_variable_that_nothing_reads(
 def test_a_wrong_configuration_is_told_in_lines_and_ends_with_2(
     argv: list[str], fault: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(argv) == 2
+    assert main.main(argv) == 2
     lines = capsys.readouterr().err.splitlines()
     assert all(line.startswith("turngate: ") for line in lines)
     assert fault in lines[0]
@@ -119,11 +120,11 @@ def test_a_wrong_configuration_is_told_in_lines_and_ends_with_2(
 def test_dump_config_prints_the_effective_configuration_and_serves_nothing(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert cli.main(["serve", "--engine", "vllm://a:1", "--set", "listen.port=9", "--dump-config"]) == 0
+    assert main.main(["serve", "--engine", "vllm://a:1", "--set", "listen.port=9", "--dump-config"]) == 0
     file = tmp_path / "dumped.yaml"
     file.write_text(capsys.readouterr().out)
     expected = Settings.model_validate({"engines": ["vllm://a:1"], "listen": {"port": 9}})
-    assert config.load(file=file, environ={}) == expected
+    assert loading.load(file=file, environ={}) == expected
 
 
 @pytest.mark.parametrize(
@@ -187,7 +188,7 @@ async def test_doctor_says_what_each_engine_is_and_fails_when_one_is_down() -> N
 
 async def started(*argv: str) -> asyncio.subprocess.Process:
     """The command in a process of its own, its output piped."""
-    code = "import sys; from gateway.cli import main; sys.exit(main())"
+    code = "import sys; from gateway.cli.main import main; sys.exit(main())"
     pipe = asyncio.subprocess.PIPE
     return await asyncio.create_subprocess_exec(sys.executable, "-c", code, *argv, stdout=pipe, stderr=pipe)
 
@@ -195,15 +196,15 @@ async def started(*argv: str) -> asyncio.subprocess.Process:
 def test_a_hosts_file_and_a_place_for_batches_are_flags(tmp_path: Path) -> None:
     hosts = tmp_path / "hosts"
     hosts.write_text("gpu1:8000\nsglang://gpu2:30000  # spare\n")
-    arguments = cli.parser().parse_args(["serve", "--hosts", str(hosts), "--batches", str(tmp_path / "b")])
-    settings = config.load(cli.flags(arguments))
+    arguments = main.parser().parse_args(["serve", "--hosts", str(hosts), "--batches", str(tmp_path / "b")])
+    settings = loading.load(main.flags(arguments))
     hosts.write_text("gpu1:8000\n")
-    assert len(config.addresses(settings)) == 1
+    assert len(loading.addresses(settings)) == 1
     hosts.write_text("gpu1\n")
-    with pytest.raises(config.ConfigError, match="hosts: engine 'vllm://gpu1'"):
-        config.addresses(settings)
+    with pytest.raises(loading.ConfigError, match="hosts: engine 'vllm://gpu1'"):
+        loading.addresses(settings)
     hosts.write_text("gpu1:8000\nsglang://gpu2:30000  # spare\n")
-    assert [address.base_url for address in config.addresses(settings)] == [
+    assert [address.base_url for address in loading.addresses(settings)] == [
         "http://gpu1:8000",
         "http://gpu2:30000",
     ]

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway import config, key_hash
-from gateway.callers import Caller, callers
-from gateway.config import ConfigError
+from gateway.access import key_hash
+from gateway.access.callers import Caller, callers
+from gateway.config import loading
+from gateway.config.loading import ConfigError
+from gateway.config.section import Section, help_of
+from gateway.config.settings import Policy, Settings
 from gateway.engines.base import KvEventSource
-from gateway.section import Section, help_of
-from gateway.settings import Policy, Settings
 
 NOTHING: dict[str, str] = {}
 
@@ -31,32 +32,32 @@ def written(text: str, path: str = "my.yaml") -> Path:
 
 def fault_of(text: str = "", flags: dict[str, Any] | None = None, environ: dict[str, str] = NOTHING) -> str:
     with pytest.raises(ConfigError) as caught:
-        config.load(flags, written(text), environ)
+        loading.load(flags, written(text), environ)
     return str(caught.value)
 
 
 def test_flags_win_over_environment_over_file_over_defaults() -> None:
     file = written("policy: {ceiling: 0.1, max_wait_s: 1, hold_bound_s: 2}")
     environ = {"TURNGATE_POLICY_CEILING": "0.2", "TURNGATE_POLICY_MAX_WAIT_S": "3"}
-    policy = config.load({"policy.ceiling": "0.3"}, file, environ).policy
+    policy = loading.load({"policy.ceiling": "0.3"}, file, environ).policy
     assert (policy.ceiling, policy.max_wait_s, policy.hold_bound_s, policy.max_wait_plain_s) == (0.3, 3, 2, 400)
 
 
 def test_without_any_source_the_defaults_hold() -> None:
-    assert config.load(environ=NOTHING) == Settings()
+    assert loading.load(environ=NOTHING) == Settings()
 
 
 def test_the_file_in_the_working_directory_is_read_and_a_named_one_wins() -> None:
     written("listen: {port: 1}", "turngate.yaml")
     other = written("listen: {port: 2}", "other.yaml")
-    assert config.load(environ=NOTHING).listen.port == 1
-    assert config.load(environ={"TURNGATE_CONFIG": "other.yaml"}).listen.port == 2
-    assert config.load(file=other, environ={"TURNGATE_CONFIG": "missing.yaml"}).listen.port == 2
+    assert loading.load(environ=NOTHING).listen.port == 1
+    assert loading.load(environ={"TURNGATE_CONFIG": "other.yaml"}).listen.port == 2
+    assert loading.load(file=other, environ={"TURNGATE_CONFIG": "missing.yaml"}).listen.port == 2
 
 
 @pytest.mark.parametrize("text", ["", "listen:\n", "# nothing\n"])
 def test_an_empty_file_or_section_means_the_defaults(text: str) -> None:
-    assert config.load(file=written(text), environ=NOTHING) == Settings()
+    assert loading.load(file=written(text), environ=NOTHING) == Settings()
 
 
 def test_an_unknown_key_is_an_error_with_its_file_its_path_and_a_suggestion() -> None:
@@ -92,7 +93,7 @@ def test_a_file_that_is_no_mapping_is_a_fault(text: str, fault: str) -> None:
 
 def test_a_missing_file_is_a_fault() -> None:
     with pytest.raises(ConfigError, match=r"cannot read gone\.yaml"):
-        config.load(file=Path("gone.yaml"), environ=NOTHING)
+        loading.load(file=Path("gone.yaml"), environ=NOTHING)
 
 
 def test_a_section_that_is_no_mapping_is_a_fault_also_below_a_variable() -> None:
@@ -100,14 +101,14 @@ def test_a_section_that_is_no_mapping_is_a_fault_also_below_a_variable() -> None
 
 
 def test_every_key_has_help_and_its_own_variable() -> None:
-    leaves = dict(config.leaf_keys())
+    leaves = dict(loading.leaf_keys())
     helps = help_of(Settings)
     for name, section in Settings():
         if isinstance(section, Section):
             helps |= {f"{name}.{key}": text for key, text in help_of(type(section)).items()}
     assert [path for path in leaves if not helps.get(path)] == []
-    assert len({config.variable(path) for path in leaves}) == len(leaves)
-    assert config.FILE_VARIABLE not in {config.variable(path) for path in leaves}
+    assert len({loading.variable(path) for path in leaves}) == len(leaves)
+    assert loading.FILE_VARIABLE not in {loading.variable(path) for path in leaves}
 
 
 def test_a_section_says_what_it_is_about() -> None:
@@ -123,19 +124,19 @@ def test_variables_hold_lists_and_mappings_as_yaml_and_engines_also_plainly() ->
         "TURNGATE_POLICY_SLOTS_PER_REPLICA": "null",
         "TURNGATE_LISTEN_OPEN": "true",
     }
-    settings = config.load(environ=environ)
+    settings = loading.load(environ=environ)
     assert [entry.url for entry in settings.engines] == ["vllm://a:1", "sglang://b:2"]
     assert settings.models.aliases == {"gpt-*": "qwen"}
     assert settings.policy == Policy(options={"depth": 3})
     assert settings.listen.open
-    assert [e.name for e in config.load(environ={"TURNGATE_ENGINES": "[{url: embedded, name: e}]"}).engines] == [
+    assert [e.name for e in loading.load(environ={"TURNGATE_ENGINES": "[{url: embedded, name: e}]"}).engines] == [
         "e"
     ]
 
 
 def test_a_variable_that_sets_nothing_is_told_with_the_one_that_was_meant() -> None:
     environ = {"TURNGATE_LISTEN_PROT": "1", "TURNGATE_CONFIG": "x", "TURNGATE_LISTEN_PORT": "1", "HOME": "/"}
-    assert config.unknown_variables(environ) == ["TURNGATE_LISTEN_PROT; did you mean TURNGATE_LISTEN_PORT?"]
+    assert loading.unknown_variables(environ) == ["TURNGATE_LISTEN_PROT; did you mean TURNGATE_LISTEN_PORT?"]
 
 
 def test_settings_cannot_be_changed() -> None:
@@ -150,14 +151,14 @@ def test_what_is_dumped_reads_back_as_the_same_settings() -> None:
         "models.aliases": "{'*': qwen}",
         "policy.slots_per_replica": "8",
     }
-    settings = config.load(flags, environ=NOTHING)
-    assert config.load(file=written(config.dump(settings)), environ=NOTHING) == settings
+    settings = loading.load(flags, environ=NOTHING)
+    assert loading.load(file=written(loading.dump(settings)), environ=NOTHING) == settings
 
 
 def test_a_dump_names_every_key_with_its_variable() -> None:
-    dumped = config.dump(Settings())
+    dumped = loading.dump(Settings())
     tree = yaml.safe_load(dumped)
-    assert all(config.variable(path) in dumped for path, _ in config.leaf_keys())
+    assert all(loading.variable(path) in dumped for path, _ in loading.leaf_keys())
     assert list(tree) == list(Settings.model_fields)
 
 
@@ -169,16 +170,16 @@ def test_a_secret_in_plain_text_is_refused_and_never_repeated() -> None:
 
 def test_a_secret_comes_from_the_environment_or_a_file(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("from-file\n")
-    assert config.secret("env:KEY", {"KEY": "from-env"}) == "from-env"
-    assert config.secret(f"file:{tmp_path}/key") == "from-file"
+    assert loading.secret("env:KEY", {"KEY": "from-env"}) == "from-env"
+    assert loading.secret(f"file:{tmp_path}/key") == "from-file"
     for reference in ("env:GONE", f"file:{tmp_path}/gone"):
         with pytest.raises(ConfigError, match=r"gone|GONE"):
-            config.secret(reference, NOTHING)
+            loading.secret(reference, NOTHING)
 
 
 def test_a_client_key_stands_for_its_tenant(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEAM_A", "sk-a")
-    settings = config.load({"keys": "[{key: env:TEAM_A, tenant: a, may_prioritise: true}]"}, environ=NOTHING)
+    settings = loading.load({"keys": "[{key: env:TEAM_A, tenant: a, may_prioritise: true}]"}, environ=NOTHING)
     assert callers(settings) == {key_hash.fast("sk-a"): Caller("a", True, id="env:TEAM_A")}
 
 
@@ -197,18 +198,18 @@ def test_a_client_key_stands_for_its_tenant(monkeypatch: pytest.MonkeyPatch) -> 
 def test_without_keys_only_this_machine_is_served_unless_told_otherwise(
     flags: dict[str, str], is_refused: bool
 ) -> None:
-    settings = config.load(flags, environ=NOTHING)
+    settings = loading.load(flags, environ=NOTHING)
     if is_refused:
         with pytest.raises(ConfigError, match="configure keys, or say listen"):
-            config.refuse_exposure(settings)
+            loading.refuse_exposure(settings)
     else:
-        config.refuse_exposure(settings)
+        loading.refuse_exposure(settings)
 
 
 def test_engines_come_from_the_list_and_then_from_the_hosts_file() -> None:
     hosts = written("sglang://b:2  # the second\n\n# none\nopenai+https://c/v1\n", "hosts")
-    settings = config.load({"engines": ["vllm://a:1"], "hosts_file": str(hosts)}, environ=NOTHING)
-    found = [(address.kind, address.base_url, address.name) for address in config.addresses(settings)]
+    settings = loading.load({"engines": ["vllm://a:1"], "hosts_file": str(hosts)}, environ=NOTHING)
+    found = [(address.kind, address.base_url, address.name) for address in loading.addresses(settings)]
     assert found == [
         ("vllm", "http://a:1", "a:1"),
         ("sglang", "http://b:2", "b:2"),
@@ -228,7 +229,7 @@ def test_engines_come_from_the_list_and_then_from_the_hosts_file() -> None:
 )
 def test_engines_that_cannot_be_meant_are_refused(engines: list[Any], fault: str) -> None:
     with pytest.raises(ConfigError, match=fault):
-        config.addresses(config.load({"engines": engines}, environ=NOTHING))
+        loading.addresses(loading.load({"engines": engines}, environ=NOTHING))
 
 
 @pytest.mark.parametrize(
@@ -250,7 +251,7 @@ def test_kv_events_are_urls_or_objects_and_another_kind_of_address_is_refused() 
     text = (
         'engines: [{url: "vllm://a:1", kv_events: ["tcp://*:5557", {url: "tcp://a:1", replay_url: "tcp://a:2"}]}]'
     )
-    (address,) = config.addresses(config.load(file=written(text), environ=NOTHING))
+    (address,) = loading.addresses(loading.load(file=written(text), environ=NOTHING))
     assert address.kv_events == (KvEventSource("tcp://*:5557"), KvEventSource("tcp://a:1", "tcp://a:2"))
     assert "kv_events" in fault_of('engines: [{url: "vllm://a:1", kv_events: "http://a:1"}]')
     assert "write tcp://host:5557" in fault_of('engines: [{url: "vllm://a:1", kv_events: ["http://a:1"]}]')

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.deltas import Deltas
+from gateway.core.exchange import Json, Reply
+from gateway.core.sse import event
 from gateway.dialects import BY_PATH
 from gateway.engines.openai import OpenAI
-from gateway.exchange import Json, Reply
-from gateway.outgoing import Call
-from gateway.relay import StreamRelay, read_into
-from gateway.sse import event
+from gateway.request.deltas import Deltas
+from gateway.request.relay import StreamRelay, read_into
+from gateway.request.upstream_request import Call
 
 CHAT = "/v1/chat/completions"
 TEXTS = st.lists(st.text(st.characters(codec="utf-8"), max_size=8), max_size=30)

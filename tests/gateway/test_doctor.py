@@ -7,10 +7,9 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from gateway import doctor
-from gateway.engines import named
+from gateway.engines import doctor, named
 from gateway.engines.base import EngineAddress, KvEventSource
-from gateway.monitor import RunningEngine
+from gateway.engines.monitor import RunningEngine
 from tests.engines.recorded import pages
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.core.errors import Failure
+from gateway.core.exchange import Outcome
 from gateway.dialects import BY_PATH
-from gateway.engine_errors import in_stream, message_of
-from gateway.errors import Failure
-from gateway.exchange import Outcome
+from gateway.request.engine_errors import in_stream, message_of
 from policies.types import Ending
 
 CHAT, MESSAGES = BY_PATH["/v1/chat/completions"], BY_PATH["/v1/messages"]

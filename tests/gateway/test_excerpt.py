@@ -4,7 +4,7 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.excerpt import MAX_CHARS, UNSEEN, excerpt
+from gateway.core.excerpt import MAX_CHARS, UNSEEN, excerpt
 
 TEXTS = st.text(st.characters() | st.sampled_from("\0\n\x1b\x9f\u2028\u202e\udc80"), max_size=600)
 

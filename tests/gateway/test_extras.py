@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from gateway import config
-from gateway.extras import refuse_missing
-from gateway.settings import Settings
+from gateway.config import loading
+from gateway.config.extras import refuse_missing
+from gateway.config.settings import Settings
 
 WANTS_ALL: dict[str, Any] = {
     "engines": ["bedrock://us-east-1", {"url": "vllm://a:1", "kv_events": ["tcp://a:2"]}],
@@ -22,8 +22,8 @@ WANTS_ALL: dict[str, Any] = {
 
 def test_each_missing_package_is_a_line_with_what_to_install() -> None:
     settings = Settings.model_validate(WANTS_ALL)
-    with pytest.raises(config.ConfigError) as caught:
-        refuse_missing(settings, config.addresses(settings), lambda package: False)
+    with pytest.raises(loading.ConfigError) as caught:
+        refuse_missing(settings, loading.addresses(settings), lambda package: False)
     lines = str(caught.value).splitlines()
     extras = [line.partition("pip install ")[2] for line in lines]
     assert {extra.strip("'") for extra in extras} == {
@@ -34,6 +34,6 @@ def test_each_missing_package_is_a_line_with_what_to_install() -> None:
 
 def test_what_is_not_configured_need_not_be_there() -> None:
     settings = Settings.model_validate({"engines": ["vllm://a:1"]})
-    refuse_missing(settings, config.addresses(settings), lambda package: False)
+    refuse_missing(settings, loading.addresses(settings), lambda package: False)
     all_wanted = Settings.model_validate(WANTS_ALL)
-    refuse_missing(all_wanted, config.addresses(all_wanted), lambda package: True)
+    refuse_missing(all_wanted, loading.addresses(all_wanted), lambda package: True)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gateway import factlog
-from gateway.factlog import FactLog
+from gateway.telemetry import factlog
+from gateway.telemetry.factlog import FactLog
 from policies.types import (
     Arrived,
     Decision,

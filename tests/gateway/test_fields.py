@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway import fields
+from gateway.core import fields
 
 WRONG = [None, True, 1, 1.0, "x", ["x"], {"x": 1}]
 

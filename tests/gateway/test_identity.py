@@ -10,11 +10,11 @@ import orjson
 import pytest
 
 from benchmarks.clients.trace_replay import HeadersOnly
-from gateway.claims import Claim, read_claim
+from gateway.core.exchange import Exchange, Recognition, Reply, Timings, ToolCall
 from gateway.dialects import BY_PATH
 from gateway.dialects.base import Dialect, Script
-from gateway.exchange import Exchange, Recognition, Reply, Timings, ToolCall
-from gateway.identity import MAX_TOOL_BYTES, Identity
+from gateway.sessions.claims import Claim, read_claim
+from gateway.sessions.identity import MAX_TOOL_BYTES, Identity
 from policies.types import TurnKind
 
 TOOLS = (b'{"name":"bash","parameters":{"command":"string"}}',)

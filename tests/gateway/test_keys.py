@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway import cli, config, key_hash
-from gateway.access import Access, Viewer
-from gateway.callers import Caller, callers, plain_keys
-from gateway.config import ConfigError
-from gateway.keys import ANYBODY, MOST_WAITING, Keys, may_use
-from gateway.limits.meters import Quantity
-from gateway.settings import Settings
+from gateway.access import key_hash
+from gateway.access.access import Access, Viewer
+from gateway.access.callers import Caller, callers, plain_keys
+from gateway.access.keys import ANYBODY, MOST_WAITING, Keys, may_use
+from gateway.access.meters import Quantity
+from gateway.cli import main
+from gateway.config import loading
+from gateway.config.loading import ConfigError
+from gateway.config.settings import Settings
 
 LONG, SHORT = key_hash.new_key(), "swordfish"
 
@@ -133,7 +135,7 @@ def test_a_key_written_in_plain_text_is_refused_and_never_repeated(tmp_path: Pat
     file = tmp_path / "c.yaml"
     file.write_text("keys: [{key: sk-very-secret}]\nadmin: {key: sk-also-secret}")
     with pytest.raises(ConfigError, match="or the hash that `turngate keys` prints") as caught:
-        config.load(file=file, environ={})
+        loading.load(file=file, environ={})
     assert "secret" not in str(caught.value).replace("give a secret", "")
 
 
@@ -153,7 +155,7 @@ async def test_the_command_prints_an_entry_that_opens_for_the_key(
     typed: str, prefix: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(typed + "\n"))
-    assert cli.main(["keys", "hash", "--tenant", "a", "--name", "n"]) == 0
+    assert main.main(["keys", "hash", "--tenant", "a", "--name", "n"]) == 0
     printed = capsys.readouterr().out
     entries = yaml.safe_load(printed)
     assert entries[0]["key"].startswith(prefix)
@@ -164,7 +166,7 @@ async def test_the_command_prints_an_entry_that_opens_for_the_key(
 
 
 async def test_a_new_key_is_shown_once_with_the_entry_that_knows_it(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["keys", "new"]) == 0
+    assert main.main(["keys", "new"]) == 0
     printed = capsys.readouterr().out
     [key] = [line.removeprefix("# ") for line in printed.splitlines() if line.startswith("# tg-")]
     assert await Keys(callers(of(*yaml.safe_load(printed)))).caller(bearer(key)) is not None
@@ -227,6 +229,6 @@ def test_an_admin_listener_without_a_key_stays_on_this_machine(admin: dict[str, 
     settings = Settings.model_validate({"admin": admin})
     if is_refused:
         with pytest.raises(ConfigError, match=r"say admin\.open"):
-            config.refuse_exposure(settings)
+            loading.refuse_exposure(settings)
     else:
-        config.refuse_exposure(settings)
+        loading.refuse_exposure(settings)

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
+from gateway.access.allowance import CHARS_PER_TOKEN, Allowance, Limiter
+from gateway.access.counters import LocalCounters
+from gateway.access.meters import Quantity, Terms
+from gateway.access.report import report
+from gateway.config.keys import KeyLimits, Price
+from gateway.config.settings import Limits
+from gateway.core.errors import Refused
+from gateway.core.exchange import Exchange, Outcome, Timings
 from gateway.dialects import BY_PATH
-from gateway.errors import Refused
-from gateway.exchange import Exchange, Outcome, Timings
-from gateway.inprocess import InProcessRequest
-from gateway.key_settings import KeyLimits, Price
-from gateway.limits.allowance import CHARS_PER_TOKEN, Allowance, Limiter
-from gateway.limits.body import too_many
-from gateway.limits.counters import LocalCounters
-from gateway.limits.meters import Quantity, Terms
-from gateway.limits.report import report
-from gateway.settings import Limits
+from gateway.request.body_limits import too_many
+from gateway.request.inprocess import InProcessRequest
 from policies.types import Usage
 
 NOT_SAID = Usage()

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from gateway import machine
-from gateway.machine import Machine
-from gateway.settings import Settings
+from gateway.cli import machine
+from gateway.cli.machine import Machine
+from gateway.config.settings import Settings
 
 GOOD = Machine("3.13.1", 65_536, 1_048_576, (), 2**40)
 KEY = {"key": "env:A"}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import orjson
 
-from gateway.breaker import USUAL, State
+from gateway.core.faults import Fault
 from gateway.engines.base import EngineAddress
-from gateway.faults import Fault
-from gateway.monitor import Monitor
+from gateway.engines.breaker import USUAL, State
+from gateway.engines.monitor import Monitor
 from policies.types import CacheLost, ReplicaLost, ReplicaReported
 from tests.gateway.fake_engine import NewEngine, Watched
 from tests.path.faults import ENGINE, fault, faults

@@ -11,13 +11,13 @@ from typing import cast
 import pytest
 from prometheus_client import CollectorRegistry
 
-from gateway import logs
-from gateway.counts import Counter
-from gateway.errors import Failure
-from gateway.exchange import Outcome, Recognition, Timings
-from gateway.observe import Observer, Recomputation
-from gateway.settings import Logging
-from gateway.transport import Request
+from gateway.cli import logs
+from gateway.config.settings import Logging
+from gateway.core.errors import Failure
+from gateway.core.exchange import Outcome, Recognition, Timings
+from gateway.core.transport import Request
+from gateway.telemetry.counts import Counter
+from gateway.telemetry.observer import Observer, Recomputation
 from policies.types import (
     Tick,
     TurnKind,

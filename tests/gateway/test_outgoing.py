@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.outgoing import end_to_end, merged
+from gateway.request.upstream_request import end_to_end, merged
 
 
 @pytest.mark.parametrize(

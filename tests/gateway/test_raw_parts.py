@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.core.exchange import Exchange, Json, Timings
+from gateway.core.transport import Request
 from gateway.dialects import BY_PATH
-from gateway.exchange import Exchange, Json, Timings
-from gateway.identity import Identity
-from gateway.raw_parts import Cutter
-from gateway.transport import Request
+from gateway.sessions.identity import Identity
+from gateway.sessions.raw_parts import Cutter
 from tests.gateway.observed import Asked
 
 PATHS = ("/v1/chat/completions", "/v1/messages")

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from gateway.errors import Failure
-from gateway.exchange import Exchange, Outcome
-from gateway.receipts import Receipts, size_bytes, values_of
+from gateway.core.errors import Failure
+from gateway.core.exchange import Exchange, Outcome
+from gateway.telemetry.receipts import Receipts, size_bytes, values_of
 from tests.gateway.observed import exchange, observer
 
 MUCH = 2**20

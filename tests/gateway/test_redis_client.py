@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gateway.redis_client import client, heeding
+from gateway.core.redis import client, heeding
 from tests.deadline import DEADLINE_S
 from tests.valkey import valkey as valkey
 from tests.valkey import valkey_server as valkey_server

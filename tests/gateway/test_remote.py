@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.remote import base_of
+from gateway.cli.remote import base_of
 
 
 @pytest.mark.parametrize(

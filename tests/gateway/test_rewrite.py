@@ -8,12 +8,12 @@ from typing import Any, cast
 import orjson
 import pytest
 
+from gateway.config.settings import Identity
+from gateway.core.exchange import Exchange, Timings
+from gateway.core.transport import Request
 from gateway.dialects import BY_PATH
-from gateway.exchange import Exchange, Timings
-from gateway.rewrite import Rewrite, owner_of
-from gateway.settings import Identity
-from gateway.transport import Request
-from policies.breaks import Breaks
+from gateway.dialects.rewrite import Rewrite, owner_of
+from policies.recognition.prefix_breaks import Breaks
 
 PATTERNS = Identity().volatile_patterns
 LEARNED = Identity().volatile_learned

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from gateway.config import ConfigError
-from gateway.scheduling import policy_of
-from gateway.settings import Policy
-from policies.place import Option
+from gateway.config.loading import ConfigError
+from gateway.config.settings import Policy
+from gateway.request.scheduling import policy_of
+from policies.placement import Option
 
 OPTIONS = [Option(name, 0, 0, 0, 8, False) for name in "ab"]
 
@@ -29,7 +29,9 @@ def test_an_unknown_placement_is_refused_with_what_to_write() -> None:
         Policy(placement="prefx")
 
 
-@pytest.mark.parametrize("path", ["no_such_module:name", "policies.place:no_such_name", ":x", "policies.place:"])
+@pytest.mark.parametrize(
+    "path", ["no_such_module:name", "policies.placement:no_such_name", ":x", "policies.placement:"]
+)
 def test_a_placement_that_cannot_be_imported_is_a_fault_of_the_configuration(path: str) -> None:
     with pytest.raises(ConfigError, match=r"policy.placement"):
         policy_of(Policy(placement=path))

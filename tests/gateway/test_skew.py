@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import pytest
 from aiohttp import web
 
+from gateway.cli.skew import skew_s
 from gateway.engines import named
 from gateway.engines.base import Abilities, EngineAddress, Report
-from gateway.monitor import RunningEngine
-from gateway.skew import skew_s
-from gateway.transports.aiohttp_upstream import AiohttpUpstream
+from gateway.engines.monitor import RunningEngine
+from gateway.transport.aiohttp_upstream import AiohttpUpstream
 
 NOW = 1_763_725_000.0
 DATE = "Fri, 21 Nov 2025 11:36:40 GMT"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.sse import DONE, EventSplitter, EventTooLong, data_of, event
+from gateway.core.sse import DONE, EventSplitter, EventTooLong, data_of, event
 
 LINES = st.sampled_from(
     [b"data: {}", b"data:x", b"data", b": ping", b"event: error", b"", b"id: 1", "data: é".encode()]

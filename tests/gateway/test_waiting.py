@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from gateway.config.settings import Stream
+from gateway.core.exchange import Exchange, Timings
 from gateway.dialects import BY_PATH
-from gateway.exchange import Exchange, Timings
-from gateway.inprocess import InProcessRequest, InProcessResponder
-from gateway.settings import Stream
-from gateway.waiting import Waiting
+from gateway.request.inprocess import InProcessRequest, InProcessResponder
+from gateway.request.keep_alive import Waiting
 
 PATH = "/v1/chat/completions"
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.kvevents.index import BlockIndex, Losses
-from gateway.kvevents.wire import Cleared, Hash, Removed, Stored
+from gateway.engines.kvevents.index import BlockIndex, Losses
+from gateway.engines.kvevents.wire import Cleared, Hash, Removed, Stored
 
 SIZE = 128
 

@@ -13,8 +13,8 @@ import zmq.asyncio
 
 from gateway.engines import named
 from gateway.engines.base import EngineAddress, KvEventSource, Pool, Report
-from gateway.kvevents import listener, listening
-from gateway.monitor import RunningEngine
+from gateway.engines.kvevents import listener, listening
+from gateway.engines.monitor import RunningEngine
 from policies.types import CacheLost, Fact
 from tests.deadline import DEADLINE_S
 from tests.kvevents.batches import batch, cleared, removed, stored

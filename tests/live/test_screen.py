@@ -10,8 +10,8 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from gateway.live.screen import COLOURS, SORTS, Screen, amount, gauge, seconds
-from gateway.live.snapshot import Phase
+from gateway.api.snapshot import Phase
+from gateway.cli.screen import COLOURS, SORTS, Screen, amount, gauge, seconds
 from tests.live.told import session, snapshot
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.exchange import Exchange, Outcome, Recognition, Timings
-from gateway.live import snapshot as live
-from gateway.live.live import Live
-from gateway.live.timeline import Span, Timeline
-from gateway.sessions import Seen, Sessions
+from gateway.api import snapshot as live
+from gateway.api.live import Live
+from gateway.core.exchange import Exchange, Outcome, Recognition, Timings
+from gateway.sessions.sessions import Seen, Sessions
+from gateway.sessions.timeline import Span, Timeline
 from policies.types import SessionId, SessionState, TurnKind
 from policies.view import FleetView, SessionView
 from tests.gateway.observed import FLEET, exchange

@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from gateway.app import App
-from gateway.settings import Settings
+from gateway.config.settings import Settings
 from tests.clock import Clock as Clock
 from tests.clock import clock as clock
 from tests.deadline import DEADLINE_S

@@ -11,7 +11,7 @@ from anthropic.types import Message
 from anthropic.types.message_create_params import MessageCreateParamsNonStreaming, MessageCreateParamsStreaming
 from pydantic import TypeAdapter, ValidationError
 
-from gateway import sse
+from gateway.core import sse
 from tests.path.fake_service import FakeService, Refusal, Refused
 
 KEY = "sk-ant-test"

@@ -26,7 +26,7 @@ class Patient(GatewayProcess):
     program = (
         "-c",
         (
-            "from gateway.cli import main\n"
+            "from gateway.cli.main import main\n"
             "from gateway.cluster import redis\n"
             f"redis.TIMEOUT_S = {DEADLINE_S}\n"
             "raise SystemExit(main())"

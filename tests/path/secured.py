@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gateway import key_hash
+from gateway.access import key_hash
 
 ADMIN = "tg-the-administrator-s-own-key-0123456789"
 

@@ -12,8 +12,8 @@ import pytest
 from pydantic import BaseModel
 
 from batch_agent import BatchAgent, Tool
-from gateway.commands import doctor
-from gateway.settings import Settings
+from gateway.cli.commands import doctor
+from gateway.config.settings import Settings
 from tests.deadline import DEADLINE_S
 from tests.path.batches import Connect
 from tests.path.conftest import Clock, Gateway, Start

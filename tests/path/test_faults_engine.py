@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import orjson
 import pytest
 
-from gateway.sse import MAX_EVENT_BYTES
+from gateway.core.sse import MAX_EVENT_BYTES
 from tests.deadline import DEADLINE_S
 from tests.path.conftest import Gateway, Start
 from tests.path.fake_engine import (

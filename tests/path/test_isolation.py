@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 
 from gateway.app import App
-from gateway.settings import Settings
+from gateway.config.settings import Settings
 from tests.path.batches import Connect, asks, create
 from tests.path.conftest import Start
 from tests.path.fake_engine import FakeEngine

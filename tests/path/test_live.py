@@ -11,10 +11,10 @@ import orjson
 import pytest
 from rich.console import Console
 
-from gateway.live import ask, top
-from gateway.live.command import key_of
-from gateway.settings import Settings
-from gateway.transports.aiohttp_upstream import AiohttpUpstream
+from gateway.cli import live_snapshot, top
+from gateway.cli.top_command import key_of
+from gateway.config.settings import Settings
+from gateway.transport.aiohttp_upstream import AiohttpUpstream
 from tests.deadline import DEADLINE_S
 from tests.path.conftest import Gateway, Start
 from tests.path.fake_engine import DONE, FakeEngine, chunk, finish, stalls_after, streams
@@ -114,7 +114,7 @@ async def once(url: str, key: str = "") -> tuple[int, str]:
     upstream, out = AiohttpUpstream(), io.StringIO()
     try:
         told = await top.once(
-            lambda: ask.ask(upstream, url, key, 5.0, 10), url, "phase", Console(file=out, width=80)
+            lambda: live_snapshot.ask(upstream, url, key, 5.0, 10), url, "phase", Console(file=out, width=80)
         )
     finally:
         await upstream.close()

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import orjson
 import pytest
 
-from gateway import logs
-from gateway.settings import Logging
-from policies.place import by_prefix
+from gateway.cli import logs
+from gateway.config.settings import Logging
+from policies.placement import by_prefix
 from policies.turns import Turns
 from policies.types import Family
 from tests.path.conftest import Start

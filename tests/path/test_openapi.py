@@ -12,12 +12,12 @@ import orjson
 import pytest
 from jsonschema import Draft202012Validator
 
-from gateway import admin, openapi
+from gateway.api import openapi, views
+from gateway.api.live import PATH as LIVE
+from gateway.api.ui.page import PATH as UI
 from gateway.batches import api
 from gateway.dialects import BY_PATH
-from gateway.live.live import PATH as LIVE
-from gateway.plain import PlainCalls
-from gateway.ui.page import PATH as UI
+from gateway.request.stateless import PlainCalls
 from tests.path.conftest import Start
 from tests.path.fake_engine import FakeEngine
 
@@ -50,7 +50,7 @@ def _part(pattern: ast.pattern) -> str:
 
 
 def of_views() -> set[str]:
-    texts = texts_of(admin) - {"/v1", "/v1/", "/v1/v1/", "/models"}  # of which it only says something
+    texts = texts_of(views) - {"/v1", "/v1/", "/v1/v1/", "/models"}  # of which it only says something
     return {UI, LIVE, *(text for text in texts if re.fullmatch(r"(/[a-z0-9]+)+/?", text))}
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gateway import cli, commands
 from gateway.app import App
-from gateway.settings import Settings
+from gateway.cli import commands, main
+from gateway.config.settings import Settings
 
 RULES = "\n".join(f"Rule {n}: do {n * 7919} things in order and say so." for n in range(80))
 RUNS = [f"{n * 7919:08x}{n:04x}" for n in range(1, 7)]
@@ -99,7 +99,7 @@ async def test_doctor_tells_them_of_a_running_gateway(start: Start, capsys: pyte
     client = await start()
     for run in RUNS:
         await client.ask(*first(run))
-    assert cli.parser().parse_args(["doctor", "--gateway", client.url]).gateway == client.url
+    assert main.parser().parse_args(["doctor", "--gateway", client.url]).gateway == client.url
     assert await commands.doctor_of_gateway(Settings(), client.url) == 0
     said = capsys.readouterr().out
     assert "5 of 6 sessions break their siblings' prefix" in said

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.core.exchange import Reply
 from gateway.dialects import BY_PATH
 from gateway.engines import named
 from gateway.engines.base import Outgoing
-from gateway.exchange import Reply
-from gateway.outgoing import Call
-from gateway.relay import StreamRelay
+from gateway.request.relay import StreamRelay
+from gateway.request.upstream_request import Call
 from tests.path.conftest import Start
 from tests.path.fake_engine import DONE, FakeEngine, chunk, completion, finish, replies, streams, usage
 

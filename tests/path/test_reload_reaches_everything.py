@@ -14,10 +14,10 @@ from openai.types import BatchRequestCounts
 
 from gateway.batches.front import AGENT_RUNS
 from gateway.cluster.counters import SharedCounters
-from gateway.homes import Home
-from gateway.live_settings import LINE_DEADLINE_S
+from gateway.config.live_settings import LINE_DEADLINE_S
+from gateway.core.transport import Timeouts
 from gateway.reload import AT_RUN_TIME
-from gateway.transport import Timeouts
+from gateway.request.homes import Home
 from tests.path.batches import create, over
 from tests.path.conftest import Clock
 from tests.path.reloaded import CHAT, NEW, OLD, OTHER, WAYS, Case, Json, Seen, Stage, Staging

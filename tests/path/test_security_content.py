@@ -12,8 +12,9 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway import config, logs
-from gateway.settings import Logging
+from gateway.cli import logs
+from gateway.config import loading
+from gateway.config.settings import Logging
 from tests.path.conftest import Gateway, Start
 from tests.path.fake_engine import FakeEngine, chunk, completion, cuts_after, replies, streams
 from tests.path.secured import ADMIN, admin_key, by, key_of, keys
@@ -197,7 +198,7 @@ def test_the_dumped_configuration_holds_no_secret(monkeypatch: pytest.MonkeyPatc
         "keys: [{key: env:TEAM_KEY}]\nadmin: {key: env:TEAM_KEY}\nidentity: {secret: env:TEAM_KEY}\n"
         "engines: [{url: vllm://h:1, api_key: env:TEAM_KEY}]\n"
     )
-    assert "very-secret" not in config.dump(config.load(file=file, environ={"TEAM_KEY": "very-secret"}))
+    assert "very-secret" not in loading.dump(loading.load(file=file, environ={"TEAM_KEY": "very-secret"}))
 
 
 @pytest.mark.parametrize("style", ["text", "json"])

@@ -15,8 +15,8 @@ import aiohttp
 import pytest
 
 from gateway.app import App
-from gateway.hosted import HostedEngine
-from gateway.settings import Embedded, Settings
+from gateway.config.settings import Embedded, Settings
+from gateway.embedded.in_process import HostedEngine
 from tests.deadline import DEADLINE_S
 from tests.path.secured import by, keys
 from tests.transports.loops import carrier

@@ -12,7 +12,7 @@ import pytest
 from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 
-from gateway.response_ids import new_id
+from gateway.core.response_ids import new_id
 from tests.path.conftest import Gateway, Start, rest_of
 from tests.path.fake_engine import DONE, Call, FakeEngine, Play, error, replies, stalls_after, streams
 from tests.path.tool_dialects import response, response_events, speaks

@@ -7,8 +7,8 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from policies.continuation import Call
-from policies.lineage import Lineage, Sighting
+from policies.recognition.continuation import Call
+from policies.recognition.lineage import Lineage, Sighting
 
 TOOLS = (b'{"name":"bash"}',)
 SYSTEM = b"You are an agent. " * 60

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.breaks import CHECKED_ALL, CHECKED_EVERY, MAX_SPAN_CHARS, Break, Breaks, Found
-from policies.kinds import kind_of
+from policies.recognition.kinds import kind_of
+from policies.recognition.prefix_breaks import CHECKED_ALL, CHECKED_EVERY, MAX_SPAN_CHARS, Break, Breaks, Found
 from tests.policies.siblings import LINES, Agent, path_line, text
 
 FAMILY = "family"

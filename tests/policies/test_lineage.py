@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from policies.chains import block_chain, message_chain
-from policies.continuation import Call, Rule
-from policies.lineage import Lineage, Sighting
+from policies.recognition.chains import block_chain, message_chain
+from policies.recognition.continuation import Call, Rule
+from policies.recognition.lineage import Lineage, Sighting
 from policies.types import BLOCK_CHARS, TurnKind
 
 TOOLS = (b'{"name":"bash"}' * 40, b'{"name":"edit"}' * 40)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.chains import block_chain, common
-from policies.continuation import Call
-from policies.lineage import Lineage, Sighting
-from policies.strands import Strand
+from policies.recognition.chains import block_chain, common
+from policies.recognition.continuation import Call
+from policies.recognition.conversations import Strand
+from policies.recognition.lineage import Lineage, Sighting
 
 TOOLS = (b"bash" * 200,)
 SYSTEM = b"You are an agent. " * 60

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from policies.continuation import Call, Rule
-from policies.lineage import Lineage
-from policies.summaries import passages
+from policies.recognition.continuation import Call, Rule
+from policies.recognition.lineage import Lineage
+from policies.recognition.summaries import passages
 from tests.policies.compacting import SYSTEM, TOOLS, Agent, Desk
 
 

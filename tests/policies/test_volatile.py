@@ -7,9 +7,9 @@ from random import Random
 
 import pytest
 
-from policies.breaks import Breaks
-from policies.chains import block_chain, common
-from policies.volatile import LEARNED_AFTER, Cuts, Volatile
+from policies.recognition.chains import block_chain, common
+from policies.recognition.prefix_breaks import Breaks
+from policies.recognition.volatile import LEARNED_AFTER, Cuts, Volatile
 from tests.policies.siblings import LINES, Agent, path_line
 
 OWNER = 1

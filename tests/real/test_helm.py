@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway import cli, config
+from gateway.cli import main
+from gateway.config import loading
 from tests.real import parts
 
 ROOT = Path(__file__).parents[2]
@@ -108,14 +109,14 @@ def test_the_gateway_accepts_its_configuration_and_its_command(
     monkeypatch.setenv("TEAM_A_KEY", "a")
     monkeypatch.setenv("ADMIN_KEY", "b")
     (container,) = pod(name)["containers"]
-    arguments = cli.parser().parse_args(container["args"])
+    arguments = main.parser().parse_args(container["args"])
     (mount,) = [each["mountPath"] for each in container["volumeMounts"] if each["name"] == "config"]
     assert arguments.config.parent == Path(mount)
     file = tmp_path / arguments.config.name
     file.write_text(objects(name)["ConfigMap turngate"]["data"][file.name])
-    settings = config.load(cli.flags(arguments), file, environ={})
-    config.refuse_exposure(settings)
-    assert config.addresses(settings)
+    settings = loading.load(main.flags(arguments), file, environ={})
+    loading.refuse_exposure(settings)
+    assert loading.addresses(settings)
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert ports.get("admin") == settings.admin.port
     assert ports["http"] == settings.listen.port

@@ -9,7 +9,7 @@ from typing import Any
 
 import aiohttp
 
-from gateway.factlog import read
+from gateway.telemetry.factlog import read
 from policies.types import CacheLost, SessionId
 from tests.real.dynamo import DynamoOptions, dynamo_stack
 from tests.real.gateway import Gateway, engine_url, gateway

@@ -16,11 +16,11 @@ import pytest
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 
-from gateway.demo.agents import Client, Fleet
-from gateway.demo.workload import PlannedSession, Shape, draw
-from gateway.live.ask import ask
-from gateway.live.screen import Screen
-from gateway.transports.aiohttp_upstream import AiohttpUpstream
+from gateway.cli.demo.agents import Client, Fleet
+from gateway.cli.demo.workload import PlannedSession, Shape, draw
+from gateway.cli.live_snapshot import ask
+from gateway.cli.screen import Screen
+from gateway.transport.aiohttp_upstream import AiohttpUpstream
 from tests.real import parts
 from tests.real.gateway import gateway
 

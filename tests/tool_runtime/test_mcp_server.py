@@ -13,10 +13,10 @@ import pytest
 
 from tests.deadline import DEADLINE_S
 from tests.tool_runtime.mcp_joined import Http, joined, joined_by, stdio
-from tool_runtime import mcp_server
-from tool_runtime.mcp import McpServers
-from tool_runtime.mcp_options import Options
-from tool_runtime.mcp_server import McpServer
+from tool_runtime.mcp import server
+from tool_runtime.mcp.options import Options
+from tool_runtime.mcp.server import McpServer
+from tool_runtime.mcp.source import McpServers
 from tool_runtime.types import Status
 
 
@@ -37,7 +37,7 @@ async def test_a_message_that_is_too_long_costs_that_call_only(kind: str) -> Non
 
 
 async def test_a_crash_is_told_as_it_is_and_the_server_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mcp_server, "FIRST_PAUSE_S", 600.0)  # longer than the test
+    monkeypatch.setattr(server, "FIRST_PAUSE_S", 600.0)  # longer than the test
     async with joined(stdio(), stdio("other")) as it:
         hanging = asyncio.create_task(it.call("other_hang", "bob"))
         await it.call("other_wait_until", "bob", what="begun")

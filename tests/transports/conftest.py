@@ -9,8 +9,8 @@ from typing import TypeAlias
 import aiohttp
 import pytest
 
-from gateway.transport import Handler, Server, Upstream
-from gateway.transports.choice import Transport, transport_of
+from gateway.core.transport import Handler, Server, Upstream
+from gateway.transport.choice import Transport, transport_of
 from tests.clock import clock as clock
 from tests.deadline import DEADLINE_S
 from tests.transports.loops import AIOHTTP, FAST, FAST_ON_ASYNCIO, LoopFactory, carrier

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.transports.fast.request import FastRequest
+from gateway.transport.fast.request import FastRequest
 
 
 class Source:

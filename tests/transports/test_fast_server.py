@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from gateway.transport import Handler, Request, Responder
-from gateway.transports.fast.server import FastServer
-from gateway.transports.fast.watch import Limits
+from gateway.core.transport import Handler, Request, Responder
+from gateway.transport.fast.server import FastServer
+from gateway.transport.fast.watch import Limits
 from tests.clock import Clock
 from tests.deadline import DEADLINE_S
 from tests.transports.conftest import Serve, raw, within

@@ -8,8 +8,8 @@ import socket
 import aiohttp
 import pytest
 
-from gateway.transport import BodyTooLarge, Request, Responder, Timeouts
-from gateway.transports.choice import Transport
+from gateway.core.transport import BodyTooLarge, Request, Responder, Timeouts
+from gateway.transport.choice import Transport
 from tests.deadline import DEADLINE_S
 from tests.transports.conftest import Serve, raw, within
 

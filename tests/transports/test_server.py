@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 
-from gateway.transport import BodyTooLarge, Request, Responder
+from gateway.core.transport import BodyTooLarge, Request, Responder
 from tests.transports.conftest import Serve, raw, within
 
 

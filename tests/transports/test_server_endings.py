@@ -9,8 +9,8 @@ from contextlib import suppress
 import aiohttp
 import pytest
 
-from gateway.transport import Request, Responder
-from gateway.transports.choice import Transport
+from gateway.core.transport import Request, Responder
+from gateway.transport.choice import Transport
 from tests.deadline import DEADLINE_S
 from tests.transports.conftest import Serve, raw, within
 

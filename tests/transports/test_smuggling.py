@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from gateway.transport import Request, Responder, Timeouts, Upstream, UpstreamCut, UpstreamRefused
+from gateway.core.transport import Request, Responder, Timeouts, Upstream, UpstreamCut, UpstreamRefused
 from tests.transports.conftest import Serve, raw, within
 
 POST = b"POST / HTTP/1.1\r\nHost: h\r\n"

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 from aiohttp import web
 
-from gateway.transport import Timeouts, Upstream, UpstreamCut, UpstreamRefused
+from gateway.core.transport import Timeouts, Upstream, UpstreamCut, UpstreamRefused
 from tests.deadline import DEADLINE_S
 from tests.transports.conftest import within
 

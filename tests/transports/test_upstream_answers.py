@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.transport import Timeouts, Upstream, UpstreamCut, UpstreamRefused
+from gateway.core.transport import Timeouts, Upstream, UpstreamCut, UpstreamRefused
 from tests.clock import Clock
 from tests.deadline import DEADLINE_S
 from tests.transports.conftest import within

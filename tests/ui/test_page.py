@@ -6,7 +6,7 @@ import base64
 import hashlib
 import re
 
-from gateway.ui.page import Page
+from gateway.api.ui.page import Page
 
 TEXT = Page().body.decode()
 POLICY = dict(Page().headers)["Content-Security-Policy"]
@@ -48,7 +48,7 @@ def test_no_text_becomes_markup_or_code() -> None:
 
 
 def test_every_phase_has_a_colour() -> None:
-    from gateway.live.snapshot import Phase
+    from gateway.api.snapshot import Phase
 
     for phase in Phase:
         assert f".phase.{phase}" in TEXT

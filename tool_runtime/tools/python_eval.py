@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tool_runtime import sandbox
 from tool_runtime.options import read
+from tool_runtime.sandbox import sandbox
 from tool_runtime.types import Context, Effect, Json, Limits, Tool, ToolError
 
 MAX_CODE_CHARS = 100_000

@@ -8,13 +8,13 @@ import orjson
 import pytest
 
 from benchmarks.simulation.replay import replay
-from gateway import factlog
 from gateway.app import App
-from gateway.demo.agents import Fleet
-from gateway.demo.workload import Shape, draw
-from gateway.factlog import FactLog
-from gateway.settings import Settings
-from gateway.transports.aiohttp_upstream import AiohttpUpstream
+from gateway.cli.demo.agents import Fleet
+from gateway.cli.demo.workload import Shape, draw
+from gateway.config.settings import Settings
+from gateway.telemetry import factlog
+from gateway.telemetry.factlog import FactLog
+from gateway.transport.aiohttp_upstream import AiohttpUpstream
 from policies.types import Dispatch, Reason, Tick
 
 SHAPE = Shape(12, (2, 3), 800, 200, 200, (10, 20), (0.01, 0.05))

@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from gateway.batches.blobs import Blobs
-from gateway.batches.closing import Closing
+from gateway.batches.finalizer import Closing
 from gateway.batches.objects import Batch, Finished, Status
 from gateway.batches.sqlite import SqliteStore
 from gateway.batches.store import Page

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.batches.pace import Load, Pace
-from gateway.retries import BROKEN, FULL, LONGEST_S, again_in_s
+from gateway.request.retries import BROKEN, FULL, LONGEST_S, again_in_s
 from policies.types import Hold
 from policies.view import FleetView, ReplicaView
 

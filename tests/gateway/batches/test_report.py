@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from gateway.batches.objects import Batch, Fault, Status
-from gateway.batches.report import as_text
+from gateway.cli.batch_report import as_text
 from tests.gateway.batches.test_store import batch
 
 

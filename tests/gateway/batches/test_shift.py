@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from gateway.batches.objects import Batch, Status
-from gateway.batches.shift import HOLD_S, Shift
+from gateway.batches.ownership import HOLD_S, Shift
 from tests.gateway.batches.test_store import batch
 
 

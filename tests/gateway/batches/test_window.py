@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from gateway.batches.concurrency_limiter import LOW, ORDINARY, STARVED_S, Window
 from gateway.batches.pace import Load, Pace
-from gateway.batches.window import LOW, ORDINARY, STARVED_S, Window
 from tests.deadline import DEADLINE_S
 
 

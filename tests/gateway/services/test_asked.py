@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.services.asked import Image, ToolResult, ToolUse, Turn, Untranslatable, read
+from gateway.engines.providers.asked import Image, ToolResult, ToolUse, Turn, Untranslatable, read
 
 
 def user(content: Any) -> dict[str, Any]:

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from gateway.core.transport import HeaderList, Timeouts, UpstreamReply
 from gateway.engines import named
 from gateway.engines.base import EngineAddress
-from gateway.services.replies import WholeReply
-from gateway.services.throttled import ENDLESS_TOKENS, PATIENCE_S, ThrottledUpstream
-from gateway.transport import HeaderList, Timeouts, UpstreamReply
-from gateway.watch import RunningEngine
+from gateway.engines.poller import RunningEngine
+from gateway.engines.providers.replies import WholeReply
+from gateway.engines.providers.throttled import ENDLESS_TOKENS, PATIENCE_S, ThrottledUpstream
 from policies.throttle import START
 from policies.types import ReplicaReported
 

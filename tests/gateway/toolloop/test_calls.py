@@ -8,8 +8,8 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.text_buffer import TextBuffer
-from gateway.toolloop.calls import Calls, ObjectEnd, Spoken
+from gateway.core.text_buffer import TextBuffer
+from gateway.dialects.calls import Calls, ObjectEnd, Spoken
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-1000, 1000) | st.text(),

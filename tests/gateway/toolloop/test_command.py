@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from gateway import cli
-from gateway.config import ConfigError
-from gateway.tool_settings import Tools
-from gateway.toolloop.wiring import python_tools
+from gateway.cli import main
+from gateway.config.loading import ConfigError
+from gateway.config.tools import Tools
+from gateway.tools.wiring import python_tools
 from tests.path.toolkit import Bench
 
 OWN = "tools.use=[{{use: 'tests.path.toolkit:build', options: {{bench: {}}}, names: [search]}}]"
 
 
 def run(*arguments: str) -> int:
-    return cli.main(["tools", *arguments, "--set", OWN.format(Bench().number)])
+    return main.main(["tools", *arguments, "--set", OWN.format(Bench().number)])
 
 
 def test_the_tools_that_are_configured_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -31,7 +31,7 @@ def test_a_tool_can_be_called_by_hand(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_without_tools_the_list_says_where_they_are_configured(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["tools", "list"]) == 0
+    assert main.main(["tools", "list"]) == 0
     assert capsys.readouterr().out.startswith("No tools are configured")
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.toolloop.chat import Chat
-from gateway.toolloop.hidden import Hidden, follow
+from gateway.dialects.chat_rounds import Chat
+from gateway.tools.hidden import Hidden, follow
 
 CHAT = Chat()
 USER = {"role": "user", "content": "hi"}

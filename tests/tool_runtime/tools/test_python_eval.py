@@ -15,8 +15,8 @@ from tests.clock import Clock
 from tests.clock import clock as clock
 from tests.deadline import DEADLINE_S
 from tests.tool_runtime.tools.calls import called
-from tool_runtime import seccomp
-from tool_runtime.sandbox import Limits, Sandbox
+from tool_runtime.sandbox import seccomp
+from tool_runtime.sandbox.sandbox import Limits, Sandbox
 from tool_runtime.tools.python_eval import build
 from tool_runtime.types import Effect, Result, Status
 

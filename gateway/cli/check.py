@@ -1,0 +1,74 @@
+"""`turngate check`: whether the configuration is valid, and what it means."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+from gateway.access.callers import callers, hash_of
+from gateway.cluster.worker_identity import is_member
+from gateway.config import loading
+from gateway.config.extras import refuse_missing
+from gateway.config.settings import Settings
+from gateway.request.scheduling import policy_of
+from gateway.tools.wiring import python_tools
+from gateway.transport.choice import transport_of
+
+
+def refuse_unstartable(settings: Settings) -> None:
+    """Raises ConfigError for what a start would refuse, so far as nobody has to be asked and nothing opened."""
+    loading.refuse_exposure(settings)
+    addresses = loading.addresses(settings)
+    refuse_missing(settings, addresses)
+    transport_of(settings.transport)
+    is_member(settings, None)
+    loading.identity_secret(settings)
+    policy_of(settings.policy)
+    python_tools(settings.tools)
+    callers(settings)
+    for reference in filter(None, (settings.admin.key, *_references(settings))):
+        hash_of(reference)
+
+
+def _references(settings: Settings) -> Iterator[str]:
+    """Secrets that are read when a part is started."""
+    for url in filter(None, (settings.cluster.redis, settings.batches.redis)):
+        if url.startswith(("env:", "file:")):
+            yield url
+    for server in settings.tools.mcp:
+        yield from (*server.env.values(), *server.headers.values())
+
+
+def check(settings: Settings) -> int:
+    """Says in plain words what the configuration means."""
+    refuse_unstartable(settings)
+    print("The configuration is valid.")
+    print("\n".join(_meaning(settings)))
+    for name in loading.unknown_variables():
+        print(f"warning: nothing reads the variable {name}", file=sys.stderr)
+    return 0
+
+
+def _meaning(settings: Settings) -> Iterator[str]:
+    found, policy = callers(settings), settings.policy
+    tenants = ", ".join(sorted({caller.tenant for caller in found.values()}))
+    yield f"Listens on {settings.listen.host}, port {settings.listen.port}"
+    if settings.admin.port is not None:
+        yield f"Metrics and views of all tenants on {settings.admin.host}, port {settings.admin.port}"
+    yield f"Clients: {len(found)} keys of {tenants}" if found else "Clients: anybody, no key is asked for"
+    for address in loading.addresses(settings):
+        yield f"Engine {address.name}: {address.kind} {address.base_url}".rstrip()
+    yield f"Policy {policy.name}: resident sessions fill at most {policy.ceiling:.0%} of a KV pool"
+    yield f"Placement {policy.placement}"
+    yield f"Wait at most {policy.max_wait_s:g} s streamed, {policy.max_wait_plain_s:g} s not streamed"
+    if settings.tools.use or settings.tools.mcp:
+        own_tools, _ = python_tools(settings.tools)
+        names = [*(t.name for t in own_tools), *(f"those of MCP server {e.name}" for e in settings.tools.mcp)]
+        yield f"Tools of the gateway: {', '.join(names)}"
+    if settings.batches.directory is not None:
+        yield f"Batches are kept in {settings.batches.directory}"
+    if settings.cluster.workers > 1 or settings.cluster.redis is not None:
+        others = ", one of the gateways that share a Redis" if settings.cluster.redis is not None else ""
+        yield f"Workers: {settings.cluster.workers}{others}"
+    for pattern, model in settings.models.aliases.items():
+        yield f"Model {pattern} is {model}"

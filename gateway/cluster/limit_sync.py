@@ -1,0 +1,186 @@
+"""A few times a second: members tell each other what they have counted towards limits, and claim what is left."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Protocol
+
+import orjson
+
+from gateway.access.keys import Keys
+from gateway.cluster.counters import FEW, Claim, Heard, SharedCounters, Window, free_of, grant
+from gateway.cluster.member import Member
+from gateway.cluster.membership import BoardGone
+from gateway.cluster.peer_client import PAGES, Hops
+from gateway.cluster.redis import asking
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+INTERVAL_S = 0.15
+WITHIN_S = 1.0
+HELD_MS = 2000
+ACTIVE_S = 300.0
+"""For so long after anybody looked at a counter all members say what they want of it."""
+_CLAIM = """
+local key, me, process, own = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3])
+local limit, faded, wanted, few = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6] == '1', tonumber(ARGV[7])
+redis.call('HSET', key, 'used:' .. process, ARGV[3])
+redis.call('PEXPIRE', key, ARGV[8])
+local theirs, spare, all = 0, {}, redis.call('HGETALL', key)
+for i = 1, #all, 2 do
+  if string.sub(all[i], 1, 6) == 'spare:' then spare[string.sub(all[i], 7)] = tonumber(all[i + 1])
+  elseif all[i] ~= 'used:' .. process then theirs = theirs + tonumber(all[i + 1]) end
+end
+if not limit then return {tostring(theirs), ''} end
+local n = #ARGV - 8
+local free = limit - faded - own - theirs
+for i = 9, #ARGV do
+  if ARGV[i] ~= me then free = free - (spare[ARGV[i]] or math.max(0, limit - faded) / n) end
+end
+free = math.max(0, free)
+local part = free / n
+if free < math.max(few * limit, n) then part = wanted and free or 0 end
+redis.call('HSET', key, 'spare:' .. me, tostring(part))
+return {tostring(theirs), tostring(own + part)}
+"""
+"""`free_of` and `grant` of `counters`, in one step for all members: what others used, and the ceiling. What a
+process used stays when it is gone; what a member may still spend does not."""
+
+
+class Tally(Protocol):
+    """Where claims meet."""
+
+    async def round(self, counters: SharedCounters, now: float) -> None:
+        """Tell and hear. Raises BoardGone."""
+        ...
+
+
+async def run(tally: Tally, counters: SharedCounters, keys: Keys, members: Callable[[], list[Member]]) -> None:
+    """For ever; nobody is asked while no key is limited. Where a round fails, what was heard stays until it has
+    faded, and ceilings end with their window: from then on each member spends an equal part."""
+    while True:
+        counters.look()
+        counters.num_members = len(members())
+        if keys.all_terms:
+            with suppress(BoardGone, TimeoutError, ValueError):  # the exchange, which uses the same way, says so
+                async with asyncio.timeout(WITHIN_S):
+                    await tally.round(counters, time.time())
+        await asyncio.sleep(INTERVAL_S)
+
+
+class RedisTally:
+    """Keys: `used:COUNTER:WINDOW` (of all members, and outlives them), `held:ID` (one's, and does not), `counters`
+    (those that are looked at, by when)."""
+
+    def __init__(self, redis: Redis, prefix: str, me: str, members: Callable[[], Iterable[str]]) -> None:
+        self._redis: Any = redis
+        self._prefix = prefix
+        self._me = me
+        self._process = secrets.token_hex(8)
+        """The next one in its place counts from nothing."""
+        self._members = members
+        self._claim = self._redis.register_script(_CLAIM)
+
+    async def round(self, counters: SharedCounters, now: float) -> None:
+        members = sorted(self._members())
+        windows, active = counters.windows(now), counters.active
+        others = [one for one in members if one != self._me]
+        async with asking(), self._redis.pipeline(transaction=False) as pipe:
+            for window in windows:
+                await self._claim([self._key(window)], self._told(counters, window, now, members), pipe)
+            pipe.set(f"{self._prefix}:held:{self._me}", orjson.dumps(counters.holding), px=HELD_MS)
+            for one in others:
+                pipe.get(f"{self._prefix}:held:{one}")
+            if active:
+                pipe.zadd(f"{self._prefix}:counters", dict.fromkeys(active, now))
+            pipe.zrangebyscore(f"{self._prefix}:counters", now - ACTIVE_S, "+inf")
+            answers = await pipe.execute()
+        sums: dict[Window, float] = {}
+        for window, (theirs, ceiling) in zip(windows, answers, strict=False):
+            sums[window] = float(theirs)
+            if ceiling:
+                counters.raise_to(window, float(ceiling))
+        held = Counter[str]()
+        for text in answers[len(windows) + 1 :][: len(others)]:
+            held.update(orjson.loads(text) if text else {})
+        counters.learn(name.decode() for name in answers[-1])
+        counters.heard = Heard(sums, held)
+
+    def _told(self, counters: SharedCounters, window: Window, now: float, members: Sequence[str]) -> list[Any]:
+        name, index = window
+        window_s = counters.window_s(name)
+        is_current = index == int(now // window_s)
+        limit = counters.limits.get(name, "") if is_current else ""
+        wanted = "1" if is_current and counters.is_wanted(name) else "0"
+        faded, keep_ms = counters.faded(name, now), int(2000 * window_s) + HELD_MS
+        used = counters.claim(window).used
+        return [self._me, self._process, used, limit, faded, wanted, FEW, keep_ms, *members]
+
+    def _key(self, window: Window) -> str:
+        return f"{self._prefix}:used:{window[0]}:{window[1]}"
+
+
+class SiblingTally:
+    """Each worker asks the others, and remembers what one that is gone had used."""
+
+    def __init__(self, siblings: Sequence[Member], hops: Hops, counters: SharedCounters) -> None:
+        self._siblings = siblings
+        self._hops = hops
+        self._counters = counters
+        self._process = secrets.token_hex(8)
+        """The next one in its place counts from nothing."""
+        self._claims: dict[str, dict[Window, Claim]] = {}
+        """By process."""
+
+    @property
+    def pages(self) -> Mapping[str, Callable[[str], bytes]]:
+        return {"counts": lambda _: self._page()}
+
+    async def round(self, counters: SharedCounters, now: float) -> None:
+        found = await asyncio.gather(*(self._hops.ask(one, PAGES + "counts") for one in self._siblings))
+        held, living = Counter[str](), set()
+        for status, text in found:
+            if status == 200:
+                process, rows, theirs = orjson.loads(text)
+                living.add(process)
+                self._claims[process] = {
+                    (name, index): Claim(used, ceiling) for name, index, used, ceiling in rows
+                }
+                counters.learn(name for name, *_ in rows)
+                held.update(theirs)
+        windows, sums = counters.windows(now), Counter[Window]()
+        self._forget(living, windows)
+        for window in windows:
+            theirs = {one: claims[window] for one, claims in self._claims.items() if window in claims}
+            sums[window] = sum(claim.used for claim in theirs.values())
+        counters.heard = Heard(sums, held)
+        for name, index in windows:
+            limit = counters.limits.get(name)
+            if limit is not None and index == int(now // counters.window_s(name)):
+                window = name, index
+                theirs = {one: claims[window] for one, claims in self._claims.items() if window in claims}
+                own = counters.claim(window).used
+                free = free_of(limit, counters.faded(name, now), own, theirs, counters.num_members)
+                wanted = counters.is_wanted(name)
+                counters.raise_to(window, own + grant(free, limit, counters.num_members, wanted))
+
+    def _forget(self, living: set[str], windows: Iterable[Window]) -> None:
+        """Ceilings of those who are gone, and they themselves with their last window."""
+        kept = set(windows)
+        for process in self._claims.keys() - living:
+            claims = {w: Claim(c.used, c.used) for w, c in self._claims[process].items() if w in kept}
+            self._claims[process] = claims
+            if not claims:
+                del self._claims[process]
+
+    def _page(self) -> bytes:
+        counters = self._counters
+        claims = [(window, counters.claim(window)) for window in counters.windows(time.time())]
+        rows = [[name, index, claim.used, claim.ceiling] for (name, index), claim in claims]
+        return orjson.dumps([self._process, rows, counters.holding])

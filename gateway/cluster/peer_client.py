@@ -1,0 +1,148 @@
+"""From one member to another: a client's request on its way home, and questions that members ask each other.
+
+A member's private listener answers nobody who does not know the members' secret, and never passes a request on.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import AsyncIterator, Callable, Mapping
+
+from gateway.cluster.member import Member
+from gateway.core.transport import (
+    BodyTooLarge,
+    Direct,
+    Handler,
+    HeaderList,
+    Pushing,
+    Request,
+    Responder,
+    Timeouts,
+    Upstream,
+    UpstreamCut,
+    UpstreamRefused,
+    UpstreamReply,
+    sendable,
+    taken,
+)
+from gateway.request.inprocess import Begun, HandedOn
+from gateway.request.upstream_request import end_to_end
+
+HOP = "x-turngate-hop"
+FOR_ADMIN = "x-turngate-hop-admin"
+"""Says that a question came in at the admin listener."""
+PAGES = "/cluster/"
+CONNECT_S = 1.0
+ANSWER_S = 660.0
+"""To the status line; the home gives up before."""
+PAGE = Timeouts(connect_s=0.5, first_byte_s=2.0, idle_s=2.0)
+MAX_PAGE_BYTES = 32 * 2**20
+
+
+class Hops:
+    """Calls other members."""
+
+    def __init__(self, upstream: Upstream, secret: str) -> None:
+        self._upstream = upstream
+        self._secret = secret
+
+    async def relay(
+        self, member: Member, request: Request, raw: bytes, responder: Responder, idle_s: float | None
+    ) -> None:
+        """The member's answer, byte for byte. A break in the middle of it breaks the client's connection too.
+        `idle_s`: of an answer that has begun.
+
+        Raises UpstreamRefused when the member has not seen the request, UpstreamCut when it may have.
+        """
+        path = f"{request.path}?{request.query}" if request.query else request.path
+        headers, body = self._headers(request), raw if request.method == "POST" else raw or None
+        timeouts = Timeouts(CONNECT_S, ANSWER_S, idle_s)
+        reply = await self._upstream.call(request.method, member.url + path, headers, body, timeouts)
+        is_whole = False
+        try:
+            await responder.start(reply.status, list(end_to_end(reply.header_list)))
+            await _pump(reply, responder)
+            await responder.end()
+            is_whole = True
+        except UpstreamCut:
+            responder.reset()
+        finally:
+            reply.close(reuse=is_whole)
+
+    async def ask(
+        self, member: Member, path: str, request: Request | None = None, for_admin: bool = False
+    ) -> tuple[int, bytes]:
+        """Status and body of a member's page, or of its answer to a client's GET. Status 0: it is not there."""
+        headers = [(HOP, self._secret)] if request is None else self._headers(request)
+        if for_admin:
+            headers.append((FOR_ADMIN, "yes"))
+        try:
+            reply = await self._upstream.call("GET", member.url + path, headers, None, PAGE)
+            return reply.status, await taken(reply, MAX_PAGE_BYTES)
+        except (UpstreamRefused, UpstreamCut):
+            return 0, b""
+
+    def _headers(self, request: Request) -> list[tuple[str, str]]:
+        kept = (pair for pair in end_to_end(request.header_list) if pair[0].lower() not in (HOP, FOR_ADMIN))
+        return [*kept, (HOP, self._secret)]
+
+
+async def _pump(reply: UpstreamReply, responder: Responder) -> None:
+    """All bytes, without waking this task for those that the client takes at once."""
+    direct = responder if isinstance(responder, Direct) else None
+    chunks = aiter(reply.chunks())
+
+    def sink(chunks: list[bytes]) -> int:
+        if direct is None or not direct.is_ready:
+            return 0
+        direct.write_now(b"".join(chunks))
+        return len(chunks)
+
+    while True:
+        if direct is not None and isinstance(reply, Pushing):
+            reply.push(sink)
+        chunk = await anext(chunks, None)
+        if chunk is None:
+            return
+        await responder.write(chunk)
+
+
+def private(secret: str, pages: Mapping[str, Callable[[str], bytes]], home: Handler, admin: Handler) -> Handler:
+    """What a private listener does: members' pages by their first path segment, told the rest of it; and requests
+    that have come home."""
+
+    async def handle(request: Request, responder: Responder) -> None:
+        claimed = sendable(request.headers.get(HOP, "")).encode()
+        if not hmac.compare_digest(claimed, secret.encode()):
+            await responder.reply(403, [("Content-Type", "text/plain")], b"This is for other members only.\n")
+            return
+        if not request.path.startswith(PAGES):
+            await (admin if FOR_ADMIN in request.headers else home)(request, responder)
+            return
+        name, _, rest = request.path.removeprefix(PAGES).partition("/")
+        page = pages.get(name)
+        status, body = (404, b"") if page is None else (200, page(rest))
+        await responder.reply(status, [("Content-Type", "application/octet-stream")], body)
+
+    return handle
+
+
+class ReadRequest(HandedOn):
+    """A `transport.Request` whose body has been read."""
+
+    def __init__(self, request: Request, raw: bytes | None, begun: Begun | None = None) -> None:
+        """`raw`: None: it was too long."""
+        self.method, self.path, self.query = request.method, request.path, request.query
+        self.headers: Mapping[str, str] = request.headers
+        self.header_list: HeaderList = request.header_list
+        self.remote = request.remote
+        self._raw = raw
+        self.begun = begun
+
+    async def read(self, limit_bytes: int) -> bytes:
+        if self._raw is None or len(self._raw) > limit_bytes:
+            raise BodyTooLarge
+        return self._raw
+
+    async def chunks(self, limit_bytes: int) -> AsyncIterator[bytes]:
+        yield await self.read(limit_bytes)

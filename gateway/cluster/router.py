@@ -1,0 +1,221 @@
+"""The public listener of a member: each request goes home; what concerns all members is asked of all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from re import Pattern
+
+import orjson
+from prometheus_client import CollectorRegistry, Counter
+
+from gateway.access.keys import Keys
+from gateway.batches.front import BATCHES, FILES
+from gateway.cluster import views
+from gateway.cluster.member import Member, by_preference
+from gateway.cluster.peer_client import PAGES, Hops, ReadRequest
+from gateway.cluster.peers import Peers
+from gateway.cluster.sums import summed
+from gateway.config.live_settings import RequestSettings
+from gateway.core.errors import Failure, Refused
+from gateway.core.transport import BodyTooLarge, Handler, Request, Responder, UpstreamCut, UpstreamRefused
+from gateway.dialects import BY_PATH
+from gateway.request.homes import Homes
+from gateway.request.inprocess import Begun, InProcessResponder
+from gateway.sessions.origin import origin_of
+
+METRICS, HEALTH = "/metrics", "/health"
+RESPONSES = "/v1/responses"
+GONE = Failure(503, "server_error", "The worker that had this request is gone. Try again.", code="worker_gone")
+
+
+class Forwarded:
+    """What became of requests that another member is home to."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        text = "Requests sent to the member that is home to them"
+        self._results = Counter("turngate_forwarded", text, ("result",), registry=registry)
+
+    def __call__(self, result: str) -> None:
+        """`relayed`, `refused` (the next one took it), or `cut` before an answer began."""
+        self._results.labels(result).inc()
+
+
+@dataclass(frozen=True, slots=True)
+class Front:
+    """Sends each request to its home, once. What arrives at a private listener is home, and never comes here."""
+
+    serve: Handler
+    """Of this process."""
+    peers: Peers
+    hops: Hops
+    keys: Keys
+    homes: Homes
+    own_page: Callable[[], bytes]
+    """The metrics of this process."""
+    problems: Callable[[], dict[str, str]]
+    """What is degraded, for /health."""
+    forwarded: Forwarded
+    volatile: Sequence[Pattern[str]]
+    settings: Callable[[], RequestSettings]
+    """Those for a request that begins now."""
+    max_file_bytes: int
+    shares_batches: bool
+    """Any member serves files and batches."""
+    runs_tools: bool
+    """A request that was cut may have run tools, so it is not sent again."""
+    is_admin: bool = False
+    """Whether it stands before the admin listener."""
+
+    async def handle(self, request: Request, responder: Responder) -> None:
+        """A `transport.Handler`."""
+        path, settings = request.path, self.settings()
+        if request.method == "POST" and (dialect := BY_PATH.get(path)) is not None:
+            if dialect.is_conversation:
+                await self._conversation(request, responder, settings)
+            else:
+                await self.serve(request, responder)
+        elif path.startswith(RESPONSES + "/"):
+            holder = await self._holder(path.split("/")[3])
+            homes = [holder] if holder is not None else [self.peers.me]
+            await self._go(request, settings.limits.body_bytes, responder, homes, settings)
+        elif path.startswith((FILES, BATCHES)) and not self.shares_batches:
+            await self._go(request, self.max_file_bytes, responder, [self._first_worker()], settings)
+        elif path in (METRICS, HEALTH) or path.startswith(views.PREFIX):
+            await self._together(request, responder)
+        else:
+            await self.serve(request, responder)
+
+    async def _conversation(self, request: Request, responder: Responder, settings: RequestSettings) -> None:
+        try:
+            caller = self.keys.at_once(request.headers) or await self.keys.known(request.headers)
+        except Refused:
+            await self.serve(request, responder)  # which refuses it in its own format
+            return
+        begun = Begun(settings, caller)
+        try:
+            raw = await request.read(settings.limits.body_bytes)
+        except BodyTooLarge:
+            await self.serve(ReadRequest(request, None, begun), responder)
+            return
+        read = ReadRequest(request, raw, begun)
+        try:
+            body = orjson.loads(raw)
+        except orjson.JSONDecodeError:
+            body = None
+        if not isinstance(body, dict):
+            await self.serve(read, responder)
+            return
+        origin = origin_of(caller.tenant, request.headers, body, self.volatile)
+        homes = by_preference(self.peers.members, origin)
+        if (stored_id := body.get("previous_response_id")) and isinstance(stored_id, str):
+            holder = await self._holder(stored_id)
+            homes = [holder] if holder is not None else homes
+        await self._serve_at(homes, read, raw, responder, settings)
+
+    async def _go(
+        self,
+        request: Request,
+        limit_bytes: int,
+        responder: Responder,
+        homes: list[Member],
+        settings: RequestSettings,
+    ) -> None:
+        """A request that belongs to one certain member."""
+        if homes == [self.peers.me]:
+            await self.serve(request, responder)
+            return
+        try:
+            raw = await request.read(limit_bytes) if request.method == "POST" else b""
+        except BodyTooLarge:
+            text = f"The body is longer than {limit_bytes} bytes."
+            await _tell(request, responder, Failure(413, "invalid_request_error", text))
+            return
+        await self._serve_at(homes, ReadRequest(request, raw), raw, responder, settings)
+
+    async def _serve_at(
+        self,
+        homes: Sequence[Member],
+        request: Request,
+        raw: bytes,
+        responder: Responder,
+        settings: RequestSettings,
+    ) -> None:
+        """At the first that is there."""
+        for member in homes:
+            if member == self.peers.me:
+                await self.serve(request, responder)
+                return
+            try:
+                await self.hops.relay(member, request, raw, responder, settings.timeouts.idle_s)
+            except UpstreamRefused:
+                self.forwarded("refused")
+                self.peers.lost(member)
+            except UpstreamCut:
+                self.forwarded("cut")
+                self.peers.lost(member)
+                if self.runs_tools or responder.has_started:
+                    break
+            else:
+                self.forwarded("relayed")
+                return
+        await _tell(request, responder, GONE, ("Retry-After", "1"))
+
+    async def _holder(self, answer_id: str) -> Member | None:
+        """Who has a stored answer; None: nobody, or nobody but this member."""
+        if self.homes.is_known(answer_id):
+            return self.peers.me
+        others = self._others()
+        found = await asyncio.gather(*(self.hops.ask(one, f"{PAGES}holds/{answer_id}") for one in others))
+        return next((one for one, (_, told) in zip(others, found, strict=True) if told == b"yes"), None)
+
+    def _others(self, in_gateway: bool = False) -> list[Member]:
+        me = self.peers.me
+        return [m for m in self.peers.members if m != me and (m.gateway == me.gateway or not in_gateway)]
+
+    def _first_worker(self) -> Member:
+        """Has the files and batches of its gateway."""
+        mine = [self.peers.me, *self._others(in_gateway=True)]
+        return min(mine, key=lambda member: member.worker)
+
+    # ---- of all
+
+    async def _together(self, request: Request, responder: Responder) -> None:
+        """The answer of this process, joined with those of the others. Its refusals are final."""
+        own = InProcessResponder()
+        await self.serve(request, own)
+        status, body, path = own.status, own.body, request.path
+        if path == METRICS and status == 200:
+            pages = await self._ask(f"{PAGES}metrics", self._others(in_gateway=True), None)
+            body = summed(page.decode() for page in (self.own_page(), *pages))
+        elif path == HEALTH and status == 200:
+            told = orjson.loads(body)
+            body = orjson.dumps(told | {"cluster": self._about()}) if "engines" in told else body
+        elif status in (200, 404) and views.is_joined(path):
+            asked = f"{path}?{request.query}" if request.query else path
+            pages = await self._ask(asked, self._others(), request)
+            joined = views.joined(path, [body, *pages] if status == 200 else pages)
+            status, body = (status, body) if joined is None else (200, joined)
+        headers = [
+            (name, value) for name in ("Content-Type", "Retry-After") if (value := own.headers.get(name.lower()))
+        ]
+        await responder.reply(status, headers, body)
+
+    async def _ask(self, path: str, members: Sequence[Member], request: Request | None) -> list[bytes]:
+        found = await asyncio.gather(*(self.hops.ask(member, path, request, self.is_admin) for member in members))
+        return [body for status, body in found if status == 200]
+
+    def _about(self) -> dict[str, object]:
+        return {
+            "me": self.peers.me.id,
+            "members": [member.id for member in self.peers.members],
+            "shares": self.peers.shares,
+            "problems": self.problems(),
+        }
+
+
+async def _tell(request: Request, responder: Responder, failure: Failure, *more: tuple[str, str]) -> None:
+    dialect = BY_PATH.get(request.path, BY_PATH["/v1/chat/completions"])
+    headers = [("Content-Type", "application/json"), *more]
+    await responder.reply(failure.status, headers, dialect.error_body(failure))

@@ -1,0 +1,253 @@
+"""Reads the configuration: flags over environment over YAML over defaults. The only reader of either file or
+environment, and of the secrets that both refer to.
+
+Every key has a variable, `TURNGATE_` and its path: `listen.port` is TURNGATE_LISTEN_PORT. Lists and mappings are
+written there as YAML; engines also as `a,b`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from difflib import get_close_matches
+from pathlib import Path
+from textwrap import indent, wrap
+from typing import Any, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from gateway.config.section import Section, help_of
+from gateway.config.settings import EngineEntry, Settings
+from gateway.engines.base import EngineAddress, KvEventSource
+from gateway.engines.hosts import host_urls, parse_address
+
+DEFAULT_FILE = Path("turngate.yaml")
+PREFIX = "TURNGATE_"
+FILE_VARIABLE = PREFIX + "CONFIG"
+
+
+class ConfigError(Exception):
+    """The configuration is wrong; one line per fault, each with the place where it was written."""
+
+
+def load(
+    flags: Mapping[str, Any] | None = None,
+    file: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Settings:
+    """The effective settings.
+
+    `flags` maps dotted paths to values (text is read as in the environment). Without `file`, TURNGATE_CONFIG
+    names it, else ./turngate.yaml is read if it is there. Raises ConfigError.
+    """
+    environ = os.environ if environ is None else environ
+    chosen = file or (Path(environ[FILE_VARIABLE]) if environ.get(FILE_VARIABLE) else None)
+    if chosen is None and DEFAULT_FILE.exists():
+        chosen = DEFAULT_FILE
+    tree = _read_file(chosen) if chosen else {}
+    leaves = dict(leaf_keys())
+    origins: dict[str, str] = {}
+    for path, info in leaves.items():
+        if (text := environ.get(variable(path))) is not None:
+            _put(tree, path, _parsed(text, info))
+            origins[path] = variable(path)
+    for path, value in (flags or {}).items():
+        if path not in leaves:
+            raise ConfigError(f"--set {path}: no such key{did_you_mean(path, leaves)}")
+        _put(tree, path, _parsed(value, leaves[path]) if isinstance(value, str) else value)
+        origins[path] = "the command line"
+    try:
+        return Settings.model_validate(tree)
+    except ValidationError as error:
+        where = str(chosen or "configuration")
+        raise ConfigError("\n".join(_faults(error, origins, where))) from None
+
+
+def leaf_keys() -> Iterator[tuple[str, FieldInfo]]:
+    """Every key that can be set, as a dotted path."""
+    for name, info in Settings.model_fields.items():
+        if (section := _section(info)) is None:
+            yield name, info
+        else:
+            yield from ((f"{name}.{key}", leaf) for key, leaf in section.model_fields.items())
+
+
+def variable(path: str) -> str:
+    return PREFIX + path.upper().replace(".", "_")
+
+
+def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
+    """TURNGATE_ variables that set nothing, each with the one that was perhaps meant. Told, not refused:
+    a container platform may add some of its own."""
+    known = [FILE_VARIABLE, *(variable(path) for path, _ in leaf_keys())]
+    names = os.environ if environ is None else environ
+    return [n + did_you_mean(n, known) for n in sorted(names) if n.startswith(PREFIX) and n not in known]
+
+
+def dump(settings: Settings) -> str:
+    """The effective YAML, with the help of every key and its variable; secrets stay references."""
+    lines = ["# Every key with its value. Flags win over variables, variables over this file.", ""]
+    helps = help_of(Settings)
+    for name, value in settings:
+        if isinstance(value, Section):
+            lines += [f"# {type(value).__doc__}", f"{name}:"]
+            leaf_helps = help_of(type(value))
+            for key, leaf in value:
+                lines.append(indent(_entry(key, leaf_helps[key], leaf, variable(f"{name}.{key}")), "  "))
+        else:
+            lines.append(_entry(name, helps[name], value, variable(name)))
+        lines.append("")
+    return "\n".join(lines)
+
+
+def secret(reference: str, environ: Mapping[str, str] | None = None) -> str:
+    """The value behind `env:NAME` or `file:/path`. Raises ConfigError when it is missing or empty."""
+    scheme, _, place = reference.partition(":")
+    if scheme == "env":
+        value = (os.environ if environ is None else environ).get(place, "")
+    else:
+        value = _read_text(Path(place))
+    if not value.strip():
+        raise ConfigError(f"the secret {reference} is missing or empty")
+    return value.strip()
+
+
+def identity_secret(settings: Settings) -> bytes | None:
+    """The key of all ids; None: each gateway makes its own. Raises ConfigError."""
+    reference = settings.identity.secret
+    return secret(reference).encode() if reference else None
+
+
+def refuse_exposure(settings: Settings) -> None:
+    """Raises ConfigError when other machines would be served without a key and nobody said that they may."""
+    listen, admin = settings.listen, settings.admin
+    if not (listen.is_loopback or listen.open or settings.keys):
+        raise ConfigError(
+            f"listen.host is {listen.host} and no keys are configured, so everybody who reaches this machine could"
+            " use the engines: configure keys, or say listen.open: true"
+        )
+    if admin.port is not None and not (admin.is_loopback or admin.open or admin.key):
+        raise ConfigError(
+            f"admin.host is {admin.host} and there is no admin.key, so everybody who reaches it could see"
+            " what all tenants do: configure admin.key, or say admin.open: true"
+        )
+
+
+def addresses(settings: Settings) -> list[EngineAddress]:
+    """Every configured engine, those of the hosts file last; names are unique. An embedded one has no base URL
+    yet. Raises ConfigError when there is none."""
+    listed = host_urls(_read_text(Path(settings.hosts_file))) if settings.hosts_file else []
+    found = [_address(entry) for entry in settings.engines]
+    found += [_address(EngineEntry(url=url), f"{settings.hosts_file}: ") for url in listed]
+    if not found:
+        raise ConfigError(
+            "no engine is configured: pass --engine vllm://host:8000, or list engines in turngate.yaml"
+            " (to look around without a GPU: --engine embedded)"
+        )
+    names = [address.name for address in found]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigError(f"two engines are called {twice[0]}: give one of them another `name`")
+    return found
+
+
+def _address(entry: EngineEntry, where: str = "") -> EngineAddress:
+    try:
+        key = secret(entry.api_key) if entry.api_key else None
+        address = parse_address(entry.url, entry.name, key, entry.metrics_urls)
+    except ValueError as error:
+        raise ConfigError(f"{where}{error}") from None
+    return replace(address, kv_events=tuple(KvEventSource(one.url, one.replay_url) for one in entry.kv_events))
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"cannot read {path}: {why}") from None
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        tree = yaml.safe_load(_read_text(path))
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not YAML: {error}") from None
+    if not isinstance(tree, dict | None):
+        raise ConfigError(f"{path} must hold keys and values, not a {type(tree).__name__}")
+    return {key: value for key, value in (tree or {}).items() if value is not None}
+
+
+def _parsed(text: str, info: FieldInfo) -> Any:
+    """Text from a variable or a flag. Scalars are left to the schema, which reads `8080` and `true`."""
+    is_container = get_origin(info.annotation) in (tuple, dict)
+    if is_container and text.lstrip()[:1] in ("[", "{"):
+        try:
+            return yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{text!r} is not YAML: {error}") from None
+    return None if text == "null" and type(None) in get_args(info.annotation) else text
+
+
+def _put(tree: dict[str, Any], path: str, value: Any) -> None:
+    *parents, key = path.split(".")
+    for parent in parents:
+        tree = tree.setdefault(parent, {})
+        if not isinstance(tree, dict):
+            raise ConfigError(f"{parent}: holds keys, not {tree!r}")
+    tree[key] = value
+
+
+def _section(info: FieldInfo) -> type[BaseModel] | None:
+    kind = info.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, Section) else None
+
+
+def _faults(error: ValidationError, origins: Mapping[str, str], file: str) -> Iterator[str]:
+    for fault in error.errors(include_url=False, include_context=False):
+        path = ".".join(map(str, fault["loc"]))
+        origin = next((o for p, o in origins.items() if f"{path}.".startswith(f"{p}.")), file)
+        message = fault["msg"].removeprefix("Value error, ")
+        if fault["type"] == "extra_forbidden":
+            *parents, key = fault["loc"]
+            message = "no such key" + did_you_mean(str(key), _keys_at(parents))
+        elif fault["type"] == "string_pattern_mismatch":  # what was written may be the secret itself
+            message = "give a secret by reference, env:NAME or file:/path"
+            if path.endswith(".key"):
+                message += ", or the hash that `turngate keys` prints"
+        yield f"{origin}: {path}: {message}" if path else f"{origin}: {message}"
+
+
+def _keys_at(loc: list[int | str]) -> list[str]:
+    """Names of the keys that are known at a place of the tree."""
+    model: Any = Settings
+    for part in loc:
+        if isinstance(part, str):
+            model = model.model_fields[part].annotation
+        else:
+            item = get_args(model)[0]  # of tuple[item, ...], where item may be Annotated[model, ...]
+            model = (get_args(item) or (item,))[0]
+    return list(model.model_fields)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a message about a name that is not known. Empty: nothing is alike."""
+    close = get_close_matches(name, list(known), n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _entry(key: str, text: str, value: Any, env: str) -> str:
+    help_lines = [line.strip() for line in text.splitlines()]
+    comment = [f"# {part}" for line in help_lines for part in wrap(line, 110)]
+    plain = _plain(value)
+    return "\n".join([*comment, f"# {env}", yaml.safe_dump({key: plain}, sort_keys=False).rstrip()])
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return {key: item for key, item in _plain(dict(value)).items() if item not in (None, "", [])}
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value

@@ -1,0 +1,168 @@
+"""What every engine is, what it honours and what to change there: the same report as JSON and as text. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from gateway.engines.base import CONVERSATIONS, Advice
+from gateway.engines.hosts import EMBEDDED
+from gateway.engines.monitor import RunningEngine
+
+_SAID = {True: "yes", False: "no", None: "not known"}
+_ORDER = {
+    True: "system before tools",
+    False: "tools before system",
+    None: "not known, taken as system before tools",
+}
+_LABEL_CHARS = 16
+_LEAST_CONTEXTS = 2
+_TOOL_FLAGS = {
+    "vllm": "--enable-auto-tool-choice --tool-call-parser NAME, the name being that of the model's format",
+    "sglang": "--tool-call-parser NAME, the name being that of the model's format",
+    "dynamo": "--dyn-tool-call-parser NAME on the worker, the name being that of the model's format",
+}
+_WHEN_DOWN = {
+    "does not accept connections": "start it; or write the host and port at which this machine reaches it",
+    "answered 401": "give the engine its key: engines: [{url: ..., api_key: env:NAME}]",
+    "answered 403": "give the engine its key: engines: [{url: ..., api_key: env:NAME}]",
+    "answered 404": "the address of its OpenAI-compatible server, without a path",
+}
+"""By what is said of the problem."""
+_KNOWS_TOOLS = "a model, and a server, that know tool calls"
+_NEWER = "a release that reads X-Data-Parallel-Rank, or one engine per rank"
+
+
+def as_json(engines: Iterable[RunningEngine]) -> list[dict[str, Any]]:
+    """One object per engine; null where it could not be found out. Part of `/health`."""
+    return [_engine(engine) for engine in engines]
+
+
+def as_text(engines: Iterable[RunningEngine]) -> str:
+    """A block per engine for people, advice last."""
+    return "\n\n".join(_block(row) for row in as_json(engines))
+
+
+def _engine(engine: RunningEngine) -> dict[str, Any]:
+    report, abilities = engine.report, engine.abilities
+    return {
+        "name": engine.name,
+        "kind": engine.engine.kind,
+        "url": engine.address.base_url,
+        "is_up": engine.is_up,
+        "problem": engine.problem,
+        "version": abilities.version,
+        "models": {model: report.max_model_len.get(model) for model in report.models},
+        "replicas": [
+            {
+                "id": engine.replica_id(pool.name),
+                "capacity_tokens": pool.capacity_tokens,
+                "block_tokens": pool.block_tokens,
+                "slots": pool.slots,
+                "running": pool.running,
+                "waiting": pool.waiting,
+            }
+            for pool in report.pools
+        ],
+        "serves": None if abilities.paths is None else sorted(CONVERSATIONS & abilities.paths),
+        "honours": {
+            "priority": abilities.honours_priority,
+            "placement": abilities.can_address_pools if abilities.num_pools > 1 else None,
+            "cached_tokens": abilities.reports_cached_tokens,
+            "prefix_cache": report.caches_prefixes,
+            "tools": abilities.takes_tools,
+        },
+        "kv_events": _kv_events(engine),
+        "system_before_tools": abilities.system_before_tools,
+        "refused_fields": sorted(abilities.refused_fields),
+        "advice": [{"problem": found.problem, "remedy": found.remedy} for found in advice_of(engine)],
+    }
+
+
+def advice_of(engine: RunningEngine) -> tuple[Advice, ...]:
+    """What its operator can change; nothing while it is down, nor of the embedded one, which has no flags."""
+    if not engine.is_up or engine.engine.kind == EMBEDDED:
+        return ()
+    if engine.abilities.looks_like:  # what else is found is about what it is not
+        return (_of_another_kind(engine.engine.kind, engine.abilities.looks_like),)
+    return (*engine.engine.advice(engine.report, engine.abilities), *_of_every_kind(engine))
+
+
+def _of_another_kind(kind: str, found: str) -> Advice:
+    if found == "turngate":
+        return Advice("it is a gateway like this one, and no engine", "the engine's own address")
+    problem = f"its metrics are those of {found}: what is done for {found} is not done"
+    return Advice(problem, f"{found}:// in its address, not {kind}://")
+
+
+def _of_every_kind(engine: RunningEngine) -> Iterator[Advice]:
+    report, abilities = engine.report, engine.abilities
+    if abilities.num_pools > len(report.pools) > 0:
+        yield Advice(f"its {abilities.num_pools} KV pools cannot be addressed and count as one", _NEWER)
+    if abilities.takes_tools is False:
+        yield Advice(
+            "it refuses requests that offer tools: no agent can work",
+            _TOOL_FLAGS.get(engine.engine.kind, _KNOWS_TOOLS),
+        )
+    if report.chunks_prefill is False:
+        yield Advice("everybody waits while it prefills a long prompt", "no --chunked-prefill-size -1")
+    longest = max(report.max_model_len.values(), default=0)
+    for pool in report.pools:
+        if pool.capacity_tokens is not None and pool.capacity_tokens < _LEAST_CONTEXTS * longest:
+            fit = f"{pool.capacity_tokens / longest:.1f}"
+            yield Advice(
+                f"a KV pool holds only {fit} contexts of full length ({longest:,} tokens)",
+                "more memory for KV, an FP8 KV cache, or a shorter --max-model-len; short contexts are no problem",
+            )
+            return
+
+
+def _kv_events(engine: RunningEngine) -> str | None:
+    """None: not configured."""
+    if not engine.address.kv_events:
+        return None
+    heard = engine.kv_events
+    return heard.problem or (
+        f"{heard.num_batches} batches heard"
+        if heard.num_batches
+        else "configured, none heard yet (an engine sends none while nothing new is cached)"
+    )
+
+
+def _block(row: dict[str, Any]) -> str:
+    state = "up" if row["is_up"] else f"DOWN: {row['problem']}"
+    lines = [f"{row['name']}  {row['kind']} {row['version']}".rstrip() + f"  {state}"]
+    lines += [f"    try: {remedy}" for sign, remedy in _WHEN_DOWN.items() if sign in (row["problem"] or "")]
+    if row["is_up"]:
+        lines += [f"  {label:<{_LABEL_CHARS}}{text}" for label, text in _facts(row)]
+        lines += [f"  ! {found['problem']}\n    try: {found['remedy']}" for found in row["advice"]]
+    return "\n".join(lines)
+
+
+def _facts(row: dict[str, Any]) -> list[tuple[str, str]]:
+    honours = row["honours"]
+    facts = [
+        ("models", ", ".join(_model(name, length) for name, length in row["models"].items())),
+        *(("KV pool", _pool(replica)) for replica in row["replicas"]),
+        ("serves", "not known" if row["serves"] is None else " ".join(row["serves"])),
+        ("priority", _SAID[honours["priority"]]),
+        ("cached tokens", {True: "reported", False: "not reported", None: "not known"}[honours["cached_tokens"]]),
+        ("tools", {True: "taken", False: "refused", None: "not known"}[honours["tools"]]),
+        ("prompt order", _ORDER[row["system_before_tools"]]),
+    ]
+    if row["kv_events"]:
+        facts.append(("KV events", row["kv_events"]))
+    if row["refused_fields"]:
+        facts.append(("not sent", " ".join(row["refused_fields"])))
+    return facts
+
+
+def _model(name: str, max_model_len: int | None) -> str:
+    return name if max_model_len is None else f"{name} (context {max_model_len:,} tokens)"
+
+
+def _pool(replica: dict[str, Any]) -> str:
+    capacity, block, slots = replica["capacity_tokens"], replica["block_tokens"], replica["slots"]
+    size = "size not known: admission learns from evictions" if capacity is None else f"{capacity:,} tokens"
+    parts = [size, f"blocks of {block}" if block else "", f"{slots} slots" if slots else ""]
+    return f"{replica['id']}: {', '.join(part for part in parts if part)}"

@@ -1,0 +1,275 @@
+"""One engine under watch: polls it, probes what it honours, and tells its replicas as facts.
+
+Each engine has one task. Between two awaits of it, `lose` and what is told of calls are the only other writers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from gateway.core.faults import Fault
+from gateway.core.transport import HeaderList, UpstreamCut, UpstreamRefused
+from gateway.engines import named
+from gateway.engines.base import Abilities, Engine, EngineAddress, Pool, Report
+from gateway.engines.breaker import Breaker, Rules, State
+from gateway.engines.client import PROBE_S, Asking
+from gateway.engines.probes import probe
+from policies.types import CacheLost, Fact, ReplicaId, ReplicaLost, ReplicaReported
+
+LOG = logging.getLogger(__name__)
+
+UP_PAGE = "/v1/models"
+"""The page that decides: every kind has it, and an engine that lists no model yet is not ready."""
+POLLS_TO_LOSE = 2
+"""Failed polls in a row after which an engine counts as dead; one may be a hiccup."""
+MAX_COUNTED = 10
+_STARTED_AT = "\nprocess_start_time_seconds "
+"""Which client libraries of Prometheus tell by themselves."""
+
+
+@dataclass(slots=True)
+class KvEvents:
+    """What was heard of an engine's KV events; written by their listener."""
+
+    num_batches: int = 0
+    problem: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class RunningEngine:
+    """One configured engine and what is known of it now."""
+
+    address: EngineAddress
+    engine: Engine
+    abilities: Abilities
+    """Replaced when the engine comes back: read it where it is needed."""
+    report: Report = field(default_factory=Report)
+    is_up: bool = False
+    problem: str = "not asked yet"
+    """Why it is not up, for people; empty when it is."""
+    changed_at: float = 0.0
+    """Since when it is up or not."""
+    kv_events: KvEvents = field(default_factory=KvEvents)
+
+    @property
+    def name(self) -> str:
+        return self.address.name
+
+    def replica_id(self, pool: str) -> ReplicaId:
+        return f"{self.name}/{pool}" if pool else self.name
+
+    @property
+    def replica_ids(self) -> list[ReplicaId]:
+        return [self.replica_id(pool.name) for pool in self.report.pools]
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What every watch needs."""
+
+    ask: Asking
+    tell: Callable[[Fact], None]
+    faulted: Callable[[str, Fault], None]
+    """Told the engine's name and what it did wrong."""
+    clock: Callable[[], float]
+    rules: Rules
+    """Of the circuit breakers."""
+    probes_hints: bool
+
+
+class Watch:
+    """Polls one engine, and is the only writer of what is known of it."""
+
+    def __init__(self, address: EngineAddress, around: Surroundings) -> None:
+        """Raises ValueError for an engine kind that does not exist."""
+        kind = named(address.kind)
+        self.engine = RunningEngine(address, kind, kind.abilities(), changed_at=around.clock())
+        self.num_failed = 0
+        """Polls that failed since the last one that worked; not counted on for ever."""
+        self._around = around
+        self._ask = around.ask
+        self._tell = around.tell
+        self._clock = around.clock
+        self._breakers: dict[ReplicaId, Breaker] = {}
+        self._fixed_pages: dict[str, str] = {}
+        self._missing: set[str] = set()
+        """Pages that this engine does not have; asked for again when it comes back."""
+        self._had: frozenset[str] = frozenset()
+        """Pages that it gave: one of them less is a fault of it, and not another kind of engine."""
+        self._started_at = ""
+        """Of its process, as its metrics say. Empty: they do not."""
+
+    def worked(self, replica_id: ReplicaId) -> None:
+        """A call began to be answered."""
+        breaker = self._breakers.get(replica_id)
+        if breaker is not None and breaker.worked(self._clock()) and self.engine.is_up:
+            LOG.info("replica %s works again", replica_id)
+            self._report(self.engine.report)
+
+    def erred(self, replica_id: ReplicaId, may_open: bool) -> None:
+        """A call failed. `may_open`: others can do its work; else it is asked for as long as it is up."""
+        breaker = self._breakers.setdefault(replica_id, Breaker(self._around.rules))
+        if breaker.failed(self._clock(), may_open) and self.engine.is_up:
+            LOG.warning("replica %s fails too often: it is left alone for a while", replica_id)
+            self._around.faulted(self.engine.name, Fault.OPENED)
+            self._tell(ReplicaLost(replica_id))
+
+    def state(self, replica_id: ReplicaId) -> State:
+        breaker = self._breakers.get(replica_id)
+        return State.CLOSED if breaker is None else breaker.state(self._clock())
+
+    async def poll(self) -> None:
+        """Ask for its pages once; what they say is told."""
+        try:
+            problem = await self._poll()
+        except UpstreamCut as error:
+            problem = str(error)
+            self._around.faulted(self.engine.name, Fault.POLL)
+        except Exception as error:  # a page that no release had so far must not end the watch
+            LOG.exception("engine %s: its pages cannot be read", self.engine.name)
+            problem = f"its pages cannot be read: {error}"
+        self.num_failed = min(self.num_failed + 1, MAX_COUNTED) if problem else 0
+        if problem and (not self.engine.is_up or self.num_failed >= POLLS_TO_LOSE):
+            self.lose(problem)
+
+    def lose(self, problem: str) -> None:
+        engine = self.engine
+        engine.problem = problem
+        if not engine.is_up:
+            return
+        engine.is_up = False
+        engine.changed_at = self._clock()
+        LOG.warning("engine %s is down: %s", engine.name, problem)
+        for replica_id in engine.replica_ids:
+            self._tell(ReplicaLost(replica_id))
+
+    async def _poll(self) -> str:
+        """Returns what is wrong; empty when the engine is up."""
+        engine, kind = self.engine, self.engine.engine
+        has_come_back = not engine.is_up
+        if has_come_back:
+            self._missing.clear()
+            self._had = frozenset()
+        pages = await self._pages((*kind.metrics_paths, *engine.address.metrics_urls))
+        if gone := self._had - pages.keys():
+            LOG.debug("engine %s: no %s", engine.name, ", ".join(sorted(gone)))
+            self._around.faulted(engine.name, Fault.PAGE)
+            return ""  # it lives: what the page said last holds
+        self._had = frozenset(kind.metrics_paths).intersection(pages)
+        self._note_restart(pages)
+        if has_come_back:
+            self._fixed_pages = await self._pages(kind.probe_paths)
+            engine.abilities = self._learned(self._fixed_pages | pages)
+        report = kind.parse_report(self._fixed_pages | pages)
+        if not report.models:
+            return f"{UP_PAGE} lists no model yet"
+        self._report(report)
+        if has_come_back and self._around.probes_hints and not kind.is_rented:
+            await self._probe()
+            if engine.is_up:  # told again: who hears of a replica reads its engine's abilities
+                self._report(report)
+        return ""
+
+    async def _pages(self, paths: Sequence[str]) -> dict[str, str]:
+        """Those that it has. Raises UpstreamCut when one is missing that must be there."""
+        wanted = [path for path in paths if path not in self._missing]
+        answers = await asyncio.gather(*(self._ask.page(self.engine.address, path) for path in wanted))
+        pages = {}
+        for path, (status, text) in zip(wanted, answers, strict=True):
+            if status == 200:
+                pages[path] = text
+            elif path == UP_PAGE:
+                raise UpstreamCut(f"GET {path} answered {status}" if status else text)
+            elif status in (404, 405, 501) and path not in self._had:
+                self._missing.add(path)
+        return pages
+
+    def _learned(self, pages: Mapping[str, str]) -> Abilities:
+        """From its pages; fields that this version refused before stay refused."""
+        kind, before = self.engine.engine, self.engine.abilities
+        abilities = kind.abilities()
+        defaults = frozenset(abilities.refused_fields)
+        kind.learn(pages, abilities)
+        if abilities.version == before.version:
+            abilities.refused_fields |= before.refused_fields - defaults
+        return abilities
+
+    def _report(self, report: Report) -> None:
+        engine = self.engine
+        engine.abilities.num_pools = len(report.pools)
+        if len(report.pools) > 1 and not engine.abilities.can_address_pools:
+            report = replace(report, pools=(_pooled(report.pools),))
+        known = set(engine.replica_ids) if engine.is_up else set()
+        if engine.is_up and report.models != engine.report.models:
+            LOG.warning("engine %s serves %s now", engine.name, ", ".join(report.models))
+            self._around.faulted(engine.name, Fault.MODELS)
+        engine.report = report
+        if not engine.is_up:
+            engine.is_up, engine.problem, engine.changed_at = True, "", self._clock()
+            LOG.info("engine %s is up: %s, %s", engine.name, ", ".join(report.models), counted_pools(report))
+        for replica_id in sorted(known.difference(engine.replica_ids)):
+            self._tell(ReplicaLost(replica_id))
+        for pool in report.pools:
+            models = frozenset(report.models)
+            replica_id = engine.replica_id(pool.name)
+            if (state := self.state(replica_id)) is not State.OPEN:
+                self._tell(
+                    ReplicaReported(
+                        replica_id,
+                        models,
+                        pool.capacity_tokens,
+                        pool.slots,
+                        pool.waiting,
+                        engine.abilities.tokens_per_char,
+                        running=pool.running,
+                        is_on_trial=state is State.HALF_OPEN,
+                    )
+                )
+
+    def _note_restart(self, pages: Mapping[str, str]) -> None:
+        """A process that is another one since the last poll has nothing cached."""
+        told = (f"\n{page}".partition(_STARTED_AT)[2].partition("\n")[0] for page in pages.values())
+        started_at = next(filter(None, told), "")
+        before, self._started_at = self._started_at, started_at
+        if self.engine.is_up and before and started_at and started_at != before:
+            LOG.warning("engine %s was restarted: its cache is empty", self.engine.name)
+            self._around.faulted(self.engine.name, Fault.RESTARTED)
+            for replica_id in self.engine.replica_ids:
+                self._tell(CacheLost(replica_id, None))
+
+    async def _probe(self) -> None:
+        engine = self.engine
+
+        async def ask(path: str, headers: HeaderList, body: bytes) -> tuple[int, bytes]:
+            return await self._ask.post(engine.address, path, headers, body)
+
+        try:
+            async with asyncio.timeout(PROBE_S):
+                await probe(engine.engine, engine.abilities, engine.report, ask)
+        except (TimeoutError, UpstreamRefused, UpstreamCut) as error:
+            LOG.warning("engine %s: hints not probed: %s", engine.name, error or "it was too slow")
+
+
+def _pooled(pools: Sequence[Pool]) -> Pool:
+    """Pools that cannot be addressed as one: what any of them does not say, the sum does not either."""
+
+    def total(values: list[int | None]) -> int | None:
+        known = [value for value in values if value is not None]
+        return sum(known) if len(known) == len(values) else None
+
+    return Pool(
+        "",
+        total([pool.capacity_tokens for pool in pools]),
+        pools[0].block_tokens,
+        total([pool.slots for pool in pools]),
+        total([pool.running for pool in pools]),
+        total([pool.waiting for pool in pools]),
+    )
+
+
+def counted_pools(report: Report) -> str:
+    """For people."""
+    return "1 KV pool" if len(report.pools) == 1 else f"{len(report.pools)} KV pools"

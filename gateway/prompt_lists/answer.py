@@ -1,0 +1,223 @@
+"""Answers a list of prompts: as many parts at once as the fleet can work on, each again when it fails."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import orjson
+
+from gateway.access.callers import Caller
+from gateway.core import fields, sse
+from gateway.core.errors import Failure, Refused
+from gateway.core.exchange import Exchange, Json, Outcome
+from gateway.core.splice import members_of, splice
+from gateway.core.transport import Handler, HeaderList, Responder
+from gateway.dialects.prompt_parts import CHARS_PER_TOKEN, Part, cut, prompts_of
+from gateway.prompt_lists.part_executor import PartFailed, PartRequest, Sink, Streamed, Template, Whole
+from gateway.request.inprocess import Begun
+from gateway.request.keep_alive import SSE_HEADERS
+from gateway.request.retries import FULL, again_in_s
+from policies.view import FleetView
+
+APART = ("x-turngate-prompt-errors", "separate")
+"""Header with which a prompt that has no answer fails alone. Without it the request does, as in OpenAI's API."""
+ATTEMPTS = 8
+"""Of one part; each is on as many replicas as `limits.attempts` says."""
+SLOTS_PER_PROMPT = 16
+"""A part has one prompt for so many slots of a replica: small parts keep replicas equally busy up to the end, and
+each costs about two milliseconds here."""
+MOST_PROMPTS = 64
+"""Of one part."""
+CAPACITY_SHARE = 8
+"""A part fills at most this fraction of the smallest KV pool."""
+ASKED_PER_SLOT = 2
+"""Prompts asked at once, for each slot: some of a part are finished long before its last one is."""
+HELD_BACK = 1 / 3
+"""Share of a list that is not asked at first, so that the engine that is done sooner gets more of it."""
+MOST_BESIDE_BYTES = 2**18
+"""Of a body beside its prompts, which each part repeats: with more beside it a list goes to one engine, whole."""
+JSON_TYPE = ("Content-Type", "application/json")
+_OWN = ("x-turngate-session", "x-turngate-parent", "x-turngate-final", "x-turngate-remaining-turns")
+_ONE_CALL = (("x-turngate-final", "1"), ("x-turngate-remaining-turns", "0"))
+_NOT_SENT_ON = frozenset((*_OWN, "x-request-id", "content-length"))
+_CAN_BE_ONE_PROMPT = range(400, 429)
+"""Statuses of a part that may be the fault of one prompt in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How a list is asked."""
+
+    max_prompts: int
+    """Of one part."""
+    max_chars: int
+    parts_at_once: int
+
+    @staticmethod
+    def of(view: FleetView, n: int) -> Shape:
+        """`n`: answers to each prompt."""
+        replicas = [replica for replica in view.replicas if replica.is_healthy]
+        slots = [replica.assumed_slots for replica in replicas] or [1]
+        tokens = min((r.capacity_tokens for r in replicas if r.capacity_tokens is not None), default=2**20)
+        max_prompts = max(1, min(MOST_PROMPTS, min(slots) // SLOTS_PER_PROMPT // n))
+        parts_at_once = math.ceil(ASKED_PER_SLOT * sum(slots) / (max_prompts * n))
+        return Shape(max_prompts, CHARS_PER_TOKEN * tokens // CAPACITY_SHARE, max(2 * len(slots), parts_at_once))
+
+
+@dataclass(frozen=True, slots=True)
+class Lists:
+    """Keeps nothing between two requests."""
+
+    view: Callable[[], FleetView]
+    headers: Callable[[Exchange], HeaderList]
+    """Of an answer, for its client."""
+
+    def takes(self, exchange: Exchange) -> bool:
+        """Whether it is a list, and no part of one. One prompt, and a list that makes one part, pass untouched."""
+        if exchange.dialect.name != "completions" or isinstance(exchange.request, PartRequest):
+            return False
+        prompts = prompts_of(exchange.body)
+        if prompts is None:
+            return False
+        shape = Shape.of(self.view(), _n(exchange.body))
+        is_cut = len(prompts) > shape.max_prompts or _fails_apart(exchange)
+        return is_cut and _beside_bytes(exchange.raw) <= MOST_BESIDE_BYTES
+
+    async def answer(self, exchange: Exchange, responder: Responder, handle: Handler, caller: Caller) -> None:
+        """`handle` answers a part. Raises Refused."""
+        prompts, n = prompts_of(exchange.body), _n(exchange.body)
+        assert prompts is not None
+        shape = Shape.of(self.view(), n)
+        parts = await asyncio.to_thread(lambda: list(cut(prompts, shape.max_prompts, shape.max_chars)))
+        exchange.notes.append(f"{len(prompts)} prompts in {len(parts)} parts")
+        frame: Json = {"id": f"cmpl-{exchange.id}", "object": "text_completion", "created": int(time.time())}
+        if exchange.wants_stream:
+            await self._stream(exchange, responder, handle, caller, parts, shape, frame)
+            return
+        sink = Whole(handle, n)
+        await _ask_all(exchange, sink, caller, parts, shape)
+        exchange.outcome = Outcome.ANSWERED
+        frame["model"] = sink.choices.frame.get("model", exchange.engine_model)
+        await responder.reply(200, [JSON_TYPE, *self.headers(exchange)], sink.choices.body(frame))
+
+    async def _stream(
+        self,
+        exchange: Exchange,
+        responder: Responder,
+        handle: Handler,
+        caller: Caller,
+        parts: list[Part],
+        shape: Shape,
+        frame: Json,
+    ) -> None:
+        starting = asyncio.Lock()
+
+        async def write(data: bytes) -> None:
+            async with starting:
+                if not responder.has_started:
+                    await responder.start(200, [*SSE_HEADERS, *self.headers(exchange)])
+            await responder.write(data)
+
+        sink = Streamed(handle, _n(exchange.body), frame | {"model": exchange.engine_model}, write)
+        await _ask_all(exchange, sink, caller, parts, shape)
+        exchange.outcome = Outcome.ANSWERED
+        if exchange.wants_usage:
+            await write(sse.event(orjson.dumps({**sink.frame, "choices": [], "usage": sink.usage})))
+        exchange.is_delivered = True
+        await write(sse.DONE)
+        await responder.end()
+
+
+async def _ask_all(exchange: Exchange, sink: Sink, caller: Caller, parts: list[Part], shape: Shape) -> None:
+    """Raises Refused with the first failure that ends the request."""
+    asker = _Asker(await asyncio.to_thread(_template, exchange, caller), sink, _fails_apart(exchange))
+    room = asyncio.Semaphore(min(shape.parts_at_once, math.ceil((1 - HELD_BACK) * len(parts))))
+
+    async def ask(part: Part) -> None:
+        try:
+            await asker.answer(part)
+        finally:
+            room.release()
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for part in parts:
+                await room.acquire()
+                group.create_task(ask(part))
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+
+
+class _Asker:
+    """Gets the parts of one list answered, whatever it takes."""
+
+    def __init__(self, template: Template, sink: Sink, fails_apart: bool) -> None:
+        self._template = template
+        self._sink = sink
+        self._fails_apart = fails_apart
+        self._num_requests = 0
+
+    async def answer(self, part: Part) -> None:
+        """Raises Refused, but where prompts fail apart."""
+        num_failures = 0
+        while True:
+            self._num_requests += 1
+            try:
+                await self._sink.ask(part, self._template.request(part, self._num_requests))
+                return
+            except PartFailed as error:
+                failed, part = error, error.left
+            num_failures += 1
+            wait_s = self._again_in_s(failed, num_failures)
+            if wait_s is None:
+                break
+            await asyncio.sleep(wait_s)
+        if not self._fails_apart:
+            raise Refused(_outcome(failed.failure), failed.failure)
+        if len(part.indexes) > 1 and failed.failure.status in _CAN_BE_ONE_PROMPT:
+            for half in part.halves():
+                await self.answer(half)
+            return
+        for index in part.indexes:
+            await self._sink.fail(index, failed.failure)
+
+    def _again_in_s(self, failed: PartFailed, num_failures: int) -> float | None:
+        if num_failures >= ATTEMPTS or failed.failure.code == "answer_changed":
+            return None
+        return again_in_s(failed.failure.status, failed.headers, num_failures, ATTEMPTS, random.random())  # noqa: S311
+
+
+def _template(exchange: Exchange, caller: Caller) -> Template:
+    request = exchange.request
+    kept = [(name, value) for name, value in request.header_list if name.lower() not in _NOT_SENT_ON]
+    others = splice(exchange.raw, exchange.body, {}, ("prompt",))
+    comma = b"," if len(exchange.body) > 1 else b""
+    opening = others[: others.rindex(b"}")] + comma + b'"prompt":'
+    return Template(exchange.id, [*_ONE_CALL, *kept], opening, Begun(exchange.settings, caller))
+
+
+def _outcome(failure: Failure) -> Outcome:
+    if failure.status in FULL:
+        return Outcome.ENGINE_REFUSED
+    return Outcome.BAD_REQUEST if failure.status < 500 else Outcome.ENGINE_FAILED
+
+
+def _beside_bytes(raw: bytes) -> int:
+    """Of a body: all but its prompts; of a small one at most."""
+    if len(raw) <= MOST_BESIDE_BYTES:
+        return len(raw)
+    return len(raw) - sum(end - start for key, _, start, end in members_of(raw) if key == "prompt")
+
+
+def _n(body: Json) -> int:
+    return max(1, fields.integer(body, "n") or 1)
+
+
+def _fails_apart(exchange: Exchange) -> bool:
+    name, value = APART
+    return exchange.request.headers.get(name, "").strip().lower() == value

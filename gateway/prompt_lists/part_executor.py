@@ -1,0 +1,232 @@
+"""Asks for one part, in one of two ways: for a whole answer, or for a stream that is passed on as it comes."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import orjson
+
+from gateway.core import fields, sse
+from gateway.core.errors import Failure
+from gateway.core.exchange import Json
+from gateway.core.sse import EventSplitter, data_of
+from gateway.core.text_buffer import TextBuffer
+from gateway.core.transport import Handler, HeaderList
+from gateway.dialects import BY_PATH, canonical
+from gateway.dialects.failures import kind_of
+from gateway.dialects.prompt_parts import Part
+from gateway.prompt_lists.choices import BadPart, Choices, added, failed, index_of
+from gateway.request.inprocess import FAILED, Begun, InProcessRequest, InProcessResponder
+
+PATH = "/v1/completions"
+_DIALECT = BY_PATH[PATH]
+_NO_ANSWER = Failure(502, "server_error", "What an engine sent is no answer to the prompts.")
+
+
+class PartRequest(InProcessRequest):
+    """A part, which is not cut again, and goes on as its list has begun."""
+
+    def __init__(self, header_list: HeaderList, body: bytes, begun: Begun) -> None:
+        super().__init__(PATH, header_list, body)
+        self.begun = begun
+
+
+class PartFailed(Exception):
+    """A part was not answered, or not to the end."""
+
+    def __init__(self, left: Part, failure: Failure, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(failure.message)
+        self.left = left
+        """Its prompts that are still to be answered."""
+        self.failure = failure
+        self.headers = headers or {}
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """What all parts have in common."""
+
+    session: str
+    headers: HeaderList
+    opening: bytes
+    """Of the body: all of the client's but the prompts, which follow."""
+    begun: Begun
+
+    def request(self, part: Part, number: int) -> PartRequest:
+        """`number`: a session of its own for each."""
+        session = ("x-turngate-session", f"{self.session}/{number}")
+        body = self.opening + orjson.dumps(part.prompts) + b"}"
+        return PartRequest([session, *self.headers], body, self.begun)
+
+
+class Sink(Protocol):
+    async def ask(self, part: Part, request: PartRequest) -> None:
+        """Once. Raises PartFailed."""
+        ...
+
+    async def fail(self, index: int, failure: Failure) -> None:
+        """A prompt has no answer."""
+        ...
+
+
+class Whole:
+    """Collects whole answers."""
+
+    def __init__(self, handle: Handler, n: int) -> None:
+        self._handle = handle
+        self.choices = Choices(n)
+
+    async def ask(self, part: Part, request: PartRequest) -> None:
+        responder = InProcessResponder()
+        await self._handle(request, responder)
+        if responder.status != 200:
+            raise _failed(part, responder, responder.body)
+        try:
+            self.choices.add(part, _object(responder.body) or {})
+        except BadPart:
+            raise PartFailed(part, _NO_ANSWER) from None
+
+    async def fail(self, index: int, failure: Failure) -> None:
+        self.choices.fail(index, failure)
+
+
+@dataclass(slots=True)
+class _Said:
+    """What the client has of one choice."""
+
+    written: TextBuffer = field(default_factory=TextBuffer)
+    is_finished: bool = False
+
+
+@dataclass(slots=True)
+class Streamed:
+    """Passes events on with the indexes of the whole list. A part that is asked again is passed on from where it
+    broke off; that is a failure if it does not say the same again up to there."""
+
+    handle: Handler
+    n: int
+    frame: Json
+    """Replaces what engines say of their own answers."""
+    write: Callable[[bytes], Awaitable[None]]
+    usage: Json = field(default_factory=dict)
+    _said: dict[int, _Said] = field(default_factory=dict)
+
+    async def ask(self, part: Part, request: PartRequest) -> None:
+        stream = _Stream(self, part)
+        responder = InProcessResponder(stream.feed)
+        await self.handle(request, responder)
+        left = self.left(part)
+        if not left.indexes:
+            return  # what went wrong after the last answer is nobody's loss
+        if stream.failure is not None:
+            raise PartFailed(left, stream.failure)
+        if responder.status != 200:
+            raise _failed(part, responder, responder.body)
+        raise PartFailed(left, Failure(502, "server_error", "An engine broke off in the middle of an answer."))
+
+    async def fail(self, index: int, failure: Failure) -> None:
+        choices = [c for c in failed(index, self.n, failure) if not self.said(c["index"]).is_finished]
+        for choice in choices:
+            self.said(choice["index"]).is_finished = True
+        await self.write(self.event(choices))
+
+    def said(self, index: int) -> _Said:
+        return self._said.setdefault(index, _Said())
+
+    def left(self, part: Part) -> Part:
+        """The prompts of which some choice is not finished."""
+        copies = range(self.n)
+        return part.only(
+            [
+                position
+                for position, index in enumerate(part.indexes)
+                if not all(self.said(index * self.n + copy).is_finished for copy in copies)
+            ]
+        )
+
+    def event(self, choices: list[Json], of: Json | None = None) -> bytes:
+        return sse.event(orjson.dumps({**(of or {}), **self.frame, "choices": choices}))
+
+
+class _Stream:
+    """One attempt at a part."""
+
+    def __init__(self, sink: Streamed, part: Part) -> None:
+        self._sink = sink
+        self._part = part
+        self._splitter = EventSplitter()
+        self._heard: dict[int, int] = {}
+        """Characters of each choice in this attempt."""
+        self._earlier: dict[int, str] = {}
+        """Text of each choice from the attempts before."""
+        self.failure: Failure | None = None
+
+    async def feed(self, chunk: bytes) -> None:
+        out = []
+        for event in self._splitter.feed(chunk):
+            data = data_of(event)
+            if data is None or data == b"[DONE]" or self.failure is not None:
+                continue
+            parsed = _object(data)
+            self.failure = _NO_ANSWER if parsed is None else _DIALECT.is_error(parsed)
+            if parsed is not None and self.failure is None and (shown := self._shown(parsed)):
+                out.append(self._sink.event(shown, parsed))
+        if out:
+            await self._sink.write(b"".join(out))
+
+    def _shown(self, event: Json) -> list[Json]:
+        if usage := fields.obj(event, "usage"):
+            self._sink.usage = added(self._sink.usage, usage)
+        event.pop("usage", None)
+        choices = canonical.objects(event.get("choices"))
+        return [shown for choice in choices if (shown := self._choice(choice)) is not None]
+
+    def _choice(self, choice: Json) -> Json | None:
+        """What the client does not have of it yet; None: nothing."""
+        local = fields.integer(choice, "index") or 0
+        if not 0 <= local < len(self._part.indexes) * self._sink.n:
+            self.failure = _NO_ANSWER
+            return None
+        index = index_of(self._part, local, self._sink.n)
+        said, text = self._sink.said(index), fields.text(choice, "text") or ""
+        if said.is_finished:
+            return None
+        if local not in self._earlier:
+            self._earlier[local] = str(said.written)
+        heard = self._heard.get(local, 0)
+        self._heard[local] = heard + len(text)
+        again = self._earlier[local][heard : heard + len(text)]
+        if text[: len(again)] != again:
+            why = "An engine broke off in the middle of an answer, and another gave another answer."
+            self.failure = Failure(500, "server_error", why, code="answer_changed")
+            return None
+        new = text[len(again) :]
+        said.is_finished = choice.get("finish_reason") is not None
+        if again and not new and not said.is_finished:
+            return None
+        if said.is_finished:
+            said.written = TextBuffer()  # it is not compared any more
+        else:
+            said.written.add(new)
+        return {**choice, "index": index, "text": new}
+
+
+def _object(raw: bytes) -> Json | None:
+    """None where it is something else than a JSON object."""
+    try:
+        parsed = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        return None
+    return parsed if isinstance(parsed, dict) else None
+
+
+def _failed(part: Part, responder: InProcessResponder, body: bytes) -> PartFailed:
+    status = responder.status or 502
+    told = _DIALECT.is_error(_object(body or FAILED) or {})
+    text = body[:2_000].decode(errors="replace")
+    failure = told or Failure(status, kind_of(status), text)
+    return PartFailed(
+        part, Failure(status, failure.kind, failure.message, failure.param, failure.code), responder.headers
+    )

@@ -1,0 +1,212 @@
+"""The loop of one turn: take a place, ask its replica, relay the answer; if it fails before that, another one."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gateway.core.errors import STATUS, Failure, Refused
+from gateway.core.exchange import Exchange, Outcome
+from gateway.core.transport import Responder
+from gateway.request.attempts import Attempts
+from gateway.request.drain import TurnedAway, stopping
+from gateway.request.engine_errors import EngineFailed
+from gateway.request.gate import Gate, Place, Rejected
+from gateway.request.homes import Home, Homes
+from gateway.request.keep_alive import Waiting
+from gateway.request.model_call import Forward, ModelCall
+from gateway.request.upstream_response import Answer
+from gateway.request.warmup import WarmUps
+from gateway.telemetry.observer import Observer
+from policies.types import Dispatch, Ending, Refusal, ReplicaId, Turn, TurnKind
+
+if TYPE_CHECKING:
+    from gateway.tools.loop import ToolLoop
+
+KEPT_PLACE = 2.0
+"""A refused session keeps its place for this many times the wait that it was told."""
+
+_OUTCOME = {
+    Refusal.TOO_LONG: Outcome.REJECTED_WAIT,
+    Refusal.DEADLINE: Outcome.REJECTED_DEADLINE,
+    Refusal.NO_REPLICA: Outcome.REJECTED_NO_ENGINE,
+    Refusal.QUEUE_FULL: Outcome.REJECTED_QUEUE_FULL,
+}
+_WHY = {
+    Refusal.TOO_LONG: "The engines' cache is full of other sessions, and the wait would be too long.",
+    Refusal.DEADLINE: "It cannot be answered before its deadline.",
+    Refusal.NO_REPLICA: "No healthy engine serves this model now.",
+    Refusal.QUEUE_FULL: "The queue is full.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Answering:
+    """Answers turns. Keeps nothing between two of them."""
+
+    gate: Gate
+    forward: Forward
+    observer: Observer
+    clock: Callable[[], float]
+    homes: Homes
+    warm_ups: WarmUps | None = None
+    """None: sessions that lost their cache are not warmed up."""
+
+    async def answer(self, turn: Turn, exchange: Exchange, responder: Responder) -> None:
+        """Answer a turn, however long that takes.
+
+        Raises Refused when no answer has begun; `responder.has_started` then says whether the client already
+        has status 200 and keep-alives.
+        """
+        if exchange.wants_stream:
+            await self._answer(turn, exchange, responder)
+            return
+        deadline_s = exchange.settings.plain_deadline_s
+        try:
+            async with asyncio.timeout(deadline_s - (self.clock() - exchange.timings.received_at)):
+                await self._answer(turn, exchange, responder)
+        except TimeoutError:
+            if exchange.timings.leased_at is None:
+                raise _refused(Refusal.TOO_LONG, turn.max_wait_s) from None
+            text = f"No answer within {deadline_s:.0f} s; ask for a stream, which is kept alive."
+            raise Refused(Outcome.ENGINE_FAILED, Failure(504, "server_error", text)) from None
+
+    async def _answer(self, turn: Turn, exchange: Exchange, responder: Responder) -> None:
+        waiting = Waiting(exchange, responder, exchange.settings.stream, self.clock, self.observer.receipt_headers)
+        if exchange.loop is None:
+            answer = await self._one(turn, exchange, responder, waiting)
+        else:
+            answer = await self._rounds(exchange.loop, turn, exchange, responder, waiting)
+        await answer.finish(responder, self.observer.receipt_headers)
+
+    async def _rounds(
+        self, loop: ToolLoop, turn: Turn, exchange: Exchange, responder: Responder, waiting: Waiting
+    ) -> Answer:
+        """Model calls until one calls no tool of ours; the slot is free while tools run. The last answer."""
+        async with loop:
+            while True:
+                answer = await self._one(turn, exchange, responder, waiting)
+                if exchange.outcome is not Outcome.ANSWERED:
+                    return answer
+                waiting.has_heard()
+                exchange.tools_at.append(self.clock())
+                goes_on = await (waiting.until(loop.goes_on()) if exchange.wants_stream else loop.goes_on())
+                exchange.tools_at.append(self.clock())
+                if not goes_on:
+                    return answer
+                self.observer.round_ended(exchange)
+                turn = loop.next_turn(turn)
+
+    async def _one(self, turn: Turn, exchange: Exchange, responder: Responder, waiting: Waiting) -> Answer:
+        """One model call, on as many replicas and as often as it takes, up to the end of its relay."""
+        attempts = Attempts(turn, exchange.settings.limits.attempts, random.random)
+        exchange.num_attempts = 0
+        while True:
+            failed: Refused
+            try:
+                return await self._attempt(attempts.turn, exchange, responder, waiting)
+            except TurnedAway:
+                raise stopping() from None
+            except Rejected as rejected:
+                failed = attempts.failed or _refused(rejected.refusal, rejected.retry_after_s)
+                may_wait = rejected.refusal is not Refusal.DEADLINE
+            except EngineFailed as error:
+                if not error.try_another:
+                    raise
+                if attempts.elsewhere(self._failed(exchange, error), error, self.clock()):
+                    continue
+                failed, may_wait = error, True
+            is_committed = not waiting.is_silent or bool(exchange.rounds)
+            if not may_wait or not attempts.later(self.clock(), is_committed):
+                raise failed from None
+            _note(exchange, "no engine was left for now: it went back to the queue")
+
+    async def _attempt(self, turn: Turn, exchange: Exchange, responder: Responder, waiting: Waiting) -> Answer:
+        """One place and one replica. The slot is given back when the engine is done, which may be before the
+        client is. Raises Rejected, TurnedAway, EngineFailed."""
+        with self.gate.turn(turn, has_begun=bool(exchange.rounds)) as place:
+            exchange.dispatch = place.granted() or await self._waited(turn, place, exchange, waiting)
+            exchange.num_attempts += 1
+            if exchange.timings.leased_at is None:
+                exchange.timings.leased_at = self.clock()
+            with ModelCall(self.forward, exchange, exchange.dispatch) as call:
+                try:
+                    answer = await (waiting.until(call.begin()) if exchange.wants_stream else call.begin())
+                except EngineFailed as error:
+                    place.left(error.ending, exchange.reply.usage)
+                    raise
+                place.first_byte()
+                self._remember(exchange)
+                if exchange.timings.first_byte_at is None:
+                    exchange.timings.first_byte_at = self.clock()
+                try:
+                    await answer.relay(responder, self.observer.receipt_headers)
+                except (asyncio.CancelledError, ConnectionError):
+                    if exchange.is_delivered:
+                        _leave(place, exchange, Ending.COMPLETE)
+                    raise
+            self._remember(exchange)
+            is_answered = exchange.outcome is Outcome.ANSWERED
+            if is_answered and self.warm_ups is not None and turn.kind is not TurnKind.SIDE:
+                self.warm_ups.keep(turn.session_id, exchange.dialect, call)
+            _leave(place, exchange, Ending.COMPLETE if is_answered else Ending.FAILED)
+            return answer
+
+    def _remember(self, exchange: Exchange) -> None:
+        """Where a stored answer is, before its client can ask for it: most engines say its id first of all."""
+        if exchange.dialect.name == "responses" and exchange.reply.id:
+            assert exchange.dispatch is not None
+            home = Home(exchange.dispatch.replica_id, exchange.reply.id)
+            self.homes.remember(exchange.tenant, exchange.answer_id, home)
+
+    async def _waited(self, turn: Turn, place: Place, exchange: Exchange, waiting: Waiting) -> Dispatch:
+        """For a replica, with keep-alives. Raises Rejected, TurnedAway."""
+        await place.decision(waiting.patience_s)
+        if place.granted() is None and waiting.is_silent:
+            self._refuse_if_hopeless(turn, place, exchange)
+        while (dispatch := place.granted()) is None:
+            if exchange.wants_stream:
+                await waiting.speak()
+            await place.decision(waiting.patience_s if exchange.wants_stream else None)
+        return dispatch
+
+    def _refuse_if_hopeless(self, turn: Turn, place: Place, exchange: Exchange) -> None:
+        """The second and last time that the wait is estimated: from here on a refusal is no HTTP status."""
+        more_s = place.expected_wait_s()
+        if self.clock() - exchange.timings.received_at + more_s > turn.max_wait_s:
+            place.give_up(KEPT_PLACE * more_s)
+            raise _refused(Refusal.TOO_LONG, more_s)
+
+    def _failed(self, exchange: Exchange, error: EngineFailed) -> ReplicaId:
+        """The replica that failed the call, as it is told."""
+        assert exchange.dispatch is not None
+        failed_id = exchange.dispatch.replica_id
+        self.observer.retried(error.outcome.value)
+        _note(exchange, f"{failed_id} failed before its first byte: {error.failure.status}")
+        return failed_id
+
+
+def _note(exchange: Exchange, note: str) -> None:
+    """Once, however often it happens."""
+    if note not in exchange.notes:
+        exchange.notes.append(note)
+
+
+def _leave(place: Place, exchange: Exchange, ending: Ending) -> None:
+    reply = exchange.reply
+    if reply.served_by is not None:
+        exchange.notes.append(f"served by {reply.served_by}")
+    tool_s = exchange.loop.tool_s() if exchange.loop is not None else None
+    place.left(ending, reply.usage, tuple(tool.name for tool in reply.tool_calls), tool_s)
+
+
+def _refused(refusal: Refusal, retry_after_s: float) -> Refused:
+    outcome = _OUTCOME[refusal]
+    status = STATUS[outcome]
+    kind = "rate_limit_error" if status == 429 else "server_error"
+    text = f"{_WHY[refusal]} Try again in {math.ceil(retry_after_s)} s." if retry_after_s > 0 else _WHY[refusal]
+    return Refused(outcome, Failure(status, kind, text, code=refusal.value, retry_after_s=retry_after_s))

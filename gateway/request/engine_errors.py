@@ -1,0 +1,161 @@
+"""What an engine's failure means: whose fault it is, whether another replica may do better, what to tell."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import orjson
+
+from gateway.core import fields
+from gateway.core.errors import Failure, Refused
+from gateway.core.exchange import Exchange, Outcome
+from gateway.core.faults import Fault, NoAnswer, of_break
+from gateway.core.sse import EventTooLong
+from gateway.core.transport import UpstreamCut, UpstreamReply
+from gateway.dialects.base import Dialect
+from gateway.dialects.failures import kind_of
+from policies.types import Ending
+
+FULL = frozenset((429, 503, 529))
+"""Statuses of an engine that is full, not broken."""
+BROKEN = frozenset((500, 502, 504))
+OVERLOADED = 529
+"""Anthropic's status, which Dynamo also uses; clients of the OpenAI formats do not know that it may be retried."""
+RETRY_AFTER_S = 5.0
+"""For engines that are full and do not say for how long: none of them does."""
+_MOST_MESSAGE_CHARS = 2_000
+_PASSING = frozenset(
+    (Fault.FULL, Fault.REFUSED, Fault.RESET, Fault.SILENT, Fault.STATUS, Fault.ERROR, Fault.NO_ANSWER)
+)
+_NO_QUOTA = "insufficient_quota"
+"""Code of OpenAI's 429 for an empty account."""
+_NO_ROUTE = {"detail": "Not Found"}
+"""FastAPI's answer where it has no such path."""
+
+
+class EngineFailed(Refused):
+    """An engine gave no answer, and nothing of one has reached the client."""
+
+    def __init__(
+        self, outcome: Outcome, failure: Failure, ending: Ending, try_another: bool, fault: Fault | None = None
+    ) -> None:
+        super().__init__(outcome, failure)
+        self.ending = ending
+        self.try_another = try_another
+        """Whether another replica may do better."""
+        self.fault = fault
+        """What the engine did wrong. None: nothing."""
+        self.asked_wait_s: float | None = None
+        """How long the engine wants to be left alone. None: it does not say."""
+        self.is_queue_full = False
+        """Whether its queue had no place for the call, which another queue therefore keeps: ours."""
+        self.body: bytes | None = None
+        """The engine's own words, when they are an error in the client's dialect: relayed as they came."""
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether the same replica may do better later."""
+        return self.fault in _PASSING and self.failure.code != _NO_QUOTA
+
+
+def unreachable(engine_name: str) -> EngineFailed:
+    failure = Failure(
+        503, "server_error", f"Engine {engine_name} does not accept connections.", retry_after_s=RETRY_AFTER_S
+    )
+    return EngineFailed(Outcome.ENGINE_REFUSED, failure, Ending.FAILED, True, Fault.REFUSED)
+
+
+def cut(engine_name: str, error: UpstreamCut | EventTooLong | NoAnswer) -> EngineFailed:
+    text = f"Engine {engine_name} broke off before its answer began: {error}."
+    failure = Failure(502, "server_error", text)
+    return EngineFailed(Outcome.ENGINE_CUT, failure, Ending.FAILED, True, of_break(error))
+
+
+def lacks_path(engine_name: str, path: str) -> EngineFailed:
+    """404, not 501: SDKs send again what gets a 5xx."""
+    text = f"Engine {engine_name} does not serve {path}: `turngate doctor` lists what it does."
+    failure = Failure(404, "not_found_error", text, code="unsupported_path")
+    return EngineFailed(Outcome.NOT_FOUND, failure, Ending.FAILED, try_another=True)
+
+
+def in_stream(dialect: Dialect, failure: Failure) -> EngineFailed:
+    """vLLM refuses streams with status 200 and an error as the first event."""
+    failed = _failed(dialect, failure)
+    if failed.fault is Fault.STATUS:
+        failed.fault = Fault.ERROR
+    return failed
+
+
+def answered(exchange: Exchange, engine_name: str, reply: UpstreamReply, body: bytes) -> EngineFailed:
+    """An answer with a status of 400 or more."""
+    dialect, status = exchange.dialect, reply.status
+    parsed = _parsed(body)
+    if status == 404 and (not body or parsed == _NO_ROUTE):
+        return lacks_path(engine_name, exchange.request.path)
+    message, code, param = _said(parsed, body)
+    retry_after_s = _seconds(reply.headers.get("retry-after", ""))
+    failed = _failed(dialect, Failure(status, kind_of(status), message, param, code, retry_after_s))
+    if status == 404 and "model" in f"{param} {message}".lower():
+        # It is asked only for what it lists: it serves something else since its last poll.
+        failed.try_another, failed.fault = True, Fault.NO_MODEL
+    if failed.failure.status == status and _is_in(dialect, parsed):
+        failed.body = body
+    return failed
+
+
+def message_of(body: bytes) -> str:
+    """What an error answer says, in whatever envelope."""
+    return _said(_parsed(body), body)[0]
+
+
+def _failed(dialect: Dialect, failure: Failure) -> EngineFailed:
+    """Of four kinds: the engine is full; it is broken; our own key is wrong; the client's request is wrong."""
+    status = failure.status
+    if status in FULL:
+        shown = 503 if status == OVERLOADED and dialect.name != "messages" else status
+        patient = replace(failure, status=shown, retry_after_s=failure.retry_after_s or RETRY_AFTER_S)
+        failed = EngineFailed(Outcome.ENGINE_REFUSED, patient, Ending.REFUSED, True, Fault.FULL)
+        failed.asked_wait_s = failure.retry_after_s
+        return failed
+    if status in BROKEN or status > 504:
+        return EngineFailed(Outcome.ENGINE_FAILED, failure, Ending.FAILED, True, Fault.STATUS)
+    if status in (401, 403):
+        text = f"The engine refuses the gateway's key ({status}): check `api_key` of this engine."
+        told = Failure(502, "server_error", text)
+        return EngineFailed(Outcome.ENGINE_FAILED, told, Ending.FAILED, True, Fault.KEY)
+    outcome = Outcome.NOT_FOUND if status == 404 else Outcome.BAD_REQUEST
+    return EngineFailed(outcome, failure, Ending.FAILED, try_another=False)
+
+
+def _parsed(body: bytes) -> Any:
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+
+
+def _said(parsed: Any, body: bytes) -> tuple[str, str | None, str | None]:
+    """Message, code and param from OpenAI's envelope, Dynamo's bare object, FastAPI's `detail`, or plain text."""
+    if not isinstance(parsed, dict):
+        return body[:_MOST_MESSAGE_CHARS].decode(errors="replace") or "The engine gave no reason.", None, None
+    error = fields.obj(parsed, "error") or parsed
+    message = fields.text(error, "message") or fields.text(parsed, "detail") or fields.text(parsed, "error")
+    text = message or body[:_MOST_MESSAGE_CHARS].decode(errors="replace")
+    return text, fields.text(error, "code"), fields.text(error, "param")
+
+
+def _is_in(dialect: Dialect, parsed: Any) -> bool:
+    """Whether an error body has the envelope that clients of this dialect read."""
+    if not isinstance(parsed, dict) or fields.text(fields.obj(parsed, "error"), "message") is None:
+        return False
+    return (parsed.get("type") == "error") == (dialect.name == "messages")
+
+
+def _seconds(retry_after: str) -> float | None:
+    try:
+        seconds = float(retry_after)
+    except ValueError:
+        return None
+    return seconds if math.isfinite(seconds) and seconds > 0 else None

@@ -1,0 +1,312 @@
+"""The HTTP edge of the path: route, key, body, model; then identity and answer; failures in the dialect."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import orjson
+
+from gateway.access.allowance import Limiter
+from gateway.access.callers import Caller
+from gateway.access.keys import Keys, may_use, model_not_allowed, says_one_model
+from gateway.api.routes import methods_of
+from gateway.api.views import Admin
+from gateway.config.live_settings import RequestSettings
+from gateway.core import fields
+from gateway.core.errors import Failure, Refused
+from gateway.core.excerpt import excerpt
+from gateway.core.exchange import Exchange, Outcome, Recognition, Timings
+from gateway.core.splice import splice
+from gateway.core.transport import BodyTooLarge, HeaderList, Request, Responder
+from gateway.dialects import BY_PATH
+from gateway.dialects.base import Dialect
+from gateway.engines.monitor import Monitor
+from gateway.prompt_lists.answer import Lists
+from gateway.request import engine_errors, models
+from gateway.request.answer import Answering
+from gateway.request.body_limits import too_many
+from gateway.request.drain import Drain, stopping
+from gateway.request.engine_errors import EngineFailed
+from gateway.request.gate import Gate
+from gateway.request.homes import Home
+from gateway.request.inprocess import HandedOn, InProcessRequest
+from gateway.request.isolation import leaking
+from gateway.request.keep_alive import error_event
+from gateway.request.stateless import PlainCalls, serves_path
+from gateway.request.stored_responses import StoredResponses
+from gateway.sessions import claims
+from gateway.sessions.identity import Identity
+from gateway.sessions.prefix_breaks import PrefixBreaks
+from gateway.sessions.session_locations import Trail
+from gateway.sessions.sessions import Sessions
+from gateway.telemetry.observer import Observer
+from policies.types import ReplicaId, SessionEnded, Turn, TurnKind
+
+if TYPE_CHECKING:
+    from gateway.tools.toolbox import Toolbox
+
+RESPONSES = "/v1/responses"
+JSON_TYPE = ("Content-Type", "application/json")
+LEAST_RETRY_AFTER_S = 1.0
+_RETRYABLE = frozenset((429, 503, 529))
+_NONE: frozenset[ReplicaId] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """Takes every request of the server, and ends each with one answer and one outcome."""
+
+    settings: Callable[[], RequestSettings]
+    """Those for a request that begins now."""
+    drain: Drain
+    keys: Keys
+    limiter: Limiter
+    monitor: Monitor
+    identity: Identity
+    gate: Gate
+    answering: Answering
+    plain: PlainCalls
+    stored: StoredResponses
+    observer: Observer
+    sessions: Sessions
+    breaks: PrefixBreaks
+    toolbox: Toolbox | None
+    """None: the gateway has no tools of its own."""
+    admin: Admin
+    clock: Callable[[], float]
+    lists: Lists
+    trail: Trail | None = None
+    """Where sessions were at other members. None: there are none."""
+
+    def handle(self, request: Request, responder: Responder) -> Awaitable[None]:
+        """A `transport.Handler`."""
+        path, method = request.path, request.method
+        dialect = BY_PATH.get(path)
+        if dialect is not None and method == "POST":
+            return self._exchange(dialect, request, responder)
+        if path == RESPONSES and request.headers.get("upgrade", "").lower() == "websocket":
+            failure = Failure(426, "invalid_request_error", "There are no websockets here: POST to this path.")
+            return responder.reply(*_told(BY_PATH[path], failure, [("Upgrade", "HTTP/1.1")]))
+        if path.startswith(RESPONSES + "/") and method in methods_of(path):
+            return self._exchange(BY_PATH[RESPONSES], request, responder)
+        if dialect is not None:
+            failure = Failure(405, "invalid_request_error", f"{path} takes POST, not {excerpt(method)}.")
+            return responder.reply(*_told(dialect, failure, [("Allow", "POST")]))
+        return self.admin.handle(request, responder)
+
+    async def _exchange(self, dialect: Dialect, request: Request, responder: Responder) -> None:
+        """Law: however this ends, `finished` is told once, with one outcome."""
+        begun = request.begun if isinstance(request, HandedOn) else None
+        settings = begun.settings if begun is not None else self.settings()
+        exchange = Exchange(os.urandom(16).hex(), request, dialect, "", Timings(self.clock()), settings=settings)
+        self.observer.began(exchange)
+        is_clients = not isinstance(request, InProcessRequest)
+        self.drain.num_running += is_clients
+        try:
+            try:
+                if self.drain.is_on and is_clients:
+                    raise stopping()
+                await self._serve(exchange, responder, begun.caller if begun is not None else None)
+            except Refused as refused:
+                exchange.outcome, exchange.failure = refused.outcome, refused.failure
+                await self._refuse(exchange, responder, refused)
+        except (asyncio.CancelledError, ConnectionError):
+            exchange.outcome = Outcome.ANSWERED if exchange.is_delivered else Outcome.CLIENT_GONE
+            raise
+        except Exception as error:
+            exchange.outcome = Outcome.GATEWAY_ERROR
+            error.add_note(f"request {exchange.id}")  # whoever logs it below does not know
+            raise
+        finally:
+            exchange.timings.finished_at = self.clock()
+            if exchange.allowance is not None:
+                exchange.allowance.settle(exchange)
+            self.observer.finished(exchange)
+            self.drain.left(is_clients)
+
+    async def _serve(self, exchange: Exchange, responder: Responder, caller: Caller | None) -> None:
+        """`caller`: None where nobody has asked for the key yet."""
+        request, limit_bytes = exchange.request, exchange.settings.limits.body_bytes
+        caller = caller or self.keys.at_once(request.headers) or await self.keys.known(request.headers)
+        exchange.tenant, exchange.may_prioritise = caller.tenant, caller.may_prioritise
+        exchange.key_id, exchange.cache_salt = caller.id, caller.cache_salt
+        exchange.urgency, exchange.weight = caller.urgency, caller.weight
+        if caller.terms is not None:
+            exchange.allowance = self.limiter.allowance(caller.terms)
+            if not isinstance(request, InProcessRequest):
+                exchange.allowance.enter()  # a list has entered for its parts, and lines of batches are paced
+        try:
+            exchange.raw = await request.read(limit_bytes)
+        except BodyTooLarge:
+            text = f"The body is longer than {limit_bytes} bytes (limits.body_bytes)."
+            raise Refused(Outcome.BAD_REQUEST, Failure(413, "invalid_request_error", text)) from None
+        if request.path not in BY_PATH:
+            await self.plain.answer_stored(exchange, responder)
+            return
+        self._parse(exchange)
+        exchange.engine_model = self._engine_model(exchange.asked_model, exchange.settings)
+        if "*" not in caller.models:
+            if not may_use(caller.models, exchange.engine_model):
+                raise model_not_allowed(caller, exchange.asked_model)
+            if not says_one_model(exchange.raw):
+                exchange.raw = splice(exchange.raw, exchange.body, {"model": exchange.asked_model}, ())
+        if self.lists.takes(exchange):
+            await self.lists.answer(exchange, responder, self.handle, caller)
+            return
+        if exchange.allowance is not None:
+            exchange.allowance.reserve(exchange)
+        if exchange.dialect.is_conversation:
+            await self._serve_turn(exchange, responder, caller.tools)
+        else:
+            await self.plain.answer(exchange, responder)
+
+    async def _serve_turn(self, exchange: Exchange, responder: Responder, allowed_tools: Collection[str]) -> None:
+        previous_id = exchange.dialect.stateful_id(exchange.body)
+        previous = await self.stored.find(exchange.tenant, previous_id) if previous_id else None
+        self.breaks.prepare(exchange)
+        script = self.identity.script(exchange)
+        who = self.identity.recognise(exchange, script, self.clock())
+        if who.kind is TurnKind.SIDE and isinstance(exchange.request, InProcessRequest):
+            who = replace(who, kind=TurnKind.SINGLE)  # a title is asked for by a client: ours pass the gate
+        exchange.recognition = who
+        now = exchange.timings.recognised_at = self.clock()
+        self.sessions.recognised(exchange, now)
+        self.breaks.recognised(exchange, script, exchange.engine_model in self.identity.tools_first)
+        is_complete = False
+        try:
+            side_model = exchange.settings.models.side_model
+            if who.kind is TurnKind.SIDE and side_model is not None:
+                exchange.engine_model = self._engine_model(side_model, exchange.settings)
+            turn = self._turn(exchange, who, previous)
+            if self.toolbox is not None:
+                turn = self.toolbox.begin(turn, exchange, allowed_tools)
+            if previous is not None and exchange.dialect.stateful_id(exchange.body) == previous_id:
+                _follow_up(exchange, previous.engine_id)
+            await self.answering.answer(turn, exchange, responder)
+            is_complete = exchange.outcome is Outcome.ANSWERED
+        except (asyncio.CancelledError, ConnectionError):
+            is_complete = exchange.is_delivered
+            raise
+        finally:
+            self._turn_ended(exchange, is_complete, self.clock())
+        if who.is_final:
+            self.gate.tell(SessionEnded(who.session_id))
+
+    def _turn_ended(self, exchange: Exchange, is_complete: bool, now: float) -> None:
+        self.identity.answered(exchange, is_complete, now)
+        if exchange.loop is not None:
+            exchange.loop.answered(is_complete)
+        self.sessions.finished(exchange, now)
+        if exchange.prefix_break is not None:
+            self.breaks.finished(exchange)
+        if self.trail is not None:
+            self.trail.ran(exchange)
+
+    def _parse(self, exchange: Exchange) -> None:
+        dialect = exchange.dialect
+        try:
+            body = orjson.loads(exchange.raw)
+        except orjson.JSONDecodeError as error:
+            text = f"The body is not JSON: {error.msg} (line {error.lineno}, column {error.colno})."
+            raise Refused(Outcome.BAD_REQUEST, Failure(400, "invalid_request_error", text)) from None
+        if not isinstance(body, dict):
+            text = f"The body must be a JSON object, not {type(body).__name__}."
+            raise Refused(Outcome.BAD_REQUEST, Failure(400, "invalid_request_error", text))
+        failure = dialect.check(body)
+        if failure is None and dialect.is_conversation:
+            failure = too_many(body, exchange.settings.limits)
+        if failure is not None:
+            raise Refused(Outcome.BAD_REQUEST, failure)
+        exchange.body = body
+        exchange.asked_model = fields.text(body, "model") or ""
+        exchange.wants_stream = fields.flag(body, "stream")
+        exchange.wants_usage = exchange.wants_stream and dialect.wants_usage(body)
+
+    def _engine_model(self, asked: str, settings: RequestSettings) -> str:
+        return models.served_as(asked, settings.models, self.monitor.engines)
+
+    def wrong_model(self, asked: str) -> str | None:
+        """Why nothing serves a model; None where something does."""
+        try:
+            self._engine_model(asked, self.settings())
+        except Refused as refused:
+            return refused.failure.message
+        return None
+
+    def _turn(self, exchange: Exchange, who: Recognition, previous: Home | None) -> Turn:
+        """`previous`: of the response that it follows."""
+        body, dialect, settings = exchange.body, exchange.dialect, exchange.settings
+        bound_key = dialect.max_tokens_key(body)
+        return Turn(
+            id=exchange.id,
+            session_id=who.session_id,
+            family_id=who.family_id,
+            tenant=exchange.tenant,
+            model=exchange.engine_model,
+            arrived_at=exchange.timings.received_at,
+            blocks=who.blocks,
+            chars=who.chars,
+            max_output_tokens=fields.integer(body, bound_key) if bound_key else None,
+            kind=who.kind,
+            parent_id=who.parent_id,
+            remaining_turns=who.remaining_turns,
+            is_retry=who.is_retry,
+            urgency=exchange.urgency,
+            weight=exchange.weight,
+            deadline_at=_deadline_at(exchange),
+            max_wait_s=settings.max_wait_s if exchange.wants_stream else settings.max_wait_plain_s,
+            cached_at=self.trail.found(exchange) if self.trail is not None else None,
+            pinned_to=previous.replica_id if previous is not None else None,
+            excluded=self._unable(exchange),
+        )
+
+    def _unable(self, exchange: Exchange) -> frozenset[ReplicaId]:
+        """Replicas that are known not to serve its path as its key wants. Raises Refused when none is left."""
+        path, engines = exchange.request.path, self.monitor.engines
+        unable = [engine for engine in engines if not serves_path(engine, path)]
+        if unable and len(unable) == len(engines):
+            raise engine_errors.lacks_path(unable[0].name, path)
+        if exchange.cache_salt:
+            unable += leaking(exchange, engines)
+        return frozenset([id_ for engine in unable for id_ in engine.replica_ids]) if unable else _NONE
+
+    async def _refuse(self, exchange: Exchange, responder: Responder, refused: Refused) -> None:
+        """As a status while nothing has been sent; after that as an event, and never with a clean end."""
+        if responder.has_started:
+            if exchange.wants_stream:
+                await responder.write(error_event(exchange, refused.failure))
+            responder.reset()
+            return
+        headers = self.observer.receipt_headers(exchange)
+        status, told_headers, body = _told(exchange.dialect, refused.failure, headers)
+        if isinstance(refused, EngineFailed) and refused.body is not None:
+            body = refused.body
+        await responder.reply(status, told_headers, body)
+
+
+def _follow_up(exchange: Exchange, engine_id: str) -> None:
+    """Name the response that it follows as its engine does."""
+    if exchange.dialect.stateful_id(exchange.body) != engine_id:
+        changed = {"previous_response_id": engine_id}
+        exchange.raw = splice(exchange.raw, exchange.body, changed, ())
+        exchange.body = exchange.body | changed
+
+
+def _deadline_at(exchange: Exchange) -> float | None:
+    """By when the client wants its call to have begun."""
+    within_ms = claims.whole_number(exchange.request.headers, "x-turngate-deadline-ms")
+    return None if within_ms is None else exchange.timings.received_at + within_ms / 1000
+
+
+def _told(dialect: Dialect, failure: Failure, headers: HeaderList) -> tuple[int, HeaderList, bytes]:
+    """Status, headers and body of a failure; one that may be tried again says when."""
+    told = [JSON_TYPE, *headers]
+    if failure.status in _RETRYABLE or failure.retry_after_s is not None:
+        wait_s = max(LEAST_RETRY_AFTER_S, failure.retry_after_s or 0.0)
+        told += [("Retry-After", str(math.ceil(wait_s))), ("Retry-After-Ms", str(math.ceil(wait_s * 1000)))]
+    return failure.status, told, dialect.error_body(failure)

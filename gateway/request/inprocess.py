@@ -1,0 +1,98 @@
+"""Requests that the gateway makes of itself: the same path as a client's, without a connection."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from gateway.access.callers import Caller
+from gateway.config.live_settings import RequestSettings
+from gateway.core.transport import BodyTooLarge, Handler, HeaderList, by_name
+
+LOG = logging.getLogger(__name__)
+FAILED = (
+    b'{"error":{"message":"The gateway failed. Its log says why.","type":"server_error","param":null,"code":null}}'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What a request goes on with that another part of the gateway has begun."""
+
+    settings: RequestSettings
+    caller: Caller
+
+
+class HandedOn:
+    """A `transport.Request` that reaches the path from another part of the gateway, not from a listener."""
+
+    begun: Begun | None = None
+    """None: it begins there."""
+
+
+class InProcessRequest(HandedOn):
+    """A `transport.Request`."""
+
+    method = "POST"
+    query = ""
+    remote = ""
+
+    def __init__(self, path: str, header_list: HeaderList, body: bytes) -> None:
+        self.path = path
+        self.header_list = header_list
+        self.headers: Mapping[str, str] = by_name(header_list)
+        self._body = body
+
+    async def read(self, limit_bytes: int) -> bytes:
+        if len(self._body) > limit_bytes:
+            raise BodyTooLarge
+        return self._body
+
+    async def chunks(self, limit_bytes: int) -> AsyncIterator[bytes]:
+        yield await self.read(limit_bytes)
+
+
+class InProcessResponder:
+    """A `transport.Responder`. A stream goes to `each`, chunk by chunk; anything else is kept."""
+
+    def __init__(self, each: Callable[[bytes], Awaitable[None]] | None = None) -> None:
+        self._each = each
+        self.status = 0
+        self.headers: Mapping[str, str] = {}
+        self.body = b""
+        self.is_whole = False
+        """Whether the answer came to its clean end."""
+
+    @property
+    def has_started(self) -> bool:
+        return self.status != 0
+
+    async def reply(self, status: int, headers: HeaderList, body: bytes) -> None:
+        await self.start(status, headers)
+        self.body = body
+        self.is_whole = True
+
+    async def start(self, status: int, headers: HeaderList) -> None:
+        self.status, self.headers = status, by_name(headers)
+
+    async def write(self, data: bytes) -> None:
+        if self._each is not None:
+            await self._each(data)
+
+    async def end(self) -> None:
+        self.is_whole = True
+
+    def reset(self) -> None:
+        self.is_whole = False
+
+
+async def ask(handle: Handler, path: str, headers: HeaderList, body: bytes) -> InProcessResponder:
+    """The answer to a request that is not streamed. A failure of the path itself is logged, and has status 500."""
+    responder = InProcessResponder()
+    try:
+        await handle(InProcessRequest(path, headers, body), responder)
+    except Exception:
+        LOG.exception("the path failed on %s", path)
+        responder.status, responder.body = 500, FAILED
+    return responder

@@ -1,0 +1,217 @@
+"""One model call at one replica: asks, repairs what the engine refuses of ours, and returns the answer begun."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from gateway.core import fields
+from gateway.core.exchange import Exchange, Reply
+from gateway.core.faults import OVERLOADS, Fault, NoAnswer
+from gateway.core.sse import EventTooLong
+from gateway.core.transport import Timeouts, Upstream, UpstreamCut, UpstreamRefused, UpstreamReply
+from gateway.dialects.prompt_parts import longest_chars
+from gateway.engines.base import Asked
+from gateway.engines.monitor import Monitor, RunningEngine
+from gateway.request import engine_errors, fitting
+from gateway.request.engine_errors import EngineFailed
+from gateway.request.fitting import Bound
+from gateway.request.isolation import salted
+from gateway.request.upstream_request import Call, turn_call
+from gateway.request.upstream_response import Answer
+from gateway.telemetry.observer import Observer
+from policies.types import Dispatch
+
+MAX_ERROR_BYTES = 2**20
+MAX_REPAIRS = 2
+"""Times that a replica is asked again with what it does not refuse."""
+_REPAIRABLE = frozenset((400, 422))
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """Asks engines. What it learns about one is kept in that engine's abilities."""
+
+    upstream: Upstream
+    monitor: Monitor
+    observer: Observer
+    clock: Callable[[], float]
+
+    async def send(self, engine: RunningEngine, call: Call, timeouts: Timeouts) -> UpstreamReply:
+        """Status and headers of an answer. Raises EngineFailed."""
+        try:
+            return await self.upstream.call(call.method, call.url, call.headers, call.body, timeouts)
+        except UpstreamRefused:
+            self.monitor.failed(engine)
+            raise engine_errors.unreachable(engine.name) from None
+        except UpstreamCut as error:
+            raise engine_errors.cut(engine.name, error) from None
+
+
+class ModelCall:
+    """A turn at one replica, for the body of a `with`: leaving it early aborts the call at the engine. Owns the
+    connection to it."""
+
+    def __init__(self, forward: Forward, exchange: Exchange, dispatch: Dispatch) -> None:
+        self._forward = forward
+        self._exchange = exchange
+        self._hints = dispatch.hints
+        self._replica_id = dispatch.replica_id
+        self._target = forward.monitor.target(dispatch.replica_id)
+        self._answer: Answer | None = None
+        self.sent: Call | None = None
+        """What was asked last."""
+        kind = self._target.engine.engine
+        exchange.engine_kind = kind.kind
+        self._repair = kind.repaired(exchange.request.path, exchange.body)
+        if self._repair.notes:
+            exchange.notes += [note for note in self._repair.notes if note not in exchange.notes]
+
+    @property
+    def engine(self) -> RunningEngine:
+        return self._target.engine
+
+    def __enter__(self) -> ModelCall:
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if self._exchange.trace is not None:
+            self._exchange.trace.asked(self._exchange)
+        fault = error.fault if isinstance(error, EngineFailed) else None
+        if self._answer is not None:
+            self._answer.close()
+            fault = fault or self._answer.fault
+        if fault is not None:
+            self._faulted(fault)
+
+    def _faulted(self, fault: Fault) -> None:
+        engine, monitor = self._target.engine, self._forward.monitor
+        self._forward.observer.faulted(engine.name, fault)
+        if fault not in OVERLOADS and engine in monitor.engines:  # else another one has its name by now
+            monitor.erred(self._replica_id)
+
+    async def begin(self) -> Answer:
+        """The answer, begun. A 400 about what is ours, or what we may lower, is repaired and asked again. Raises
+        EngineFailed."""
+        abilities = self._target.engine.abilities
+        bound, refused, pool = self._bound_before(), frozenset[str](), self._target.pool
+        for _ in range(MAX_REPAIRS + 1):
+            call = self._call(bound, refused, pool)
+            try:
+                answer = await self._ask(call)
+            except EngineFailed as failed:
+                if failed.failure.status not in _REPAIRABLE:
+                    raise
+                last = failed
+            else:
+                if refused:
+                    abilities.remember(refused, call.added)
+                self._forward.monitor.worked(self._replica_id)
+                return answer
+            if more := self._refused_fields(call, last) - refused:
+                refused |= more - {call.added.pin}
+                pool = "" if call.added.pin in more else pool
+            elif bound is not None or (bound := self._bound_after(last)) is None:
+                break
+        raise last
+
+    async def _ask(self, call: Call) -> Answer:
+        exchange, engine = self._exchange, self._target.engine
+        if exchange.timings.engine_asked_at is None:
+            exchange.timings.engine_asked_at = self._forward.clock()
+        if exchange.trace is not None:
+            headers = exchange.trace.asks(exchange, engine.engine.kind, engine.address.base_url, call.headers)
+            call = replace(call, headers=headers)
+        exchange.reply, self.sent = Reply(), call
+        reply = await self._forward.send(engine, call, exchange.settings.timeouts)
+        if self._answer is not None:
+            self._answer.close()
+        self._answer = answer = Answer(exchange, engine.engine, call, reply)
+        try:
+            if reply.status >= 400:
+                body = await reply.read(MAX_ERROR_BYTES)
+                raise engine_errors.answered(exchange, engine.name, reply, body)
+            await answer.begin()
+        except (UpstreamCut, EventTooLong, NoAnswer) as error:
+            raise engine_errors.cut(engine.name, error) from None
+        except EngineFailed as failed:
+            failed.is_queue_full = failed.fault is Fault.FULL and engine.engine.is_queue_full(
+                failed.failure.message
+            )
+            raise
+        return answer
+
+    def _call(self, bound: Bound | None, refused: frozenset[str], pool: str) -> Call:
+        exchange, engine, observer = self._exchange, self._target.engine, self._forward.observer
+        abilities, request = engine.abilities, exchange.request
+        if refused:
+            abilities = replace(abilities, refused_fields=abilities.refused_fields | refused)
+        asked = Asked(
+            request.path,
+            exchange.body,
+            self._hints,
+            pool,
+            exchange.may_prioritise,
+            request.headers,
+            _response_id(exchange),
+        )
+        added = engine.engine.outgoing(asked, abilities)
+        observer.hinted(engine.name, added.hint_names, "sent")
+        if added.drop or added.drop_headers:
+            observer.hinted(engine.name, added.drop | added.drop_headers, "dropped")
+        return turn_call(exchange, engine, salted(exchange, added), self._repair, bound)
+
+    def _refused_fields(self, call: Call, failed: EngineFailed) -> frozenset[str]:
+        """What the engine complains about of that which we added."""
+        engine = self._target.engine
+        refused = engine.engine.refused_fields(failed.failure.status, failed.failure.message, call.added)
+        self._forward.observer.hinted(engine.name, refused, "refused")
+        return refused
+
+    def _bound_before(self) -> Bound | None:
+        exchange = self._exchange
+        max_model_len = self._target.engine.report.max_model_len.get(exchange.engine_model)
+        if max_model_len is None or (asked_tokens := _asked_tokens(exchange)) is None:
+            return None
+        bound = fitting.before_asking(asked_tokens, _chars(exchange), max_model_len, _may_omit(exchange))
+        return _noted(exchange, bound)
+
+    def _bound_after(self, failed: EngineFailed) -> Bound | None:
+        exchange = self._exchange
+        asked_tokens = _asked_tokens(exchange)
+        if asked_tokens is None:
+            return None
+        message = failed.failure.message
+        return _noted(
+            exchange, fitting.after_refusal(message, asked_tokens, _chars(exchange), _may_omit(exchange))
+        )
+
+
+def _response_id(exchange: Exchange) -> str:
+    """Under which an engine may store the answer. Empty: it is not stored, or its client has named it."""
+    body = exchange.body
+    is_ours = exchange.dialect.name == "responses" and body.get("store") is not False and "request_id" not in body
+    return exchange.give_id() if is_ours else ""
+
+
+def _asked_tokens(exchange: Exchange) -> int | None:
+    key = exchange.dialect.max_tokens_key(exchange.body)
+    return fields.integer(exchange.body, key) if key else None
+
+
+def _chars(exchange: Exchange) -> int:
+    """Of the prompt; of several, which are answered apart, the longest."""
+    if (longest := longest_chars(exchange.body)) is not None:
+        return longest
+    return exchange.recognition.chars if exchange.recognition is not None else len(exchange.raw)
+
+
+def _may_omit(exchange: Exchange) -> bool:
+    return exchange.dialect.name in ("chat", "responses")
+
+
+def _noted(exchange: Exchange, bound: Bound | None) -> Bound | None:
+    if bound is not None:
+        what = "left out" if bound.tokens is None else f"lowered to {bound.tokens}"
+        exchange.notes.append(f"max_tokens {_asked_tokens(exchange)} does not fit: {what}")
+    return bound

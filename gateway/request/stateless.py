@@ -1,0 +1,110 @@
+"""Calls that are no turns, such as embeddings and tokenising: any engine may answer, and no slot is held."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gateway.core.errors import Failure, Refused
+from gateway.core.exchange import Exchange, Outcome
+from gateway.core.splice import splice
+from gateway.core.transport import Responder, UpstreamCut, UpstreamReply, taken
+from gateway.engines.monitor import Monitor, RunningEngine
+from gateway.engines.openai import json_object
+from gateway.request import engine_errors
+from gateway.request.engine_errors import EngineFailed
+from gateway.request.model_call import MAX_ERROR_BYTES, Forward
+from gateway.request.stored_responses import StoredResponses, no_such_response
+from gateway.request.upstream_request import plain_call
+from gateway.request.upstream_response import MAX_BODY_BYTES, headers_for_client
+from gateway.telemetry.observer import Observer
+
+
+@dataclass(frozen=True, slots=True)
+class PlainCalls:
+    """Passes requests through to an engine and its answers back, byte for byte."""
+
+    forward: Forward
+    monitor: Monitor
+    stored: StoredResponses
+    observer: Observer
+
+    async def answer(self, exchange: Exchange, responder: Responder) -> None:
+        """At the least loaded engine that serves the model and the path. Raises Refused."""
+        path = exchange.request.path
+        engines = [engine for engine in self.monitor.engines if _serves(engine, exchange.engine_model)]
+        able = [engine for engine in engines if serves_path(engine, path)]
+        if engines and not able:
+            raise engine_errors.lacks_path(engines[0].name, path)
+        await self._answer(exchange, responder, sorted(able, key=_load)[: exchange.settings.limits.attempts])
+
+    async def answer_stored(self, exchange: Exchange, responder: Responder) -> None:
+        """At the replica that holds the answer that the path names. Raises Refused."""
+        _, _, _, response_id, *rest = exchange.request.path.split("/")
+        home = await self.stored.find(exchange.tenant, response_id)
+        if home is None or rest not in ([], ["cancel"], ["input_items"]):
+            raise no_such_response(response_id)
+        renamed = None if home.engine_id == response_id else (home.engine_id, response_id)
+        await self._answer(exchange, responder, [self.monitor.target(home.replica_id).engine], renamed)
+
+    async def _answer(
+        self,
+        exchange: Exchange,
+        responder: Responder,
+        engines: Sequence[RunningEngine],
+        renamed: tuple[str, str] | None = None,
+    ) -> None:
+        """`renamed`: the engine's id of a stored response, and the client's."""
+        failed: Refused = Refused(
+            Outcome.REJECTED_NO_ENGINE,
+            Failure(503, "server_error", "No healthy engine serves this model now.", code="no_replica"),
+        )
+        for engine in engines:
+            try:
+                reply, body = await self._ask(exchange, engine, renamed)
+            except EngineFailed as error:
+                if error.fault is not None:
+                    self.observer.faulted(engine.name, error.fault)
+                if not error.try_another:
+                    raise
+                failed = error
+                continue
+            ours = self.observer.receipt_headers(exchange)
+            exchange.outcome = Outcome.ANSWERED
+            await responder.reply(reply.status, headers_for_client(reply, ours), body)
+            return
+        raise failed
+
+    async def _ask(
+        self, exchange: Exchange, engine: RunningEngine, renamed: tuple[str, str] | None
+    ) -> tuple[UpstreamReply, bytes]:
+        exchange.num_attempts += 1
+        exchange.engine_kind = engine.engine.kind
+        call = plain_call(exchange, engine)
+        if renamed is not None:
+            call = replace(call, url=call.url.replace(renamed[1], renamed[0]))
+        reply = await self.forward.send(engine, call, exchange.settings.timeouts)
+        try:
+            body = await taken(reply, MAX_BODY_BYTES if reply.status < 400 else MAX_ERROR_BYTES)
+        except UpstreamCut as error:
+            raise engine_errors.cut(engine.name, error) from None
+        if reply.status >= 400:
+            raise engine_errors.answered(exchange, engine.name, reply, body)
+        if renamed is not None and (response := json_object(body)).get("id") == renamed[0]:
+            body = splice(body, response, {"id": renamed[1]}, ())
+        return reply, body
+
+
+def serves_path(engine: RunningEngine, path: str) -> bool:
+    """False only where the engine is known not to."""
+    paths = engine.abilities.paths
+    return paths is None or path in paths
+
+
+def _serves(engine: RunningEngine, model: str) -> bool:
+    models = engine.report.models
+    return engine.is_up and (not models or not model or model in models)
+
+
+def _load(engine: RunningEngine) -> int:
+    return sum((pool.running or 0) + (pool.waiting or 0) for pool in engine.report.pools)

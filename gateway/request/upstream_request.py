@@ -1,0 +1,125 @@
+"""What is sent to an engine for one model call: the client's bytes and headers, changed only where we must."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from gateway.core.exchange import Exchange
+from gateway.core.splice import splice
+from gateway.core.transport import HOP_BY_HOP, HeaderList
+from gateway.engines.base import Asked, Outgoing, Repair
+from gateway.engines.monitor import RunningEngine
+from gateway.request.fitting import Bound
+from policies.types import Hints, value
+
+_OURS = frozenset(("host", "authorization", "x-api-key", "x-request-id", "content-length", "accept-encoding"))
+_NOT_SENT = _OURS | HOP_BY_HOP
+_OUR_PREFIX = ("x-turngate-",)
+_SESSION_PREFIXES = ("x-session-", "x-parent-session-", "x-opencode-", "x-codex-", "x-claude-code-", "x-dynamo-")
+_SESSION_NAMES = frozenset(("session-id", "session_id", "thread-id"))
+
+NOTHING = Outgoing()
+THIRD_PARTY_KIND = "openai"
+"""Session ids stay away from engines that need not be the operator's own."""
+
+
+@value
+class Call:
+    """One request to an engine, ready to send."""
+
+    method: str
+    url: str
+    headers: HeaderList
+    body: bytes | None
+    added: Outgoing = NOTHING
+    """What the engine's file had us add; its 400s are read against this."""
+    hides_usage: bool = False
+    """We asked for streamed usage and the client did not."""
+
+
+def turn_call(
+    exchange: Exchange, engine: RunningEngine, added: Outgoing, repair: Repair, bound: Bound | None
+) -> Call:
+    """The call for a turn. Spliced into the body: hints, model name, usage, a bound on the output, and other words
+    for what this engine would refuse."""
+    body, dialect = exchange.body, exchange.dialect
+    put = {key: merged(ours, body[key]) if key in body else ours for key, ours in added.body.items()}
+    put |= repair.body
+    drop = set(added.drop)
+    if exchange.engine_model != exchange.asked_model:
+        put["model"] = exchange.engine_model
+    hides_usage = exchange.wants_stream and not exchange.wants_usage
+    if hides_usage:
+        put |= dialect.asking_for_usage(body)
+    if bound is not None and (key := dialect.max_tokens_key(body)):
+        if bound.tokens is None:
+            drop.add(key)
+        else:
+            put[key] = bound.tokens
+    return Call(
+        "POST",
+        url(engine, exchange),
+        headers(exchange, engine, added),
+        splice(exchange.raw, body, put, drop) if put or drop else exchange.raw,
+        added,
+        hides_usage,
+    )
+
+
+def plain_call(exchange: Exchange, engine: RunningEngine) -> Call:
+    """The call for a request that is no turn: its body, with the engine's name of the model, and its class where
+    the engine's queue knows one."""
+    request, body = exchange.request, exchange.body
+    hints = Hints(urgency=max(-100, min(100, 10 * exchange.urgency)))
+    asked = Asked(request.path, body, hints, "", exchange.may_prioritise, request.headers)
+    added = engine.engine.outgoing(asked, engine.abilities) if body else NOTHING
+    put = dict(added.body)
+    if exchange.engine_model != exchange.asked_model:
+        put["model"] = exchange.engine_model
+    raw = splice(exchange.raw, body, put, added.drop) if put or added.drop else exchange.raw
+    return Call(request.method, url(engine, exchange), headers(exchange, engine, added), raw or None, added)
+
+
+def url(engine: RunningEngine, exchange: Exchange) -> str:
+    query = exchange.request.query
+    return engine.address.base_url + exchange.request.path + (f"?{query}" if query else "")
+
+
+def headers(exchange: Exchange, engine: RunningEngine, added: Outgoing = NOTHING) -> list[tuple[str, str]]:
+    """The client's own, less those that concern only its connection to us; then ours."""
+    request = exchange.request
+    hidden: tuple[str, ...] = _OUR_PREFIX
+    gone = added.drop_headers.union([name.lower() for name, _ in added.headers])
+    if engine.address.kind == THIRD_PARTY_KIND:
+        gone, hidden = gone | _SESSION_NAMES, _OUR_PREFIX + _SESSION_PREFIXES
+    kept = [
+        pair
+        for pair in (end_to_end(request.header_list) if "connection" in request.headers else request.header_list)
+        if (name := pair[0].lower()) not in _NOT_SENT and name not in gone and not name.startswith(hidden)
+    ]
+    kept += [("Accept-Encoding", "identity"), *added.headers, ("X-Request-Id", exchange.told_id or exchange.id)]
+    if engine.address.api_key:
+        kept.append(("Authorization", f"Bearer {engine.address.api_key}"))
+    return kept
+
+
+def end_to_end(header_list: HeaderList) -> list[tuple[str, str]]:
+    """Headers that travel on (RFC 9110, 7.6.1): not the hop-by-hop ones, nor those that `Connection` names."""
+    kept = [pair for pair in header_list if pair[0].lower() not in HOP_BY_HOP]
+    if len(kept) == len(header_list):
+        return kept
+    named = _tokens(value for name, value in header_list if name.lower() == "connection")
+    return [pair for pair in kept if pair[0].lower() not in named]
+
+
+def _tokens(values: Iterable[str]) -> set[str]:
+    return {token.strip().lower() for value in values for token in value.split(",")}
+
+
+def merged(ours: Any, client: Any) -> Any:
+    """Two objects become one, in which the client's own keys win at every depth; otherwise ours replaces its."""
+    if not (isinstance(ours, Mapping) and isinstance(client, Mapping)):
+        return ours
+    nested = {k: merged(ours[k], v) if isinstance(v, Mapping) and k in ours else v for k, v in client.items()}
+    return {**ours, **nested}

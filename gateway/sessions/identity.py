@@ -1,0 +1,220 @@
+"""Who sent this request: reads what it claims, asks lineage, and says how it was recognised and how sure it is."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+
+import orjson
+
+from gateway.core import fields
+from gateway.core.exchange import Exchange, Recognition, Reply
+from gateway.dialects.base import Script, Tools
+from gateway.sessions import claims
+from gateway.sessions.claims import Claim
+from gateway.sessions.raw_parts import Cutter
+from policies.recognition import chains
+from policies.recognition.continuation import Call, Rule
+from policies.recognition.lineage import Lineage, Sighting
+from policies.recognition.texts import Texts
+from policies.types import Blocks
+
+_MIN_ID_CHARS = 9
+"""Shorter call ids ("call_1") are no identity; Mistral's random ones have nine characters."""
+_MIN_TEXT_CHARS = 12
+"""Shorter answers ("Done.") occur by chance."""
+_MARK_CHARS = 48
+LEAST_CUT_BYTES = 2048
+"""A smaller body is read anew in less time than it takes to find out what of it is known."""
+MAX_TOOL_LISTS, MAX_TOOL_BYTES = 256, 16 * 2**20
+MAX_KEYS = 10_000
+_STEPS_USED_UP = b"MAXIMUM STEPS REACHED"
+"""OpenCode's `steps`: the last allowed call ends in an assistant message that says so."""
+
+_CONFIDENCE = {
+    Rule.NEXT: 0.9,
+    Rule.RETRY: 0.8,
+    Rule.SIDE: 0.8,
+    Rule.NEW: 0.8,
+    Rule.TAIL: 0.7,
+    Rule.FORK: 0.7,
+    Rule.RESTART: 0.6,
+    Rule.SIBLING: 0.6,
+}
+"""Of the chain alone."""
+_AGREEING = frozenset((Rule.NEXT, Rule.RETRY, Rule.TAIL))
+
+
+class Identity:
+    """Recognises sessions and families, tenant by tenant and model by model.
+
+    `secret`: key of all hashes. Gateways that share it give the same ids to the same named sessions and to
+    the same families; without one, ids are this process's own. Bounds: see `policies.recognition.lineage.Lineage`.
+    """
+
+    def __init__(
+        self, lineage: Lineage | None = None, secret: bytes | None = None, cutter: Cutter | None = None
+    ) -> None:
+        self._lineage = lineage or Lineage()
+        self._cutter = cutter or Cutter()
+        self._tools = _ToolLists()
+        self._keys: dict[tuple[str, str], bytes] = {}
+        self._secret = (secret or os.urandom(32))[:64]
+        self._open: dict[str, Sighting] = {}
+        self.tools_first: set[str] = set()
+        """Engine models whose template renders tools before the system text; for others the system comes first,
+        which counts less as shared and so is safe."""
+
+    @property
+    def num_sessions(self) -> int:
+        return self._lineage.num_sessions
+
+    @property
+    def num_families(self) -> int:
+        return self._lineage.num_families
+
+    def script(self, exchange: Exchange) -> Script:
+        """The conversation of a request. What another one has begun with, byte for byte, is not read again."""
+        dialect = exchange.dialect
+        is_cut = dialect.conversation_key and len(exchange.raw) >= LEAST_CUT_BYTES
+        raw = self._cutter.cut(exchange.raw) if is_cut else None
+        if raw is None:
+            return dialect.script(exchange.body)
+        key = (exchange.tenant, raw.tools)
+        tools = self._tools.get(key)
+        script = dialect.script(exchange.body, tools)
+        if tools is None:
+            self._tools.put(key, Tools(script.tools, script.tool_names))
+        messages, items = script.messages, raw.items[script.num_system :]
+        if isinstance(messages, Texts) and len(items) == len(messages):
+            last = hash((exchange.tenant, _model(exchange), dialect.name, self._cutter.fingerprint(script.system)))
+            messages.fingerprints = [last := hash((last, item)) for item in items]
+        return script
+
+    def recognise(self, exchange: Exchange, script: Script, now: float) -> Recognition:
+        """Whose turn this is. Each recognised exchange must be told to `answered`, however it ends."""
+        headers = exchange.request.headers
+        claim = claims.read_claim(headers)
+        group = fields.text(exchange.body, "prompt_cache_key")
+        sighting = self._lineage.recognise(self._call(exchange, script, claim, group), now)
+        self._open[exchange.id] = sighting
+        remaining = claims.whole_number(headers, "x-turngate-remaining-turns")
+        if remaining is None and _is_out_of_steps(script):
+            remaining = 0
+        return Recognition(
+            session_id=sighting.session_id,
+            family_id=sighting.family_id,
+            parent_id=sighting.parent_id,
+            turn_index=sighting.turn_index,
+            kind=sighting.kind,
+            source=_source(sighting, claim, group),
+            confidence=_confidence(sighting),
+            is_retry=sighting.rule is Rule.RETRY,
+            blocks=sighting.blocks,
+            chars=sighting.chars,
+            remaining_turns=remaining,
+            is_final=claim.is_final,
+        )
+
+    def residency(self, exchange: Exchange, script: Script) -> tuple[Blocks, int]:
+        """Residency chain and length of a prompt that an engine gets in the place of the recognised one."""
+        call = self._call(exchange, script)
+        shared = (*call.tools, call.system) if call.tools_first else (call.system, *call.tools)
+        return chains.block_chain(call.key, (*shared, *call.messages)), call.num_chars
+
+    def answered(self, exchange: Exchange, is_complete: bool, now: float) -> None:
+        """The exchange is over; `is_complete`: its client got a whole answer. More than one call is harmless."""
+        sighting = self._open.pop(exchange.id, None)
+        if sighting is not None:
+            marks, said = _left_behind(exchange.reply)
+            self._lineage.answered(sighting, is_complete, marks, now, said)
+
+    def _call(
+        self, exchange: Exchange, script: Script, claim: Claim = claims.NO_CLAIM, group: str | None = None
+    ) -> Call:
+        model, messages = _model(exchange), script.messages
+        if isinstance(messages, Texts) and not messages.fingerprints:
+            messages = messages[:]  # all are looked at
+        return Call(
+            key=self._key(exchange.tenant, model),
+            tools=script.tools,
+            system=script.system,
+            messages=messages,
+            name=self._name(exchange.tenant, claim.session) if claim.session is not None else None,
+            parent=self._name(exchange.tenant, claim.parent) if claim.parent is not None else None,
+            group=group.encode() if group else None,
+            says_retry=claims.says_retry(exchange.request.headers),
+            expects_tools=claim.expects_tools,
+            tools_first=model in self.tools_first,
+        )
+
+    def _key(self, tenant: str, model: str) -> bytes:
+        """Of all hashes of a tenant's prompts to a model."""
+        scope = tenant, model
+        key = self._keys.get(scope)
+        if key is None:
+            if len(self._keys) >= MAX_KEYS:
+                self._keys.clear()
+            hashed = chains.digest(self._secret, *map(str.encode, scope))
+            key = self._keys[scope] = hashed.to_bytes(8, "big") + self._secret[:32]
+        return key
+
+    def _name(self, tenant: str, id_: str) -> str:
+        """The id as the rest of the gateway sees it. Not by model, so that a title asked of a small model stays
+        with its session; agents on two models under one id are two sessions by their chains, which are."""
+        return chains.name(self._secret, tenant.encode(), id_.encode())
+
+
+class _ToolLists:
+    """The latest that were written, by tenant and fingerprint; bounded in number and bytes."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[tuple[str, int], Tools] = OrderedDict()
+        self._num_bytes = 0
+
+    def get(self, key: tuple[str, int]) -> Tools | None:
+        return self._kept.get(key)
+
+    def put(self, key: tuple[str, int], tools: Tools) -> None:
+        self._kept[key] = tools
+        self._num_bytes += tools.size_bytes
+        while len(self._kept) > MAX_TOOL_LISTS or self._num_bytes > MAX_TOOL_BYTES:
+            self._num_bytes -= self._kept.popitem(last=False)[1].size_bytes
+
+
+def _model(exchange: Exchange) -> str:
+    return exchange.engine_model or exchange.asked_model
+
+
+def _source(sighting: Sighting, claim: Claim, group: str | None) -> str:
+    if claim.session is not None:
+        return claim.source
+    if sighting.rule not in (Rule.NEW, Rule.SIBLING):
+        return "chain"
+    return "prompt_cache_key" if group else "new"
+
+
+def _confidence(sighting: Sighting) -> float:
+    alone = _CONFIDENCE[sighting.rule]
+    if not sighting.is_named:
+        return alone
+    return 1.0 if sighting.rule in _AGREEING else min(0.9, alone + 0.1)
+
+
+def _left_behind(reply: Reply) -> tuple[tuple[bytes, ...], bytes]:
+    """What the client will send back of this answer, and the answer as JSON text.
+
+    Call ids come back verbatim from every client, text from its end, because reasoning is taken off its start. A
+    text that hardly says anything is as good as none: then the answer is what it calls.
+    """
+    text, calls = reply.text.strip(), reply.tool_calls
+    says_much = len(text) >= _MIN_TEXT_CHARS
+    said = orjson.dumps(text if says_much else "\n".join([call.arguments for call in calls]))[1:-1]
+    if calls:
+        return tuple([orjson.dumps(call.id)[1:-1] for call in calls if len(call.id) >= _MIN_ID_CHARS]), said
+    return (orjson.dumps(text[-_MARK_CHARS:])[1:-1],) if says_much else (), said
+
+
+def _is_out_of_steps(script: Script) -> bool:
+    last = script.messages[-1] if script.messages else b""
+    return last.startswith(b'["assistant"') and _STEPS_USED_UP in last

@@ -1,0 +1,174 @@
+"""The metrics of the gateway, `turngate_*`, in a registry of their own. Every label set is bounded.
+
+Gauges about the fleet are read when Prometheus asks, from a copy of the Scheduler's state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from importlib.metadata import version
+from typing import Generic, Protocol, TypeVar
+
+from prometheus_client import (
+    CollectorRegistry,
+    Gauge,
+    Info,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from gateway.telemetry.counts import MAX_LABEL_SETS, Counter
+from gateway.telemetry.durations import Histogram
+from policies.types import Hold, SessionState
+from policies.view import FleetView
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+WAIT_BUCKETS_S = (0.001, 0.01, 0.1, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 90, 150, 300, 600)
+TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 300, 600)
+OVERHEAD_BUCKETS_S = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 2)
+POLICY_BUCKETS_S = (0.00001, 0.00003, 0.0001, 0.0003, 0.001, 0.003, 0.01, 0.1)
+
+M = TypeVar("M")
+C = TypeVar("C", covariant=True)
+
+
+class Labelled(Protocol[C]):
+    """A metric with a child for each label set."""
+
+    def labels(self, *labels: str) -> C: ...
+
+
+class Bounded(Generic[M]):
+    """The children of one metric, each looked up once; past the bound all further label sets are `other`."""
+
+    def __init__(self, metric: Labelled[M], max_label_sets: int = MAX_LABEL_SETS) -> None:
+        self._metric = metric
+        self._max_label_sets = max_label_sets
+        self._children: dict[tuple[str, ...], M] = {}
+
+    def __call__(self, *labels: str) -> M:
+        child = self._children.get(labels)
+        if child is None:
+            if len(self._children) >= self._max_label_sets:
+                labels = ("other",) * len(labels)
+            child = self._children[labels] = self._metric.labels(*labels)
+        return child
+
+
+class Watched(Protocol):
+    """What a gauge needs to know of a running engine."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def is_up(self) -> bool: ...
+
+
+class Metrics:
+    """All instruments. `view` and `engines` are called at each scrape."""
+
+    def __init__(self, view: Callable[[], FleetView], engines: Callable[[], Iterable[Watched]]) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self.registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        registry.register(FleetGauges(view, engines))
+        Info("turngate_build", "Version of the gateway", registry=registry).info({"version": version("turngate")})
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            registry.register(made := Counter(f"turngate_{name}", text, labels))
+            return made
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+            registry.register(made := Histogram(f"turngate_{name}", text, buckets, labels))
+            return made
+
+        self.outcomes = counter("outcomes", "How requests ended, by wire format", "outcome", "path")
+        self.turns = counter("turns", "Turns given a slot", "kind", "reason")
+        self.wait = histogram("wait_seconds", "Time from recognised to slot", WAIT_BUCKETS_S, "reason")
+        self.ttft = histogram("ttft_seconds", "Request in to first byte out", TTFT_BUCKETS_S, "turn")
+        overhead = "Time spent in the gateway: all but queue and engine"
+        self.overhead = histogram("overhead_seconds", overhead, OVERHEAD_BUCKETS_S)
+        self.policy = histogram("policy_seconds", "Time to decide on one fact", POLICY_BUCKETS_S)
+        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of answers, as engines reported them")
+        self.output_tokens = counter("output_tokens", "Output tokens of answers, as engines reported them")
+        cached = "Prompt tokens cached, where engines say: foreseen and real"
+        self.cached_tokens = counter("cached_tokens", cached, "replica", "kind")
+        recomputed = "Prompt tokens of a session's earlier turn prefilled again"
+        self.recomputed_tokens = counter("recomputed_tokens", recomputed, "replica")
+        self.kv_evicted_blocks = counter(
+            "kv_evicted_blocks", "KV blocks evicted, where engines publish events", "replica"
+        )
+        horizon = "Idle time that nine in ten evicted prefixes had reached, where engines publish events"
+        self.kv_horizon = Bounded(Gauge("turngate_kv_horizon_seconds", horizon, ("replica",), registry=registry))
+        self.hints = counter("hints", "Hints by what became of them", "engine", "hint", "result")
+        self.prefix_breaks = counter("prefix_breaks", "Sessions that break their siblings' prefix", "kind")
+        self.prefix_break_tokens = counter("prefix_break_tokens", "Shared tokens behind a break", "kind")
+        self.limited = counter("limited", "Requests refused by a limit of their key", "limit")
+        self.faults = counter("engine_faults", "What engines did wrong, by kind", "engine", "kind")
+        self.retries = counter("retries", "Model calls tried again", "cause")
+
+    def exposition(self) -> bytes:
+        """The page for Prometheus; its type is CONTENT_TYPE."""
+        return generate_latest(self.registry)
+
+
+class FleetGauges(Collector):
+    """The fleet as it is at the moment of the scrape."""
+
+    def __init__(self, view: Callable[[], FleetView], engines: Callable[[], Iterable[Watched]]) -> None:
+        self._view = view
+        self._engines = engines
+
+    def describe(self) -> Iterable[GaugeMetricFamily]:
+        """Nothing, so that registering reads no fleet that is not there yet."""
+        return ()
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        view = self._view()
+        sessions = _gauge("sessions", "Live sessions, by state", "state")
+        for state in SessionState:
+            sessions.add_metric([state.value], view.sessions.get(state, 0))
+        families = _gauge("families", "Families with a live session")
+        families.add_metric([], view.num_families)
+        queue = _gauge("queue_depth", "Turns at the gate, by what they wait for", "hold")
+        for hold in Hold:
+            queue.add_metric([hold.value], view.waiting.get(hold, 0))
+        yield from (sessions, families, queue)
+        yield from self._replicas(view)
+        up = _gauge("engine_up", "Whether an engine answers", "engine")
+        for engine in self._engines():
+            up.add_metric([engine.name], engine.is_up)
+        yield up
+        tasks = _gauge("tasks", "Tasks of the event loop, which come back to one number at rest")
+        with suppress(RuntimeError):  # read where no loop runs
+            tasks.add_metric([], len(asyncio.all_tasks()))
+        yield tasks
+
+    def _replicas(self, view: FleetView) -> Iterator[GaugeMetricFamily]:
+        up = _gauge("replica_up", "Whether a KV pool takes turns", "replica")
+        slots = _gauge("slots", "Model calls that a replica runs at once", "replica")
+        used = _gauge("slots_used", "Model calls that it runs now", "replica")
+        residency = _gauge(
+            "residency_tokens", "KV tokens: used by resident sessions, capacity, ceiling", "replica", "kind"
+        )
+        for replica in view.replicas[:MAX_LABEL_SETS]:
+            up.add_metric([replica.id], replica.is_healthy)
+            if replica.slots is not None:
+                slots.add_metric([replica.id], replica.slots)
+            used.add_metric([replica.id], replica.slots_used)
+            residency.add_metric([replica.id, "used"], replica.residency_tokens)
+            if replica.capacity_tokens is not None:
+                residency.add_metric([replica.id, "capacity"], replica.capacity_tokens)
+            if replica.ceiling_tokens is not None:
+                residency.add_metric([replica.id, "ceiling"], replica.ceiling_tokens)
+        yield from (up, slots, used, residency)
+
+
+def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"turngate_{name}", text, labels=labels)

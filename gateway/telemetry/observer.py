@@ -1,0 +1,188 @@
+"""Tells what happened: metrics, one log line and one receipt per exchange, and the log of facts."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+
+from gateway.core.exchange import Exchange, Json, Outcome, Recognition
+from gateway.core.faults import Fault
+from gateway.telemetry.factlog import FactLog
+from gateway.telemetry.metrics import Metrics, Watched
+from gateway.telemetry.receipts import Receipts, overhead_s, queued_s, receipt, values_of
+from gateway.telemetry.tracing import Tracing
+from policies.types import Decision, Dispatch, Fact, ReplicaId, TurnKind
+from policies.view import FleetView
+
+LOG = logging.getLogger("turngate.request")
+
+MAX_SESSIONS = 100_000
+BLOCK_ROUNDING_TOKENS = 64
+"""Engines cache whole blocks: a shortfall below the largest common block size is not a recomputation."""
+
+TROUBLE = {Outcome.ENGINE_FAILED, Outcome.ENGINE_CUT, Outcome.GATEWAY_ERROR}
+
+
+class Observer:
+    """One per gateway; every call is synchronous and does not fail the request that it is about.
+
+    `view` and `engines` are asked at each scrape; `clock` is the monotonic clock of the exchanges.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        view: Callable[[], FleetView],
+        engines: Callable[[], Iterable[Watched]],
+        receipts: Receipts,
+        facts: FactLog | None = None,
+        tracing: Tracing | None = None,
+    ) -> None:
+        self.metrics = Metrics(view, engines)
+        self._clock = clock
+        self._receipts = receipts
+        self._facts = facts
+        self._tracing = tracing
+        self._recomputation = Recomputation()
+
+    def began(self, exchange: Exchange) -> None:
+        """Call it once per exchange, first of all."""
+        if self._tracing is not None:
+            exchange.trace = self._tracing.begin(exchange)
+
+    def finished(self, exchange: Exchange) -> None:
+        """Call it exactly once per exchange, at its end, whatever the end was."""
+        if exchange.timings.finished_at is None:
+            exchange.timings.finished_at = self._clock()
+        outcome = exchange.outcome = exchange.outcome or Outcome.GATEWAY_ERROR
+        self._count(exchange, outcome)
+        if exchange.trace is not None:
+            exchange.trace.finished(exchange)
+        values = values_of(exchange)
+        if self._leaves_receipt(exchange):
+            self._receipts.put(exchange.id, values)
+        level = logging.WARNING if outcome in TROUBLE else logging.INFO
+        if LOG.isEnabledFor(level):
+            LOG.log(level, "request", extra={"fields": receipt(values)})
+
+    def round_ended(self, exchange: Exchange) -> None:
+        """A model call of an answer that goes on is over; `finished` counts the last."""
+        usage, who, dispatch = exchange.reply.usage, exchange.recognition, exchange.dispatch
+        self.metrics.prompt_tokens.add(usage.prompt_tokens or 0)
+        self.metrics.output_tokens.add(usage.output_tokens or 0)
+        if who is not None and dispatch is not None:
+            self.metrics.turns.add(1, who.kind, dispatch.reason)
+            self._count_cache(exchange, who, dispatch)
+
+    def told(self, fact: Fact, decisions: Sequence[Decision], now: float, took_s: float) -> None:
+        """The Scheduler was told a fact at `now` and took `took_s` to decide."""
+        self.metrics.policy.observe(took_s)
+        if self._facts is not None:
+            self._facts.record(now, fact, decisions)
+
+    def hinted(self, engine: str, hints: Iterable[str], result: str) -> None:
+        """Hints were `sent`, `refused` by the engine, or `dropped` because the client may not give them."""
+        for hint in hints:
+            self.metrics.hints.add(1, engine, hint, result)
+
+    def faulted(self, engine: str, fault: Fault) -> None:
+        """An engine did something wrong, whether or not a client has felt it."""
+        self.metrics.faults.add(1, engine, fault)
+
+    def retried(self, cause: str) -> None:
+        """A model call goes out once more; `cause` is one word of a small set."""
+        self.metrics.retries.add(1, cause)
+
+    def limited(self, limit: str) -> None:
+        """A request was refused by this limit of its key."""
+        self.metrics.limited.add(1, limit)
+
+    def evicted(self, replica_id: ReplicaId, num_blocks: int, horizon_s: float | None) -> None:
+        """An engine published that it evicted blocks; nine in ten had been idle for `horizon_s` at least."""
+        self.metrics.kv_evicted_blocks.add(num_blocks, replica_id)
+        if horizon_s is not None:
+            self.metrics.kv_horizon(replica_id).set(horizon_s)
+
+    def receipt(self, receipt_id: str, tenant: str | None) -> Json | None:
+        """None when there is none for this tenant. Tenant None: of any."""
+        return self._receipts.get(receipt_id, tenant, self._clock())
+
+    def receipt_headers(self, exchange: Exchange) -> list[tuple[str, str]]:
+        """What is known when the headers go out."""
+        headers = [("X-Turngate-Receipt", exchange.id)] if self._leaves_receipt(exchange) else []
+        headers.append(("X-Request-Id", exchange.told_id or exchange.id))
+        if (who := exchange.recognition) is not None:
+            headers += [("X-Turngate-Session", who.session_id), ("X-Turngate-Family", who.family_id)]
+        if (dispatch := exchange.dispatch) is not None:
+            headers += [("X-Turngate-Engine", dispatch.replica_id), ("X-Turngate-Reason", dispatch.reason._value_)]
+            queued = queued_s(exchange.timings)
+            headers += [("X-Turngate-Queue-Ms", str(round((queued or 0.0) * 1000)))]
+        if exchange.allowance is not None:
+            headers += exchange.allowance.headers()
+        return headers
+
+    def close(self) -> None:
+        if self._tracing is not None:
+            self._tracing.close()
+        if self._facts is not None:
+            self._facts.close()
+
+    @staticmethod
+    def _leaves_receipt(exchange: Exchange) -> bool:
+        """Of a request that was refused before its caller was known, nobody could read one."""
+        return bool(exchange.tenant)
+
+    def _count(self, exchange: Exchange, outcome: Outcome) -> None:
+        metrics, times = self.metrics, exchange.timings
+        metrics.outcomes.add(1, outcome, exchange.dialect.name)
+        who, dispatch, usage = exchange.recognition, exchange.dispatch, exchange.reply.usage
+        if usage.prompt_tokens:
+            metrics.prompt_tokens.add(usage.prompt_tokens)
+        if usage.output_tokens:
+            metrics.output_tokens.add(usage.output_tokens)
+        if (overhead := overhead_s(times)) is not None:
+            metrics.overhead.observe(max(0.0, overhead))
+        if who is None or dispatch is None:
+            return
+        metrics.turns.add(1, who.kind, dispatch.reason)
+        metrics.wait.observe(queued_s(times) or 0.0, dispatch.reason)
+        if times.first_byte_at is not None:
+            turn = "side" if who.kind is TurnKind.SIDE else "later" if who.turn_index else "first"
+            metrics.ttft.observe(times.first_byte_at - times.received_at, turn)
+        self._count_cache(exchange, who, dispatch)
+
+    def _count_cache(self, exchange: Exchange, who: Recognition, dispatch: Dispatch) -> None:
+        """Only for replies that say `cached_tokens`: elsewhere expected and actual could not be compared."""
+        usage, replica = exchange.reply.usage, dispatch.replica_id
+        if usage.prompt_tokens is None or usage.cached_tokens is None:
+            return
+        self.metrics.cached_tokens.add(dispatch.expected_cached_tokens, replica, "expected")
+        self.metrics.cached_tokens.add(usage.cached_tokens, replica, "actual")
+        if who.kind is not TurnKind.SIDE:
+            again = self._recomputation.of(who.session_id, replica, usage.prompt_tokens, usage.cached_tokens)
+            self.metrics.recomputed_tokens.add(again, replica)
+
+
+class Recomputation:
+    """How much of a session's earlier prompt had to be prefilled again: computed once, and no longer cached.
+
+    A replica counts from its first reported hit on, as some engines report 0 always. Bounded: the least
+    recently seen session is forgotten first.
+    """
+
+    def __init__(self, max_sessions: int = MAX_SESSIONS) -> None:
+        self._max_sessions = max_sessions
+        self._prompt_tokens: OrderedDict[str, int] = OrderedDict()
+        self._reporting: set[str] = set()
+
+    def of(self, session_id: str, replica_id: str, prompt_tokens: int, cached_tokens: int) -> int:
+        """Tokens recomputed by this turn; it becomes the session's latest."""
+        earlier = self._prompt_tokens.pop(session_id, 0)
+        self._prompt_tokens[session_id] = prompt_tokens
+        if len(self._prompt_tokens) > self._max_sessions:
+            self._prompt_tokens.popitem(last=False)
+        if cached_tokens > 0:
+            self._reporting.add(replica_id)
+        missing = min(earlier, prompt_tokens) - cached_tokens
+        return missing if replica_id in self._reporting and missing >= BLOCK_ROUNDING_TOKENS else 0

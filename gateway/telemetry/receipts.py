@@ -1,0 +1,198 @@
+"""Receipts: why one request went as it did, without any of its content; kept for a while, per tenant.
+
+What one tells is taken out of its exchange at the end, and written only for whoever reads it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from operator import attrgetter, itemgetter
+from sys import getsizeof
+from typing import Any, TypeAlias
+
+from gateway.core.excerpt import excerpt
+from gateway.core.exchange import Exchange, Json, Timings
+from policies.types import Usage
+
+Values: TypeAlias = tuple[Any, ...]
+
+
+class Part:
+    """What of an exchange a receipt tells, by the names that it gives them."""
+
+    def __init__(self, **attributes: str) -> None:
+        self.names = tuple(attributes)
+        self.of = attrgetter(*attributes.values())
+        self.nothing = (None,) * len(attributes)
+
+
+# Members of enumerations by their plain text: the garbage collector passes over a tuple of nothing but that.
+_ASKED = Part(
+    id="id",
+    outcome="outcome._value_",
+    path="dialect.name",
+    tenant="tenant",
+    key="key_id",
+    model="told_model",
+    engine_model="engine_model",
+)
+_FAILED = Part(status="failure.status", code="failure.code", param="failure.param")
+_RECOGNISED = Part(
+    session="recognition.session_id",
+    family="recognition.family_id",
+    parent="recognition.parent_id",
+    kind="recognition.kind._value_",
+    turn="recognition.turn_index",
+    source="recognition.source",
+    confidence="recognition.confidence",
+    is_retry="recognition.is_retry",
+)
+_DISPATCHED = Part(
+    engine="engine_kind",
+    replica="dispatch.replica_id",
+    reason="dispatch.reason._value_",
+    attempts="num_attempts",
+    expected_cached_tokens="dispatch.expected_cached_tokens",
+)
+_TIMES = attrgetter(*Timings.__slots__)
+_NAMES = (
+    *(*_ASKED.names, *_FAILED.names, *_RECOGNISED.names, *_DISPATCHED.names),
+    *("cached_tokens", "prompt_tokens", "output_tokens", "finish_reason"),
+    *("request_id", "trace", "rounds", "notes"),
+)
+_OWN_BYTES = 800
+"""Of a receipt without what follows, and of the table that holds it."""
+_OF_ANY_LENGTH = itemgetter(
+    *map(
+        _NAMES.index, ("model", "engine_model", "code", "param", "finish_reason", "request_id", "rounds", "notes")
+    )
+)
+_TENANT, _FINISHED_AT = _NAMES.index("tenant"), len(_NAMES) + Timings.__slots__.index("finished_at")
+
+
+def values_of(exchange: Exchange) -> Values:
+    """All that a receipt tells, and its times last. Nothing of it changes any more, and nothing keeps a prompt."""
+    rounds, usage = exchange.rounds, whole_usage(exchange)
+    return (
+        *_ASKED.of(exchange),
+        *(map(_told, _FAILED.of(exchange)) if exchange.failure is not None else _FAILED.nothing),
+        *(_RECOGNISED.of(exchange) if exchange.recognition is not None else _RECOGNISED.nothing),
+        *(_DISPATCHED.of(exchange) if exchange.dispatch is not None else _DISPATCHED.nothing),
+        usage.cached_tokens,
+        usage.prompt_tokens,
+        usage.output_tokens,
+        _told(exchange.reply.finish_reason),
+        exchange.told_id,
+        exchange.trace.id if exchange.trace is not None else None,
+        rounds if len(rounds) > 1 or (rounds and rounds[0]["tools"]) else None,
+        tuple(map(excerpt, exchange.notes)),
+        *_TIMES(exchange.timings),
+    )
+
+
+def _told(value: Any) -> Any:
+    """Engines quote clients."""
+    return excerpt(value) if isinstance(value, str) else value
+
+
+def size_bytes(values: Values) -> int:
+    """Memory of a receipt, about. Texts that several share count in each."""
+    *texts, rounds, notes = _OF_ANY_LENGTH(values)
+    size = _OWN_BYTES + sum(map(getsizeof, texts))
+    return size + (_deep_size_bytes(notes) if notes else 0) + (_deep_size_bytes(rounds) if rounds else 0)
+
+
+def _deep_size_bytes(value: Any) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return getsizeof(value) + sum(map(_deep_size_bytes, inner))
+
+
+def receipt(values: Values) -> Json:
+    """A flat object; keys without a value are left out. Turns count from 1. Token counts of an answer of several
+    model calls are sums; the calls stand beside them."""
+    told: Json = dict(zip(_NAMES, values, strict=False))
+    told["turn"] = None if told["turn"] is None else told["turn"] + 1
+    times = Timings(*values[len(_NAMES) :])
+    told |= {"queue_ms": _ms(queued_s(times)), "ttft_ms": _ms(ttft_s(times)), "total_ms": _ms(total_s(times))}
+    told["notes"] = list(told.pop("notes"))
+    return {name: value for name, value in told.items() if value or (value == 0 and value is not False)}
+
+
+def whole_usage(exchange: Exchange) -> Usage:
+    """Of all model calls of an answer; those of the last alone while nothing of ours was called."""
+    if len(exchange.rounds) <= 1:
+        return exchange.reply.usage
+    return Usage(*(_sum(exchange.rounds, key) for key in ("prompt_tokens", "cached_tokens", "output_tokens")))
+
+
+def _sum(rounds: Sequence[Json], key: str) -> int | None:
+    known = [row[key] for row in rounds if row[key] is not None]
+    return sum(known) if known else None
+
+
+def queued_s(times: Timings) -> float | None:
+    """From recognised to slot, or to the end for a turn that never got one. None: it never queued."""
+    end = times.leased_at if times.leased_at is not None else times.finished_at
+    return None if times.recognised_at is None or end is None else end - times.recognised_at
+
+
+def ttft_s(times: Timings) -> float | None:
+    return None if times.first_byte_at is None else times.first_byte_at - times.received_at
+
+
+def total_s(times: Timings) -> float | None:
+    return None if times.finished_at is None else times.finished_at - times.received_at
+
+
+def overhead_s(times: Timings) -> float | None:
+    """What the gateway itself took: all but queue and engine. None: no engine was asked."""
+    if times.engine_asked_at is None:
+        return None
+    return times.engine_asked_at - times.received_at - (queued_s(times) or 0.0)
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 1)
+
+
+class Receipts:
+    """The last receipts, oldest first; the oldest goes when it is too old, or there are too many or too large
+    ones."""
+
+    def __init__(self, keep_s: float, max_kept: int, max_bytes: int) -> None:
+        self._keep_s = keep_s
+        self._max_kept = max_kept
+        self._max_bytes = max_bytes
+        self._kept: OrderedDict[str, tuple[Values, int]] = OrderedDict()
+        """Each with its size."""
+        self.num_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def put(self, receipt_id: str, values: Values) -> None:
+        """`values` of an exchange that has ended just now."""
+        kept, now = self._kept, values[_FINISHED_AT]
+        if self._keep_s > 0:
+            size = size_bytes(values)
+            kept[receipt_id] = values, size
+            self.num_bytes += size
+        while kept and (
+            len(kept) > self._max_kept
+            or self.num_bytes > self._max_bytes
+            or self._is_old(next(iter(kept.values()))[0], now)
+        ):
+            _, (_, size) = kept.popitem(last=False)
+            self.num_bytes -= size
+
+    def get(self, receipt_id: str, tenant: str | None, now: float) -> Json | None:
+        """None when it is unknown, too old, or another tenant's; these are not told apart. Tenant None: of any."""
+        values, _ = self._kept.get(receipt_id, (None, 0))
+        if values is None or tenant not in (None, values[_TENANT]) or self._is_old(values, now):
+            return None
+        return receipt(values)
+
+    def _is_old(self, values: Values, now: float) -> bool:
+        ended_at: float = values[_FINISHED_AT]
+        return ended_at + self._keep_s <= now

@@ -1,0 +1,198 @@
+"""Traces as OpenTelemetry has them: one server span per request; below it its wait, model calls and tools."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from importlib.metadata import version
+from urllib.parse import urlsplit
+
+from opentelemetry import trace
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.util.types import AttributeValue
+
+from gateway.core import fields
+from gateway.core.excerpt import excerpt
+from gateway.core.exchange import Exchange, Outcome
+from gateway.core.transport import HeaderList
+from gateway.telemetry import tracing_names as names
+from gateway.telemetry.tracing import Trace
+from policies.types import Usage
+from tool_runtime.types import Call, Result
+
+W3C = TraceContextTextMapPropagator()
+_CONTEXT_HEADERS = frozenset(("traceparent", "tracestate"))
+_EXPORT_TIMEOUT_S = 5.0
+_FINE = frozenset((Outcome.ANSWERED, Outcome.CLIENT_GONE))
+
+
+def exporting(endpoint: str, service_name: str, share: float) -> TracerProvider:
+    """Sends spans in batches, from a thread of its own; what the collector does not take in time is dropped."""
+    about = {"service.name": service_name, "service.version": version("turngate")}
+    provider = TracerProvider(
+        sampler=ParentBased(TraceIdRatioBased(share)), resource=Resource.create(about), shutdown_on_exit=False
+    )
+    exporter = OTLPSpanExporter(
+        f"{endpoint.rstrip('/').removesuffix('/v1/traces')}/v1/traces", timeout=_EXPORT_TIMEOUT_S
+    )
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    return provider
+
+
+class OtelTracing:
+    """A `tracing.Tracing`. `clock` is the monotonic clock of the exchanges."""
+
+    def __init__(self, provider: TracerProvider, clock: Callable[[], float]) -> None:
+        self._provider = provider
+        self._tracer = provider.get_tracer("turngate", version("turngate"))
+        self._clock = clock
+
+    def begin(self, exchange: Exchange) -> Trace | None:
+        headers = exchange.request.headers
+        method, path = excerpt(exchange.request.method), excerpt(exchange.request.path)
+        carrier = {name: value for name in _CONTEXT_HEADERS if (value := headers.get(name)) is not None}
+        span = self._tracer.start_span(
+            f"{method} {path}",
+            W3C.extract(carrier),
+            SpanKind.SERVER,
+            {
+                names.METHOD: method,
+                names.URL_PATH: path,
+                names.REQUEST_ID: exchange.id,
+            },
+        )
+        return OtelTrace(self._tracer, span, time.time() - self._clock()) if span.is_recording() else None
+
+    def close(self) -> None:
+        self._provider.shutdown()
+
+
+class OtelTrace:
+    """A `tracing.Trace`. `ahead_s`: of the wall clock, before the exchanges' clock."""
+
+    def __init__(self, tracer: Tracer, span: Span, ahead_s: float) -> None:
+        self.id = trace.format_trace_id(span.get_span_context().trace_id)
+        self._tracer = tracer
+        self._span = span
+        self._context = trace.set_span_in_context(span)
+        self._ahead_s = ahead_s
+        self._call: Span | None = None
+
+    def asks(self, exchange: Exchange, engine: str, base_url: str, headers: HeaderList) -> HeaderList:
+        self.asked(exchange)  # what the engine refused of it is asked once more
+        operation = names.COMPLETION if exchange.dialect.name == "completions" else names.CHAT
+        place, bound_key = urlsplit(base_url), exchange.dialect.max_tokens_key(exchange.body)
+        dispatch = exchange.dispatch
+        self._call = self._tracer.start_span(
+            f"{operation} {exchange.engine_model}",
+            self._context,
+            SpanKind.CLIENT,
+            _known(
+                {
+                    names.OPERATION: operation,
+                    names.PROVIDER: engine,
+                    names.REQUEST_MODEL: exchange.engine_model,
+                    names.REQUEST_MAX_TOKENS: fields.integer(exchange.body, bound_key) if bound_key else None,
+                    names.CONVERSATION: exchange.recognition.session_id if exchange.recognition else None,
+                    names.SERVER: place.hostname,
+                    names.PORT: place.port,
+                    names.ATTEMPT: exchange.num_attempts,
+                    names.REPLICA: dispatch.replica_id if dispatch else None,
+                    names.EXPECTED_CACHED_TOKENS: dispatch.expected_cached_tokens if dispatch else None,
+                }
+            ),
+        )
+        carrier: dict[str, str] = {}
+        W3C.inject(carrier, trace.set_span_in_context(self._call))
+        return [*((n, v) for n, v in headers if n.lower() not in _CONTEXT_HEADERS), *carrier.items()]
+
+    def asked(self, exchange: Exchange) -> None:
+        span, self._call = self._call, None
+        if span is None:
+            return
+        reply = exchange.reply
+        span.set_attributes(
+            _known(
+                {
+                    names.RESPONSE_MODEL: excerpt(reply.model),
+                    names.RESPONSE_ID: excerpt(reply.id),
+                    names.FINISH_REASONS: [excerpt(reply.finish_reason)] if reply.finish_reason else None,
+                    **_usage(reply.usage),
+                }
+            )
+        )
+        if not (reply.is_complete or exchange.is_delivered):
+            span.set_attribute(names.ERROR, str(reply.status) if reply.status >= 400 else "incomplete")
+            span.set_status(Status(StatusCode.ERROR))
+        span.end()
+
+    async def tool(self, call: Call, running: Awaitable[Result]) -> Result:
+        name = excerpt(call.name)
+        about = {names.OPERATION: names.EXECUTE_TOOL, names.TOOL: name, names.TOOL_CALL: excerpt(call.id)}
+        with self._tracer.start_as_current_span(
+            f"{names.EXECUTE_TOOL} {name}", self._context, SpanKind.INTERNAL, about, record_exception=False
+        ) as span:
+            result = await running
+            span.set_attributes({names.TOOL_STATUS: result.status, names.TOOL_ORIGIN: result.origin})
+        return result
+
+    def finished(self, exchange: Exchange) -> None:
+        self.asked(exchange)
+        self._waited(exchange)
+        span, outcome = self._span, exchange.outcome or Outcome.GATEWAY_ERROR
+        span.set_attributes(_known(_about(exchange) | {names.OUTCOME: outcome.value}))
+        if outcome not in _FINE:
+            span.set_attribute(names.ERROR, outcome.value)
+            span.set_status(Status(StatusCode.ERROR))
+        span.end()
+
+    def _waited(self, exchange: Exchange) -> None:
+        """From recognised to slot; a turn that never got one waited to its end."""
+        times, dispatch = exchange.timings, exchange.dispatch
+        until = times.leased_at if times.leased_at is not None else times.finished_at
+        if times.recognised_at is None or until is None:
+            return
+        about = {names.REASON: dispatch.reason.value, names.REPLICA: dispatch.replica_id} if dispatch else None
+        began = self._tracer.start_span(
+            names.WAIT, self._context, SpanKind.INTERNAL, about, start_time=self._ns(times.recognised_at)
+        )
+        began.end(self._ns(until))
+
+    def _ns(self, at: float) -> int:
+        return int((at + self._ahead_s) * 1e9)
+
+
+def _about(exchange: Exchange) -> dict[str, AttributeValue | None]:
+    who, times = exchange.recognition, exchange.timings
+    told: dict[str, AttributeValue | None] = {
+        names.TENANT: exchange.tenant,
+        names.REQUEST_MODEL: exchange.told_model,
+        names.FIRST_CHUNK_S: times.first_byte_at - times.received_at if times.first_byte_at is not None else None,
+    }
+    if who is not None:
+        told |= {
+            names.CONVERSATION: who.session_id,
+            names.FAMILY: who.family_id,
+            names.PARENT: who.parent_id,
+            names.TURN: who.turn_index,
+            names.KIND: who.kind.value,
+        }
+    return told
+
+
+def _usage(usage: Usage) -> dict[str, AttributeValue | None]:
+    return {
+        names.INPUT_TOKENS: usage.prompt_tokens,
+        names.CACHED_TOKENS: usage.cached_tokens,
+        names.OUTPUT_TOKENS: usage.output_tokens,
+    }
+
+
+def _known(attributes: dict[str, AttributeValue | None]) -> dict[str, AttributeValue]:
+    return {name: value for name, value in attributes.items() if value not in (None, "")}

@@ -1,0 +1,136 @@
+"""What clients were not shown of their answers, until they send their history again.
+
+The engine must see what it wrote: calls of ours and their results, in the place of the answer that the client has
+made of them. An answer is found by its own mark and the marks of all answers before it, in its session. Memory is
+bounded per tenant; what is lost is lost whole by session, and the engine then sees what the client sends.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+import orjson
+
+from gateway.core.exchange import Json
+from gateway.core.list_edit import Edit
+from gateway.core.trimmed import trimmed
+from gateway.dialects.rounds import Format
+
+_STORED = "stored "
+"""Before ids of answers, which share the memory with ids of sessions."""
+_CHAIN_BYTES = 16
+_ENTRY_BYTES = 200
+"""Of an entry's own objects, about."""
+
+
+@dataclass(slots=True)
+class _Session:
+    """What was said in full, by the chain of marks up to the public answer."""
+
+    said: dict[bytes, bytes] = field(default_factory=dict)
+    num_bytes: int = 0
+    until: float = 0.0
+
+
+@dataclass(slots=True)
+class _Tenant:
+    sessions: OrderedDict[str, _Session] = field(default_factory=OrderedDict)
+    """The least recently used first."""
+    num_bytes: int = 0
+
+
+class Hidden:
+    """At most `max_bytes` per tenant, and nothing that was not used for `ttl_s`."""
+
+    def __init__(self, max_bytes: int, ttl_s: float) -> None:
+        self._max_bytes = max_bytes
+        self._ttl_s = ttl_s
+        self._tenants: dict[str, _Tenant] = {}
+
+    def num_bytes(self, tenant: str) -> int:
+        return self._tenants[tenant].num_bytes if tenant in self._tenants else 0
+
+    def knows(self, tenant: str, session_id: str, parent_id: str | None) -> bool:
+        """Whether anything is kept of a session, or of the one that it forks from."""
+        kept = self._tenants.get(tenant)
+        return kept is not None and (session_id in kept.sessions or parent_id in kept.sessions)
+
+    def restore(
+        self,
+        tenant: str,
+        session_id: str,
+        parent_id: str | None,
+        format_: Format,
+        history: Sequence[Json],
+        now: float,
+    ) -> tuple[list[Edit], bytes]:
+        """The edits that put back what a history hides, and the chain of its answers."""
+        session = self._session(tenant, session_id, parent_id, now)
+        edits: list[Edit] = []
+        chain = b""
+        for start, end, mark in format_.answers(history):
+            chain = follow(chain, mark)
+            if session is not None and chain in session.said:
+                replaced, items = format_.restored(history, end, orjson.loads(session.said[chain]))
+                edits.append(Edit(start, replaced, items))
+        return edits, chain
+
+    def put(self, tenant: str, session_id: str, chain: bytes, said: Sequence[Json], now: float) -> None:
+        """An answer that ends this chain was in full what `said` holds."""
+        kept = self._tenants.setdefault(tenant, _Tenant())
+        session = kept.sessions.setdefault(session_id, _Session())
+        text = trimmed(orjson.dumps(said))
+        grown = len(text) - len(session.said[chain]) if chain in session.said else len(text) + _ENTRY_BYTES
+        session.said[chain] = text
+        session.num_bytes += grown
+        kept.num_bytes += grown
+        self._used(kept, session_id, now)
+
+    def put_stored(self, tenant: str, public_id: str, engine_id: str, results: Sequence[Json], now: float) -> None:
+        """A stored answer, which clients follow up by its id: the engine knows it by that of its last round, and
+        waits for these results too."""
+        self.put(tenant, _STORED + public_id, b"", [{"id": engine_id}, *results], now)
+
+    def stored(self, tenant: str, public_id: str) -> tuple[str, list[Json]] | None:
+        """The engine's id, and the results that a follow-up has to bring. None: nothing is hidden of it."""
+        kept = self._tenants.get(tenant)
+        session = kept.sessions.get(_STORED + public_id) if kept is not None else None
+        if session is None:
+            return None
+        about, *results = orjson.loads(session.said[b""])
+        return about["id"], results
+
+    def _session(self, tenant: str, session_id: str, parent_id: str | None, now: float) -> _Session | None:
+        """A fork begins with what is known of its parent."""
+        kept = self._tenants.get(tenant)
+        if kept is None:
+            return None
+        self._forget(kept, now)
+        parent = kept.sessions.get(parent_id) if parent_id is not None else None
+        if session_id not in kept.sessions and parent is not None:
+            kept.sessions[session_id] = _Session(dict(parent.said), parent.num_bytes)
+            kept.num_bytes += parent.num_bytes
+        session = kept.sessions.get(session_id)
+        if session is not None:
+            self._used(kept, session_id, now)
+        return session
+
+    def _used(self, kept: _Tenant, session_id: str, now: float) -> None:
+        kept.sessions[session_id].until = now + self._ttl_s
+        kept.sessions.move_to_end(session_id)
+        self._forget(kept, now)
+
+    def _forget(self, kept: _Tenant, now: float) -> None:
+        while kept.sessions:
+            oldest = next(iter(kept.sessions.values()))
+            if kept.num_bytes <= self._max_bytes and oldest.until > now:
+                return
+            kept.num_bytes -= kept.sessions.popitem(last=False)[1].num_bytes
+
+
+def follow(chain: bytes, mark: bytes) -> bytes:
+    """The chain of the answers up to and including one with this mark."""
+    return blake2b(chain + mark, digest_size=_CHAIN_BYTES).digest()

@@ -1,0 +1,302 @@
+"""The rounds of one answer: which calls are ours, running them, what the engine is asked next, what is kept."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from types import TracebackType
+from typing import Any, Protocol, TypeAlias
+
+import orjson
+
+from gateway.core.exchange import Exchange, Json
+from gateway.core.list_edit import Edit, edited
+from gateway.core.splice import splice
+from gateway.core.text_buffer import TextBuffer
+from gateway.dialects.base import Script
+from gateway.dialects.calls import Spoken
+from gateway.dialects.rounds import End, Format, Round, Terms
+from gateway.sessions.claims import lost_s, read_claim, says_retry
+from gateway.tools.hidden import Hidden, follow
+from policies.types import Blocks, Turn, TurnKind
+from tool_runtime.shared import Attempt
+from tool_runtime.types import Call, Context, Effect, Result, Tool
+
+PATIENT_S = 3600.0
+"""A session in mid-answer is not refused for a wait: its client is kept alive, and its tools have run."""
+
+
+Residency: TypeAlias = Callable[[Exchange, Script], tuple[Blocks, int]]
+"""Chain and length of the prompt that an engine gets."""
+
+
+class Runs(Protocol):
+    """What the loop needs of a ToolRuntime."""
+
+    def attempt(self, answer: bytes, is_retry: bool, lost_s: float | None) -> Attempt: ...
+
+    async def run(self, call: Call, context: Context, *, attempt: Attempt | None = None) -> Result: ...
+
+    def expected_s(self, name: str) -> float | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Bounds of one answer."""
+
+    max_rounds: int
+    max_calls: int
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What all loops of a gateway share."""
+
+    runtime: Runs
+    hidden: Hidden
+    rules: Rules
+    residency: Residency
+    refused: Callable[[Call, Context, float], Result]
+    """The result of a call that its request may not make, and its audit."""
+    clock: Callable[[], float]
+
+
+class ToolLoop:
+    """One answer's. Owns the calls that it runs: leave it, and they are no longer waited for."""
+
+    def __init__(
+        self, means: Means, exchange: Exchange, format_: Format, ours: Sequence[Tool], declared: Collection[str]
+    ) -> None:
+        assert exchange.recognition is not None
+        self._means = means
+        self._exchange = exchange
+        self._format = format_
+        self._ours: Mapping[str, Tool] = {tool.name: tool for tool in ours}
+        self._clients = frozenset(declared) - self._ours.keys()
+        self._session = exchange.recognition.session_id
+        self.asked = exchange.body
+        """What the client sent, and sends again if it loses the answer."""
+        self._attempt: Attempt | None = None
+        self._chain = b""
+        self._said: list[Json] = []
+        """What the client does not see of this answer, as history."""
+        self._running: dict[Spoken, asyncio.Task[Result]] = {}
+        self._number = 1
+        self._is_readable = True
+        self.answer = format_.begin()
+        self._round: Round | None = None
+
+    async def __aenter__(self) -> ToolLoop:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stop()
+
+    def prepare(self, turn: Turn, offered: Sequence[Tool]) -> Turn:
+        """Put back what the client's history hides, offer our tools, and make the turn one of that prompt."""
+        exchange, who, format_ = self._exchange, self._exchange.recognition, self._format
+        assert who is not None
+        edits, self._chain = self._means.hidden.restore(
+            exchange.tenant,
+            who.session_id,
+            who.parent_id,
+            format_,
+            format_.history(exchange.body),
+            self._means.clock(),
+        )
+        exchange.raw, exchange.body = edited(exchange.raw, exchange.body, format_.key, edits)
+        stored_id = exchange.dialect.stateful_id(exchange.body)
+        stored = self._means.hidden.stored(exchange.tenant, stored_id) if stored_id is not None else None
+        if stored is not None:
+            self._set(previous_response_id=stored[0])
+            self._insert(0, stored[1])
+        if offered:
+            num_tools = len(exchange.body.get("tools") or ())
+            tools = [Edit(num_tools, num_tools, [format_.definition(tool) for tool in offered])]
+            exchange.raw, exchange.body = edited(exchange.raw, exchange.body, "tools", tools)
+            exchange.notes.append(f"tools offered: {len(offered)}")
+        if edits:
+            exchange.notes.append(f"answers put back in full: {len(edits)}")
+        kind = TurnKind.AGENT if offered and turn.kind is TurnKind.SINGLE else turn.kind
+        return replace(self._measured(turn), kind=kind) if edits or offered else turn
+
+    def round(self) -> Round:
+        """The model call that is about to be asked, or asked once more of another replica."""
+        must_end = self._number > self._means.rules.max_rounds
+        self._round = self.answer.round(Terms(self._number, self._is_ours, self._completed, must_end))
+        return self._round
+
+    def tool_s(self) -> float | None:
+        """Once a model call is over: how long its session will stay away for our tools. None: not known."""
+        round_ = self._round
+        if round_ is None or round_.end is not End.INNER:
+            return None
+        times = [self._means.runtime.expected_s(call.name) for call in round_.calls.ours]
+        known = [seconds for seconds in times if seconds is not None]
+        return max(known) if len(known) == len(times) else None
+
+    async def goes_on(self) -> bool:
+        """Call it when a model call is over and its slot given back. Waits for our tools; True: ask again."""
+        round_ = self._round
+        assert round_ is not None, "no model call was asked"
+        if round_.end is None:  # nobody can read what the engine sent
+            self._is_readable = False
+            round_.ended(is_cut_short=True)
+        ours = [] if round_.end is End.FINAL else round_.calls.ours
+        tasks = [self._started(spoken) for spoken in ours]
+        results = [await task for task in tasks]
+        await self._stop()
+        self.answer.add(round_)
+        self._tell(round_, results)
+        said = [*round_.said(), *self._format.results(results)]
+        self._said += said
+        if round_.end is not End.INNER:
+            if ours or self._number > 1:
+                self._keep(self._format.results(results))
+            reply = self._exchange.reply
+            reply.written, reply.tool_calls = TextBuffer(self.answer.text), self.answer.calls
+            return False
+        self._append(said)
+        self._number += 1
+        return True
+
+    def next_turn(self, turn: Turn) -> Turn:
+        """The next model call of the same session."""
+        now = self._means.clock()
+        turn = replace(
+            turn,
+            id=f"{self._exchange.id}/{self._number}",
+            arrived_at=now,
+            is_retry=False,
+            excluded=frozenset(),
+            max_wait_s=PATIENT_S,
+        )
+        return self._measured(turn)
+
+    def body(self, last: bytes) -> bytes:
+        """The body for the client, of the engine's last one."""
+        is_one = self._number == 1 and self._round is not None and not self._round.calls.ours
+        is_as_it_came = is_one and not self._format.echoes_tools
+        return last if is_as_it_came or not self._is_readable else self.answer.body(last)
+
+    def answered(self, is_whole: bool) -> None:
+        """The client has the whole answer, or has lost it and may ask again."""
+        if self._attempt is not None:
+            self._attempt.ended(is_whole)
+
+    def _is_ours(self, name: str) -> bool:
+        return name not in self._clients
+
+    def _completed(self, spoken: Spoken) -> None:
+        """Its arguments are complete, in mid-stream. What changes the world waits until the model has said all: a
+        stream that breaks off is asked for again."""
+        assert self._round is not None
+        tool = self._ours.get(spoken.name)
+        may_begin = tool is not None and tool.effect is not Effect.DESTRUCTIVE
+        if may_begin and self._number <= self._means.rules.max_rounds:
+            self._started(spoken)
+
+    def _started(self, spoken: Spoken) -> asyncio.Task[Result]:
+        task = self._running.get(spoken)
+        if task is None:
+            is_too_many = len(self._running) >= self._means.rules.max_calls
+            task = self._running[spoken] = asyncio.create_task(self._run(spoken, is_too_many))
+        return task
+
+    async def _run(self, spoken: Spoken, is_too_many: bool) -> Result:
+        call = Call(spoken.id, spoken.name, spoken.arguments)
+        tool = self._ours.get(spoken.name)
+        exchange = self._exchange
+        history = None
+        if tool is not None and tool.is_stateful:
+            history = self._format.earlier_calls(self._format.history(exchange.body), tool.name)
+        turn_id = f"{exchange.id}/{self._number}"
+        context = Context(exchange.tenant, self._session, turn_id, exchange.key_id, history, exchange.weight)
+        if tool is None or is_too_many:
+            return self._means.refused(call, context, self._means.clock())
+        running = self._means.runtime.run(call, context, attempt=self._attempted(tool))
+        return await (running if exchange.trace is None else exchange.trace.tool(call, running))
+
+    def _attempted(self, tool: Tool) -> Attempt | None:
+        """Of a call that changes the world: known by what the client asked, so that it is found again when the
+        client asks again."""
+        if self._attempt is None and tool.effect is Effect.DESTRUCTIVE:
+            exchange, session = self._exchange, read_claim(self._exchange.request.headers).session
+            asked = [self.asked.get(key) for key in (self._format.key, "previous_response_id")]
+            told = orjson.dumps(
+                [exchange.tenant, exchange.asked_model, session, asked], option=orjson.OPT_SORT_KEYS
+            )
+            headers = exchange.request.headers
+            answer = sha256(told).digest()
+            self._attempt = self._means.runtime.attempt(answer, says_retry(headers), lost_s(headers))
+        return self._attempt
+
+    async def _stop(self) -> None:
+        running, self._running = self._running, {}
+        for task in running.values():
+            task.cancel()
+        if running:
+            await asyncio.wait(running.values())
+
+    def _append(self, said: Sequence[Json]) -> None:
+        """The same request, longer."""
+        exchange = self._exchange
+        self._insert(len(self._format.history(exchange.body)), said)
+        changes, choice = self._format.choice(exchange.body, self._is_ours)
+        if self._number == self._means.rules.max_rounds:
+            changes, choice = True, self._format.no_choice()
+            exchange.notes.append(f"tools: no more calls after {self._number} rounds (tools.max_rounds)")
+        if changes:
+            self._set(tool_choice=choice)
+
+    def _insert(self, at: int, items: Sequence[Json]) -> None:
+        """Into the history; one that is a text becomes a list."""
+        exchange, key = self._exchange, self._format.key
+        edit = Edit(at, at, items)
+        if not isinstance(exchange.body.get(key), list):
+            history = self._format.history(exchange.body)
+            edit = Edit(0, 0, [*history[:at], *items, *history[at:]])
+        exchange.raw, exchange.body = edited(exchange.raw, exchange.body, key, [edit])
+
+    def _set(self, **changes: Any) -> None:
+        exchange = self._exchange
+        exchange.raw = splice(exchange.raw, exchange.body, changes, ())
+        exchange.body = exchange.body | changes
+
+    def _measured(self, turn: Turn) -> Turn:
+        exchange = self._exchange
+        blocks, chars = self._means.residency(exchange, exchange.dialect.script(exchange.body))
+        return replace(turn, blocks=blocks, chars=chars)
+
+    def _tell(self, round_: Round, results: Sequence[Result]) -> None:
+        """One row of the receipt."""
+        reply, dispatch = self._exchange.reply, self._exchange.dispatch
+        tools = [
+            {
+                "name": result.call.name if result.call.name in self._ours else "unknown",
+                "status": result.status,
+                "origin": result.origin,
+                "ms": round(result.seconds * 1000, 1),
+            }
+            for result in results
+        ]
+        row: Json = {
+            "replica": dispatch.replica_id if dispatch else None,
+            "prompt_tokens": reply.usage.prompt_tokens,
+            "cached_tokens": reply.usage.cached_tokens,
+            "output_tokens": reply.usage.output_tokens,
+            "tools": tools,
+        }
+        self._exchange.rounds.append(row)
+
+    def _keep(self, results: Sequence[Json]) -> None:
+        """The public answer is complete: what the client has not seen of it is kept before it gets the end.
+        `results`: of the last round, which the engine has not seen yet."""
+        exchange, hidden, now = self._exchange, self._means.hidden, self._means.clock()
+        hidden.put(exchange.tenant, self._session, follow(self._chain, self.answer.mark), self._said, now)
+        if exchange.dialect.name == "responses" and exchange.reply.id:
+            hidden.put_stored(exchange.tenant, self.answer.id, exchange.reply.id, results, now)

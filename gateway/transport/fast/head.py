@@ -1,0 +1,59 @@
+"""Heads of messages: bytes to header lists and back. What is written can never end a line early."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from http import HTTPStatus
+from operator import itemgetter
+
+from gateway.core.transport import HeaderList, sendable
+
+RawHeaders = list[tuple[bytes, bytes]]
+_FIRST = itemgetter(0)
+
+
+_MOST_NAME_BYTES = 64
+"""Of names that are remembered: longer ones are a stranger's, who may send another one each time."""
+
+
+@lru_cache(maxsize=1024)
+def _known_name(raw: bytes) -> str:
+    return raw.decode("ascii")
+
+
+def _name(raw: bytes) -> str:
+    return _known_name(raw) if len(raw) <= _MOST_NAME_BYTES else raw.decode("ascii")
+
+
+def decoded(raw: RawHeaders) -> list[tuple[str, str]]:
+    """Bytes that are no UTF-8 become surrogates."""
+    return [(_name(name), value.decode("utf-8", "surrogateescape")) for name, value in raw]
+
+
+def size_bytes(target: bytes, raw: RawHeaders) -> int:
+    return len(target) + sum(len(name) + len(value) + 4 for name, value in raw)
+
+
+@lru_cache(maxsize=128)
+def status_line(status: int) -> str:
+    try:
+        phrase = HTTPStatus(status).phrase
+    except ValueError:
+        phrase = ""
+    return f"HTTP/1.1 {status} {phrase}\r\n"
+
+
+@lru_cache(maxsize=4096)
+def size_line(size_bytes: int) -> bytes:
+    """Before a chunk of this size."""
+    return b"%x\r\n" % size_bytes
+
+
+def encoded(headers: HeaderList, left_out: frozenset[str]) -> str:
+    """The header lines but for those left out, each with its end."""
+    if not left_out.isdisjoint(map(str.lower, map(_FIRST, headers))):
+        headers = [pair for pair in headers if pair[0].lower() not in left_out]
+    text = "\r\n".join(map(": ".join, headers))
+    if text.isascii() and text.count("\n") == text.count("\r") == len(headers) - 1 and "\0" not in text:
+        return text + "\r\n"
+    return "".join([f"{sendable(name)}: {sendable(value)}\r\n" for name, value in headers])

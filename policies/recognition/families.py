@@ -1,0 +1,108 @@
+"""Which family a first turn belongs to: agents that share their tools and the head of their system text.
+
+A family's id is a hash of content, so several gateways with one key find the same family without talking:
+all tools plus the first block of the system text. Real siblings agree there: OpenCode's differ 8.8 KB into the
+system text, Qwen Code's 25 KB into it, and a prompt smaller than a block (mini-swe-agent: one tool, 64
+characters) counts whole. Where that misses (a directory or a date at the very start, one tool more), a first
+turn joins a known family with which it shares at least half of both static prefixes, and never less than two
+blocks: half keeps a sub-agent with other tools apart (OpenCode's child shares 40 %), two blocks is the
+least whose cache is worth anything. A `prompt_cache_key` joins only what content leaves apart, because
+Codex and OpenCode send a new one per run.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from policies.recognition.chains import digest, name
+from policies.recognition.heads import Heads
+from policies.types import BLOCK_CHARS, FamilyId
+
+_LEAST_BLOCKS = 2
+_MOST_JOINS_BITS = 8
+"""A family is found by at most 2 to this power of its links."""
+
+
+@dataclass(slots=True, eq=False)
+class Kin:
+    """A family as recognition knows it; what its sessions taught is kept elsewhere."""
+
+    id: FamilyId
+    offers_tools: bool
+    marks: tuple[int, ...]
+    """Hashes by which others join: links of its static prefix from half its length on; its system text."""
+    is_side: bool = False
+    """Whether a request of it was a side request of a named session: then all of them are."""
+
+
+class Families:
+    """Known families of all tenants, at most `limit`; the least recently used one is forgotten first."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._by_id: OrderedDict[FamilyId, Kin] = OrderedDict()
+        self._by_mark: dict[int, Kin] = {}
+        self._by_group: OrderedDict[int, FamilyId] = OrderedDict()
+        self.heads = Heads()
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def find(
+        self, key: bytes, tools: tuple[bytes, ...], system: bytes, messages: Sequence[bytes], group: bytes | None
+    ) -> Kin:
+        """The family of a first turn, founded if there is none. `group`: its `prompt_cache_key`.
+
+        A request without tools under the system text of a family that offers them is of that family.
+        """
+        head = self.heads.of(key, tools, system)
+        id_ = head.family_id if tools or system else _opening_id(key, messages)
+        kin = self._by_id.get(id_)
+        if kin is None:
+            links = head.static
+            joins = _joins(links)
+            # Long enough to name an agent, not a habit of writing prompts.
+            named = [head.system_hash] if len(system) >= BLOCK_CHARS else []
+            tried, marks = (joins, joins + named) if tools else (joins + named, joins)
+            kin = next((self._by_mark[mark] for mark in reversed(tried) if mark in self._by_mark), None)
+        if tools and group is not None:
+            kin = self._join(digest(key, group), kin, id_)
+        if kin is None:
+            kin = self._by_id[id_] = Kin(id_, bool(tools), tuple(marks))
+            for mark in kin.marks:
+                self._by_mark.setdefault(mark, kin)
+            self._forget()
+        self._by_id.move_to_end(kin.id)
+        return kin
+
+    def _join(self, group: int, kin: Kin | None, id_: FamilyId) -> Kin | None:
+        if kin is None:
+            kin = self._by_id.get(self._by_group.get(group, ""))
+        self._by_group[group] = kin.id if kin else id_
+        self._by_group.move_to_end(group)
+        if len(self._by_group) > self._limit:
+            self._by_group.popitem(last=False)
+        return kin
+
+    def _forget(self) -> None:
+        if len(self._by_id) > self._limit:
+            _, kin = self._by_id.popitem(last=False)
+            for mark in kin.marks:
+                if self._by_mark.get(mark) is kin:
+                    del self._by_mark[mark]
+
+
+def _joins(links: Sequence[int]) -> list[int]:
+    """Links from half the length on. Of many only some: those at multiples of a power of two, so that prefixes of
+    other lengths have the same ones."""
+    step = 1 << max(0, len(links).bit_length() - _MOST_JOINS_BITS)
+    first = max(_LEAST_BLOCKS, (len(links) + 1) // 2)
+    return list(links[-(-first // step) * step - 1 :: step])
+
+
+def _opening_id(key: bytes, messages: Sequence[bytes]) -> FamilyId:
+    """Of a prompt that has neither tools nor a system text."""
+    opening = b"".join(messages)[:BLOCK_CHARS]
+    return name(key, b"opening", opening if len(opening) == BLOCK_CHARS else b"")

@@ -1,0 +1,300 @@
+"""Where a first prompt leaves what its siblings sent and soon comes back to it: breaks in a shared prefix.
+
+Prompts are compared chunk by chunk, a chunk being a line (in the system text also a sentence), so that they fall
+into step again right behind what differs. Of a prompt only hashes stay: eight bytes per chunk, of its head alone.
+Text that comes back is what the break wastes: siblings share it, and no prefix cache finds it. Hence every break
+counts behind which LEAST_SHARED_CHARS or more come back, wherever it is.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from heapq import nsmallest
+from itertools import accumulate
+
+from policies.recognition.kinds import kind_of
+from policies.types import FamilyId, value
+
+HEAD_CHARS = 64 * 1024
+"""Of a prompt; what comes later is not compared."""
+MAX_SPAN_CHUNKS = 64
+MAX_SPAN_CHARS = 4096
+"""A longer difference is another task, not a volatile span."""
+MAX_SPANS = 8
+LEAST_RUN_CHARS = 128
+"""Text this long shows that two prompts are in step again; less may be chance, and counts as part of the span."""
+LEAST_SHARED_CHARS = 1024
+"""Two blocks: the least whose cache is worth anything."""
+
+MAX_VARIANTS = 3
+"""First prompts remembered per family: only what none of them shares is wasted."""
+CHECKED_ALL = 256
+CHECKED_EVERY = 16
+"""Of a family's sessions after the first CHECKED_ALL, one in this many is compared and counts for all."""
+
+_ANCHORS = 16
+_LEAST_COMMON_ANCHORS = 4
+"""A quarter of the chunks in common makes siblings of prompts whose families the break itself keeps apart."""
+
+_JSON_NEWLINE = b"\\n"
+END = -1
+"""Of a system text. No hash has this value."""
+
+
+@value
+class Gap:
+    """A volatile span of a system text, known by hashes of what stands around it."""
+
+    before: int
+    """Hash of the two chunks before."""
+    after: int
+    """Likewise of the two after it; END: it is the end of the text."""
+    kind: str
+
+
+@value
+class Break:
+    """Offsets are UTF-8 bytes of the canonical prompt, in the order in which the model renders it."""
+
+    at_chars: int
+    """Where the first span begins."""
+    span_chars: int
+    """Length of the first span; 0: the sibling has a chunk that this prompt lacks."""
+    kind: str
+    """A guess from the characters of the first span: one of `kinds.KINDS`."""
+    part: str
+    """Where the first span is: `system`, `tools` or `messages`."""
+    num_spans: int
+    shared_chars: int
+    """Text behind the first span that the sibling has too."""
+    gaps: tuple[Gap, ...]
+    """Those spans that lie in the system text."""
+
+
+@value
+class Found:
+    """What a first prompt was compared with, and what came of it."""
+
+    family_id: FamilyId
+    """Of the first sibling, also where the break made a family of its own of every session."""
+    weight: int
+    """For how many sessions this one counts."""
+    broken: Break | None
+
+
+@dataclass(slots=True, eq=False)
+class _Siblings:
+    family_id: FamilyId
+    anchors: tuple[int, ...]
+    variants: list[array[int]] = field(default_factory=list)
+    """Most recently sent first."""
+    num_seen: int = 0
+
+
+@value
+class _Head:
+    """The beginning of one prompt, cut."""
+
+    chunks: list[bytes]
+    hashes: array[int]
+    system: range
+    """Chunks of the system text."""
+    messages_from: int
+
+    def part(self, chunk: int) -> str:
+        if chunk in self.system:
+            return "system"
+        return "tools" if chunk < self.messages_from else "messages"
+
+
+class Breaks:
+    """Compares first prompts with those of earlier siblings. At most `max_families`, the least recently seen goes
+    first; each keeps up to three heads of eight bytes per chunk (4 KB for 30 KB of prompt)."""
+
+    def __init__(self, max_families: int = 512) -> None:
+        self._max_families = max_families
+        self._by_family: OrderedDict[FamilyId, _Siblings] = OrderedDict()
+        self._by_anchor: dict[int, _Siblings] = {}
+
+    def saw(
+        self,
+        family_id: FamilyId,
+        owner: int,
+        tools: Sequence[bytes],
+        system: bytes,
+        messages: Sequence[bytes],
+        tools_first: bool = False,
+    ) -> Found | None:
+        """A session's first prompt, in canonical texts. None: it was not compared.
+
+        `owner`: of its tenant and model; nothing is compared across owners, as is `family_id`.
+        """
+        siblings, head = self._by_family.get(family_id), None
+        if siblings is None:
+            head = _head(tools, system, messages, tools_first)
+            siblings = self._related(family_id, head, hash((owner, *tools)))
+        self._by_family.move_to_end(siblings.family_id)
+        siblings.num_seen += 1
+        weight = 1 if siblings.num_seen <= CHECKED_ALL else CHECKED_EVERY
+        if siblings.num_seen % weight:
+            return None
+        head = head or _head(tools, system, messages, tools_first)
+        return Found(siblings.family_id, weight, _compared(head, siblings, owner))
+
+    def _related(self, family_id: FamilyId, head: _Head, owner: int) -> _Siblings:
+        """Siblings by content, or new ones."""
+        anchors = tuple(value ^ owner for value in nsmallest(_ANCHORS, set(head.hashes)))
+        votes = Counter(self._by_anchor[anchor] for anchor in anchors if anchor in self._by_anchor)
+        for siblings, num_votes in votes.most_common(1):
+            if num_votes >= min(_LEAST_COMMON_ANCHORS, len(anchors)):
+                return siblings
+        siblings = self._by_family[family_id] = _Siblings(family_id, anchors)
+        for anchor in anchors:
+            self._by_anchor.setdefault(anchor, siblings)
+        if len(self._by_family) > self._max_families:
+            _, gone = self._by_family.popitem(last=False)
+            for anchor in gone.anchors:
+                if self._by_anchor.get(anchor) is gone:
+                    del self._by_anchor[anchor]
+        return siblings
+
+
+def chunks_of(system: bytes) -> list[bytes]:
+    """Lines and sentences of a system text. Single bytes stand between them."""
+    return system.replace(b". ", b".\n").split(b"\n")
+
+
+def before(owner: int, hashes: Sequence[int]) -> int:
+    """What stands before a gap: the last two of the chunks that stay."""
+    return hash((owner, *hashes[-2:]))
+
+
+def after(owner: int, hashes: Sequence[int], place: int) -> int:
+    """What stands behind it: the two chunks from `place` on; END where the text ends."""
+    return hash((owner, *hashes[place : place + 2])) if place < len(hashes) else END
+
+
+def _head(tools: Sequence[bytes], system: bytes, messages: Sequence[bytes], tools_first: bool) -> _Head:
+    static = (*tools, system) if tools_first else (system, *tools)
+    chunks: list[bytes] = []
+    of_system = range(0)
+    messages_from = None
+    left = HEAD_CHARS
+    for number, part in enumerate((*static, *messages)):
+        if left <= 0:
+            break
+        if number == len(static):
+            messages_from = len(chunks)
+        if number == (len(tools) if tools_first else 0):
+            begun = len(chunks)
+            chunks += chunks_of(part[:left])
+            of_system = range(begun, len(chunks))
+        else:
+            chunks += part[:left].split(_JSON_NEWLINE)
+        left -= len(part)
+    hashes = array("q", map(hash, chunks))
+    return _Head(chunks, hashes, of_system, len(chunks) if messages_from is None else messages_from)
+
+
+def _compared(head: _Head, siblings: _Siblings, owner: int) -> Break | None:
+    """The break towards the nearest variant. One that shares its head takes its place."""
+    broken = None
+    if siblings.variants:
+        nearest = max(siblings.variants, key=lambda variant: _agreeing(head.hashes, variant))
+        broken = _break(head, nearest, owner)
+        if broken is None and 2 * _agreeing(head.hashes, nearest) >= len(head.hashes):
+            siblings.variants.remove(nearest)
+    siblings.variants.insert(0, head.hashes)
+    del siblings.variants[MAX_VARIANTS:]
+    return broken
+
+
+def _break(head: _Head, old: array[int], owner: int) -> Break | None:
+    here = _agreeing(head.hashes, old)
+    if sum(map(len, head.chunks[here:])) + len(head.chunks) - here < LEAST_SHARED_CHARS:
+        return None
+    sums = list(accumulate(map(len, head.chunks), initial=0))
+
+    def offset(chunk: int) -> int:
+        return sums[chunk] + chunk
+
+    spans, shared_chars = [], 0
+    for first, end, run in _spans(head.hashes, old, here, offset):
+        spans.append((first, end))
+        shared_chars += offset(end + run) - offset(end)
+    if shared_chars < LEAST_SHARED_CHARS:
+        return None
+    (first, end), *_ = spans
+    return Break(
+        at_chars=offset(first),
+        span_chars=offset(end) - offset(first),
+        kind=kind_of(b"\n".join(head.chunks[first:end])),
+        part=head.part(first),
+        num_spans=len(spans),
+        shared_chars=shared_chars,
+        gaps=tuple(_gaps(head, spans, owner)),
+    )
+
+
+def _spans(
+    new: array[int], old: array[int], here: int, offset: Callable[[int], int]
+) -> Iterator[tuple[int, int, int]]:
+    """First and end chunk of each span that differs, from `here` on, and how many chunks agree behind it."""
+    there = here
+    for _ in range(MAX_SPANS):
+        step = _rejoined(new, old, here, there, offset)
+        if step is None:
+            return
+        end, old_end = step
+        run = _agreeing(new[end:], old[old_end:])
+        yield here, end, run
+        here, there = end + run, old_end + run
+
+
+def _rejoined(
+    new: array[int], old: array[int], here: int, there: int, offset: Callable[[int], int]
+) -> tuple[int, int] | None:
+    """The nearest places in both from which they agree for LEAST_RUN_CHARS."""
+    places = {old[place]: place for place in reversed(range(there, min(len(old), there + MAX_SPAN_CHUNKS)))}
+    for end in range(here, min(len(new), here + MAX_SPAN_CHUNKS)):
+        if offset(end) - offset(here) > MAX_SPAN_CHARS:
+            return None
+        place = places.get(new[end])
+        if place is None:
+            continue
+        pairs = zip(new[end : end + LEAST_RUN_CHARS], old[place:], strict=False)
+        for num_agreeing, (one, other) in enumerate(pairs, start=1):
+            if one != other:
+                break
+            if offset(end + num_agreeing) - offset(end) >= LEAST_RUN_CHARS:
+                return end, place
+    return None
+
+
+def _gaps(head: _Head, spans: Iterable[tuple[int, int]], owner: int) -> Iterator[Gap]:
+    """Spans of the system text, each as it looks once those before it are gone."""
+    start, stop = head.system.start, head.system.stop
+    system = head.hashes[start:stop]
+    kept: list[int] = []
+    done = 0
+    for first, end in ((first - start, min(end, stop) - start) for first, end in spans if first in head.system):
+        kept += system[done:first]
+        done = end
+        if end > first:
+            kind = kind_of(b"\n".join(head.chunks[start + first : start + end]))
+            yield Gap(before(owner, kept), after(owner, system, end), kind)
+
+
+def _agreeing(one: array[int], other: array[int]) -> int:
+    """How many chunks agree from the start on."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

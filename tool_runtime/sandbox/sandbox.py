@@ -1,0 +1,191 @@
+"""A sandbox for Python code: bubblewrap's namespaces, a system-call filter and limits. Refuses to be without them.
+
+The code sees the interpreter, the system's libraries and an empty /tmp; no network, other process or environment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from asyncio.subprocess import Process
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from tool_runtime.sandbox import inside, seccomp
+
+_SYSTEM = ("/usr", "/lib", "/lib32", "/lib64")
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
+_NOBODY = "65534"
+_CHECK_S = 20.0
+_CHECK = "import os; os.listdir('/tmp') == [] and os.getuid()"
+_PLACES = (
+    "import json, sys; print(json.dumps([sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix]))"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one run may use."""
+
+    timeout_s: float = 10.0
+    memory_bytes: int = 512 * 1024 * 1024
+    """Address space of the process."""
+    disk_bytes: int = 64 * 1024 * 1024
+    """What it may write to /tmp, which is memory."""
+    output_bytes: int = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a run ended."""
+
+    output: str
+    """What it printed, errors with it, up to the limit."""
+    status: int | None
+    """Exit status. None: it was stopped, by time or by length of output."""
+
+
+class Sandbox:
+    """Runs code, each run in a sandbox of its own that ends with it."""
+
+    def __init__(self, limits: Limits, python: str = "", bwrap: str = "bwrap") -> None:
+        """Tries the sandbox. `python` is the interpreter, ours (without its packages) if empty.
+
+        Raises ValueError, saying what is missing, where there is no working sandbox.
+        """
+        self._limits = limits
+        if sys.platform != "linux":
+            raise ValueError(f"the sandbox needs Linux; this is {sys.platform}")
+        found = shutil.which(bwrap)
+        if found is None:
+            raise ValueError(f"{bwrap} was not found: install bubblewrap, 0.7 or newer")
+        self._filter = seccomp.program()
+        self._python = python or os.path.realpath(sys.executable)
+        self._before = (found, *_isolation(), *_mounts(self._python, limits))
+        self._inside = Path(inside.__file__).read_text(encoding="utf-8")
+        self._check()
+
+    async def run(self, code: str) -> Ended:
+        """Runs code, and kills all of it on time-out, too much output, and cancellation."""
+        starting = asyncio.create_task(self._start(code))
+        try:
+            return await self._watch(await asyncio.shield(starting))
+        finally:
+            await _killed(await starting)  # a start that is broken off would leave a half-made sandbox
+
+    async def _start(self, code: str) -> Process:
+        with _memory_file(self._filter) as filter_fd, _memory_file(code.encode(errors="replace")) as code_fd:
+            return await asyncio.create_subprocess_exec(
+                *self._command(filter_fd),
+                stdin=code_fd,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                pass_fds=(filter_fd,),
+                env={},
+                start_new_session=True,
+            )
+
+    async def _watch(self, process: Process) -> Ended:
+        assert process.stdout is not None
+        most = self._limits.output_bytes
+        output = bytearray()
+        status = None
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._limits.timeout_s):
+                while len(output) <= most and (chunk := await process.stdout.read(65_536)):
+                    output += chunk
+                if len(output) <= most:
+                    status = await process.wait()
+        return Ended(output[:most].decode(errors="replace"), status)
+
+    def _command(self, filter_fd: int) -> tuple[str, ...]:
+        limits = self._limits
+        own = map(str, (limits.memory_bytes, limits.disk_bytes, math.ceil(limits.timeout_s)))
+        return (*self._before, "--seccomp", str(filter_fd), "--", self._python, "-I", "-c", self._inside, *own)
+
+    def _check(self) -> None:
+        with _memory_file(self._filter) as filter_fd, _memory_file(_CHECK.encode()) as code_fd:
+            try:
+                tried = subprocess.run(  # noqa: S603
+                    self._command(filter_fd),
+                    stdin=code_fd,
+                    capture_output=True,
+                    text=True,
+                    pass_fds=(filter_fd,),
+                    env={},
+                    timeout=_CHECK_S,
+                    check=False,
+                )
+            except (OSError, subprocess.TimeoutExpired) as error:
+                raise ValueError(f"the sandbox does not start: {error}") from None
+        if tried.stdout.strip() != _NOBODY:
+            said = (tried.stderr or tried.stdout).strip() or f"it ended with status {tried.returncode}"
+            raise ValueError(
+                f"the sandbox does not start: {said}\n(it needs bubblewrap 0.7 or newer, and a kernel or container"
+                " that lets it create user namespaces)"
+            )
+
+
+def _isolation() -> Iterator[str]:
+    # No --new-session: `run` has begun one, which has no terminal, and its group is how all of it is killed.
+    yield from ("--unshare-all", "--unshare-user", "--die-with-parent", "--cap-drop", "ALL")
+    yield from ("--uid", _NOBODY, "--gid", _NOBODY, "--hostname", "sandbox", "--clearenv")
+    yield from ("--setenv", "HOME", "/tmp", "--setenv", "LANG", "C.UTF-8")  # noqa: S108
+
+
+def _mounts(python: str, limits: Limits) -> Iterator[str]:
+    """Everything read-only but /tmp, whose size is limited."""
+    for place in _SYSTEM:
+        if os.path.islink(place):
+            yield from ("--symlink", os.readlink(place), place)
+        elif os.path.isdir(place):
+            yield from ("--ro-bind", place, place)
+    for place in _interpreter_places(python):
+        if not Path(place).is_relative_to("/usr"):
+            yield from ("--ro-bind", place, place)
+    yield from ("--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache")
+    for device in _DEVICES:
+        yield from ("--dev-bind", device, device)
+    yield from ("--size", str(limits.disk_bytes), "--tmpfs", "/tmp", "--chdir", "/tmp")  # noqa: S108
+    yield from ("--remount-ro", "/")
+
+
+def _interpreter_places(python: str) -> list[str]:
+    """Where an interpreter and its packages are."""
+    try:
+        asked = subprocess.run(  # noqa: S603
+            (python, "-I", "-c", _PLACES), capture_output=True, text=True, timeout=_CHECK_S, check=True
+        )
+        return sorted({str(place) for place in json.loads(asked.stdout)})
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        raise ValueError(f"{python} is no Python interpreter that runs: {error}") from None
+
+
+async def _killed(process: Process) -> None:
+    assert process.stdout is not None
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # the group: while it is set up, one is not tied to the other
+    while await process.stdout.read(65_536):  # its pipe is closed when all its output was taken
+        pass
+    await process.wait()
+
+
+@contextmanager
+def _memory_file(content: bytes) -> Iterator[int]:
+    """A descriptor to read `content` from."""
+    descriptor = os.memfd_create("turngate")
+    try:
+        os.write(descriptor, content)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        yield descriptor
+    finally:
+        os.close(descriptor)
