@@ -16,8 +16,8 @@ async def hosted_gateway(backend: str) -> AsyncIterator[str]:
     """Its base URL, with /v1, while the context lasts. Raises ValueError for a URL that is no engine's, and
     ConnectionError if the engine does not answer."""
     from gateway.app import App
-    from gateway.config import loading
     from gateway.config.settings import Settings
+    from gateway.core.errors import ConfigError
 
     try:
         settings = Settings.model_validate(
@@ -35,7 +35,7 @@ async def hosted_gateway(backend: str) -> AsyncIterator[str]:
             if not engine.is_up:
                 raise ConnectionError(f"backend {backend!r}: {engine.problem}")
             yield f"http://127.0.0.1:{app.port}/v1"
-    except loading.ConfigError as error:
+    except ConfigError as error:
         raise ValueError(f"backend {backend!r}: {error}") from None
 
 

@@ -17,6 +17,7 @@ from gateway.access.callers import Caller, callers
 from gateway.config import loading
 from gateway.config.extras import refuse_missing
 from gateway.config.settings import Settings
+from gateway.core.errors import ConfigError
 from gateway.engines.base import EngineAddress
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ async def reload(app: App, new: Settings) -> list[Change]:
     before, after = _by_name(app.addresses), _by_name(addresses)
     for name, address in after.items():
         if before.get(name) != address and address.kind not in ADDABLE:
-            raise loading.ConfigError(f"engine {name}: one of kind {address.kind} can only be added by a restart")
+            raise ConfigError(f"engine {name}: one of kind {address.kind} can only be added by a restart")
     found = list(changes(old, new))
     app.settings.become(settings)
     app.path.keys.become(keys)
@@ -163,7 +164,7 @@ class Reloading:
     async def _reload(self) -> None:
         try:
             found = await reload(self._app, self._read())
-        except loading.ConfigError as error:
+        except ConfigError as error:
             faults = "; ".join(line.strip() for line in str(error).splitlines())
             LOG.error("the configuration is wrong, and nothing was changed: %s", faults)
             return

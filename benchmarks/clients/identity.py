@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.clients.trace_replay import TraceReplay
 from benchmarks.results import command_parser, write
-from gateway.core.exchange import Recognition
+from gateway.exchange import Recognition
 from policies.recognition.continuation import Call
 from policies.recognition.lineage import Lineage
 from policies.types import TurnKind

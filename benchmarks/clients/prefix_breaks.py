@@ -16,11 +16,11 @@ import orjson
 from benchmarks.clients.trace_replay import TraceReplay
 from benchmarks.results import command_parser, write
 from gateway.config.settings import Identity
-from gateway.core.exchange import Exchange, Timings
 from gateway.core.transport import Request
 from gateway.dialects import BY_PATH
 from gateway.dialects.base import Script
-from gateway.dialects.rewrite import Rewrite, owner_of
+from gateway.exchange import Exchange, Timings
+from gateway.sessions.rewrite import Rewrite, owner_of
 from policies.recognition.chains import Chain, block_chain, common
 from policies.recognition.prefix_breaks import Breaks
 from policies.types import TurnKind

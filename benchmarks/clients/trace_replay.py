@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from gateway.core.exchange import Exchange, Recognition, Timings
 from gateway.dialects import BY_PATH
+from gateway.exchange import Exchange, Recognition, Timings
 from gateway.sessions.identity import Identity
 from tests.traces import TracedRequest, client_names, read_trace
 

@@ -22,7 +22,8 @@ from gateway.app import App
 from gateway.config import loading
 from gateway.config.settings import Settings
 from gateway.core import sse
-from gateway.core.exchange import Reply
+from gateway.core.errors import ConfigError
+from gateway.core.reply import Reply
 from gateway.core.splice import splice
 from gateway.core.sse import EventTooLong
 from gateway.core.transport import (
@@ -155,7 +156,7 @@ def configuration(data: bytes) -> None:
         settings = loading.load({}, path, {})
         loading.addresses(settings)
         loading.dump(settings)
-    except loading.ConfigError as refused:
+    except ConfigError as refused:
         if not str(refused):
             raise AssertionError("the refusal has no text") from refused
 

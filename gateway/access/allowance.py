@@ -12,9 +12,8 @@ from gateway.access.counters import Counters, Used
 from gateway.access.meters import BUDGETS, Meter, Quantity, Terms
 from gateway.config.keys import Price
 from gateway.core import fields
-from gateway.core.errors import Failure, Refused
-from gateway.core.exchange import Exchange, Outcome
-from gateway.telemetry.receipts import whole_usage
+from gateway.core.errors import Failure, Outcome, Refused
+from gateway.exchange import Exchange, whole_usage
 
 CHARS_PER_TOKEN = 4
 """Of a prompt that no engine has counted yet."""

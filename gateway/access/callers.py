@@ -7,8 +7,9 @@ from hashlib import blake2b
 
 from gateway.access import key_hash
 from gateway.access.meters import Terms
-from gateway.config.loading import ConfigError, secret
+from gateway.config.loading import secret
 from gateway.config.settings import Settings
+from gateway.core.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)

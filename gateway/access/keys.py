@@ -10,9 +10,8 @@ from gateway.access import key_hash
 from gateway.access.callers import Caller
 from gateway.access.meters import Meter, Terms
 from gateway.config.section import is_loopback
-from gateway.core.errors import Failure, Refused
+from gateway.core.errors import Failure, Outcome, Refused
 from gateway.core.excerpt import excerpt
-from gateway.core.exchange import Outcome
 
 ANYBODY = Caller(tenant="default", may_prioritise=False, tools=("*",))
 """Everybody, while no keys are configured."""

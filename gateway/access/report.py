@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from gateway.access.allowance import Limiter, standing
 from gateway.access.meters import Quantity, Terms
-from gateway.core.exchange import Json
+from gateway.core.fields import Json
 
 
 def report(limiter: Limiter, all_terms: Iterable[Terms]) -> list[Json]:

@@ -10,7 +10,7 @@ from typing import Protocol
 from urllib.parse import parse_qs
 
 from gateway.api.snapshot import MAX_ROWS, WINDOW_S, snapshot
-from gateway.core.exchange import Json
+from gateway.core.fields import Json
 from gateway.sessions.sessions import Sessions
 from policies.types import SessionId
 from policies.view import FleetView

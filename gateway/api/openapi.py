@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from gateway.batches.front import ENDPOINTS, PURPOSES
-from gateway.core.exchange import Json
+from gateway.core.fields import Json
 
 PATH = "/openapi.json"
 JSON_TYPE, SSE_TYPE = "application/json", "text/event-stream"

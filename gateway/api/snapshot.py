@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from itertools import chain, islice
 
-from gateway.core.exchange import Exchange, Json
+from gateway.core.fields import Json
+from gateway.exchange import Exchange
 from gateway.sessions.sessions import Seen
 from gateway.sessions.timeline import Span, span
 from policies.types import Hold, SessionState, TurnKind

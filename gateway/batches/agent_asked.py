@@ -13,7 +13,7 @@ from jsonschema.validators import validator_for
 
 from gateway.core import fields
 from gateway.core.errors import Failure
-from gateway.core.exchange import Json
+from gateway.core.fields import Json
 from gateway.dialects import checks
 from gateway.dialects.base import Script
 from tool_runtime.types import Tool, Tools

@@ -23,7 +23,7 @@ from gateway.batches.outputs import NotChecked, Outputs
 from gateway.batches.store import Store, StoreFailed
 from gateway.core import fields
 from gateway.core.errors import Failure
-from gateway.core.exchange import Json
+from gateway.core.fields import Json
 from gateway.dialects import canonical
 from gateway.dialects.failures import openai_error
 from gateway.request.inprocess import InProcessResponder

@@ -17,7 +17,7 @@ from gateway.batches.objects import Batch, File, NotAllowed, Status, new_id
 from gateway.batches.store import Page, Store
 from gateway.batches.upload import upload
 from gateway.core.errors import Refused
-from gateway.core.exchange import Json
+from gateway.core.fields import Json
 from gateway.core.transport import BodyTooLarge, Request, Responder
 from gateway.dialects import BY_PATH
 

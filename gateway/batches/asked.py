@@ -12,8 +12,8 @@ import orjson
 
 from gateway.batches.store import Page
 from gateway.core import fields
-from gateway.core.errors import Failure, Refused
-from gateway.core.exchange import Json, Outcome
+from gateway.core.errors import Failure, Outcome, Refused
+from gateway.core.fields import Json
 
 BATCH_FILE_EXPIRES_S = 30 * 86_400
 SHORTEST_EXPIRY_S, LONGEST_EXPIRY_S = 3_600, 30 * 86_400

@@ -14,7 +14,7 @@ from gateway.batches.objects import Fault, Line
 from gateway.core import fields
 from gateway.core.errors import Failure
 from gateway.core.excerpt import excerpt
-from gateway.core.exchange import Json
+from gateway.core.fields import Json
 from gateway.core.splice import members_of, splice
 from gateway.dialects.base import Script
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from gateway.core.exchange import Json
+from gateway.core.fields import Json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gateway.batches import output_check
-from gateway.core.exchange import Json
+from gateway.core.fields import Json
 from tool_runtime.killable import Killable, ProcessLost
 from tool_runtime.limits import Throttle, claim_of
 from tool_runtime.types import Context, Limits

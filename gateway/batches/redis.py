@@ -15,7 +15,7 @@ import orjson
 from gateway.batches.objects import LIVE, Batch, File, Finished, Line, NotAllowed, Status
 from gateway.batches.records import COUNTS, about, batch_of, counted, file_of
 from gateway.batches.store import Page
-from gateway.config.loading import ConfigError
+from gateway.core.errors import ConfigError
 from gateway.core.redis import client
 
 Pipeline: TypeAlias = Any

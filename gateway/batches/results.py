@@ -6,7 +6,7 @@ import orjson
 
 from gateway.batches.objects import Finished, Spent, new_id
 from gateway.core import fields
-from gateway.core.exchange import Json
+from gateway.core.fields import Json
 from gateway.request.inprocess import InProcessResponder
 
 EXPIRED = ("batch_expired", "This request could not be executed before the completion window expired.")

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from gateway.cli.remote import page
 from gateway.core import fields
-from gateway.core.exchange import Json
+from gateway.core.fields import Json
 from gateway.core.transport import Upstream
 
 

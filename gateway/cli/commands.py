@@ -17,10 +17,11 @@ from gateway.access.callers import plain_keys
 from gateway.cli import logs
 from gateway.config import loading
 from gateway.config.settings import Settings
+from gateway.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from gateway.cluster.worker_identity import Place
-    from gateway.core.exchange import Json
+    from gateway.core.fields import Json
     from gateway.core.transport import Upstream
 
 _UNCONFIGURED = ("demo", "keys", "openapi")
@@ -203,7 +204,7 @@ async def tools(settings: Settings, arguments: argparse.Namespace) -> int:
     if arguments.action == "list":
         return await listed(settings.tools)
     if arguments.name is None:
-        raise loading.ConfigError('tools call: say which one, as in `turngate tools call search \'{"q": "a"}\'`')
+        raise ConfigError('tools call: say which one, as in `turngate tools call search \'{"q": "a"}\'`')
     return await called(settings.tools, arguments.name, arguments.arguments)
 
 

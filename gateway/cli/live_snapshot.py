@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gateway.api.live import PATH
 from gateway.cli.remote import NotTold, base_of, page
-from gateway.core.exchange import Json
+from gateway.core.fields import Json
 from gateway.core.transport import Upstream
 
 _KEYS = frozenset(("sessions", "replicas", "turns"))

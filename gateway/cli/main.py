@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
     arguments.as_typed = list(sys.argv[1:] if argv is None else argv)
     from gateway.cli import commands
-    from gateway.config.loading import ConfigError
+    from gateway.core.errors import ConfigError
 
     try:
         status = commands.run(arguments, flags(arguments))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 
 from gateway.core import fields
-from gateway.core.exchange import Json
+from gateway.core.fields import Json
 from gateway.core.transport import Timeouts, Upstream, UpstreamCut, UpstreamRefused
 
 _MAX_PAGE_BYTES = 64 * 2**20

@@ -13,7 +13,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from gateway.core.exchange import Json
+from gateway.core.fields import Json
 
 COLOURS: Mapping[str, str] = {
     "waiting": "yellow",

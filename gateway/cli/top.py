@@ -14,7 +14,7 @@ from rich.live import Live
 
 from gateway.cli.remote import NotTold
 from gateway.cli.screen import SORTS, Screen
-from gateway.core.exchange import Json
+from gateway.core.fields import Json
 
 ROWS = 300
 _GONE = "\x04"

@@ -7,6 +7,7 @@ import sys
 
 from gateway.config import loading
 from gateway.config.settings import Settings
+from gateway.core.errors import ConfigError
 
 
 async def top(settings: Settings, arguments: argparse.Namespace) -> int:
@@ -14,7 +15,7 @@ async def top(settings: Settings, arguments: argparse.Namespace) -> int:
     try:
         from rich.console import Console
     except ImportError:
-        raise loading.ConfigError("turngate top draws with rich: pip install 'turngate[top]'") from None
+        raise ConfigError("turngate top draws with rich: pip install 'turngate[top]'") from None
     from gateway.cli import top as view
     from gateway.cli.live_snapshot import ask
     from gateway.transport.aiohttp_upstream import AiohttpUpstream

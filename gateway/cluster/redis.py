@@ -10,7 +10,7 @@ import orjson
 
 from gateway.cluster.member import Member
 from gateway.cluster.membership import BoardGone, State, decode, placed_of
-from gateway.config.loading import ConfigError
+from gateway.core.errors import ConfigError
 from gateway.core.redis import client
 from gateway.sessions.session_locations import Placed, Trail
 

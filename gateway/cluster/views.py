@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from gateway.core.exchange import Json
+from gateway.core.fields import Json
 
 PREFIX = "/v1/turngate/"
 _RECEIPTS = PREFIX + "receipts/"

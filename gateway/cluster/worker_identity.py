@@ -10,8 +10,8 @@ from typing import Any
 
 import orjson
 
-from gateway.config.loading import ConfigError
 from gateway.config.settings import Settings
+from gateway.core.errors import ConfigError
 
 MAX_LINE_BYTES = 2**20
 

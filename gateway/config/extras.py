@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 
-from gateway.config.loading import ConfigError
 from gateway.config.settings import Settings
+from gateway.core.errors import ConfigError
 from gateway.engines.base import EngineAddress
 
 

@@ -21,16 +21,13 @@ from pydantic.fields import FieldInfo
 
 from gateway.config.section import Section, help_of
 from gateway.config.settings import EngineEntry, Settings
+from gateway.core.errors import ConfigError
 from gateway.engines.base import EngineAddress, KvEventSource
 from gateway.engines.hosts import host_urls, parse_address
 
 DEFAULT_FILE = Path("turngate.yaml")
 PREFIX = "TURNGATE_"
 FILE_VARIABLE = PREFIX + "CONFIG"
-
-
-class ConfigError(Exception):
-    """The configuration is wrong; one line per fault, each with the place where it was written."""
 
 
 def load(

@@ -3,8 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
-from gateway.core.exchange import Outcome
+
+class Outcome(StrEnum):
+    """Every way a request can end: metric label and log field. `STATUS` maps the failures to HTTP."""
+
+    ANSWERED = "answered"
+    BAD_REQUEST = "bad_request"
+    UNAUTHORISED = "unauthorised"
+    FORBIDDEN = "forbidden"
+    NOT_FOUND = "not_found"
+    REJECTED_LIMIT = "rejected_limit"
+    REJECTED_WAIT = "rejected_wait"
+    REJECTED_DEADLINE = "rejected_deadline"
+    REJECTED_NO_ENGINE = "rejected_no_engine"
+    REJECTED_QUEUE_FULL = "rejected_queue_full"
+    REJECTED_STOPPING = "rejected_stopping"
+    CLIENT_GONE = "client_gone"
+    ENGINE_REFUSED = "engine_refused"
+    ENGINE_FAILED = "engine_failed"
+    ENGINE_CUT = "engine_cut"
+    GATEWAY_ERROR = "gateway_error"
+
 
 STATUS = {
     Outcome.BAD_REQUEST: 400,
@@ -47,3 +68,7 @@ class Refused(Exception):
         super().__init__(failure.message)
         self.outcome = outcome
         self.failure = failure
+
+
+class ConfigError(Exception):
+    """The configuration is wrong; one line per fault, each with the place where it was written."""

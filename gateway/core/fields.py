@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
+
+Json: TypeAlias = dict[str, Any]
+"""A parsed JSON object of unknown shape; read it through these accessors."""
 
 
 def text(body: Mapping[str, Any], key: str) -> str | None:

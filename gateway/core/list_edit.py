@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from gateway.core.exchange import Json
+from gateway.core.fields import Json
 from gateway.core.splice import members_of, splice, value_end
 
 _NEXT = re.compile(rb"[\s,]*")

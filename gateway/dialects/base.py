@@ -10,7 +10,8 @@ from sys import getsizeof
 from typing import Any, Protocol
 
 from gateway.core.errors import Failure
-from gateway.core.exchange import Json, Reply
+from gateway.core.fields import Json
+from gateway.core.reply import Reply
 from policies.types import value
 
 

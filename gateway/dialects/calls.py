@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import orjson
 
-from gateway.core.text_buffer import TextBuffer
+from gateway.core.reply import TextBuffer
 
 NO_ARGUMENTS = "{}"
 

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from gateway.core import fields
-from gateway.core.exchange import Json
+from gateway.core.fields import Json
 from gateway.core.trimmed import trimmed
 from gateway.dialects.base import Tools
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from gateway.core import fields
 from gateway.core.errors import Failure
-from gateway.core.exchange import Json, Reply, ToolCall
+from gateway.core.fields import Json
+from gateway.core.reply import Reply, ToolCall
 from gateway.dialects import canonical, checks
 from gateway.dialects.base import Script, Tools
 from gateway.dialects.openai_format import Chunks, OpenAiFormat, chunks

@@ -9,7 +9,8 @@ import orjson
 
 from gateway.core import fields, sse
 from gateway.core.errors import Failure
-from gateway.core.exchange import Json, ToolCall
+from gateway.core.fields import Json
+from gateway.core.reply import ToolCall
 from gateway.dialects import canonical
 from gateway.dialects.chat import Chat as Dialect
 from gateway.dialects.rounds import End, Round, Terms, added, mark

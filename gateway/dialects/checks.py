@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from gateway.core import fields
 from gateway.core.errors import Failure
-from gateway.core.exchange import Json
+from gateway.core.fields import Json
 
 Shape: TypeAlias = tuple[tuple[type, ...], str]
 """Types that are allowed, and how to name them to a person."""

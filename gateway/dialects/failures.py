@@ -6,7 +6,7 @@ from typing import Any
 
 from gateway.core import fields
 from gateway.core.errors import Failure
-from gateway.core.exchange import Json
+from gateway.core.fields import Json
 
 _KIND_OF_STATUS = {
     401: "authentication_error",

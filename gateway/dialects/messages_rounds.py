@@ -9,8 +9,8 @@ import orjson
 
 from gateway.core import fields, sse
 from gateway.core.errors import Failure
-from gateway.core.exchange import Json, ToolCall
-from gateway.core.text_buffer import TextBuffer
+from gateway.core.fields import Json
+from gateway.core.reply import TextBuffer, ToolCall
 from gateway.dialects import canonical
 from gateway.dialects.calls import Spoken
 from gateway.dialects.messages import Pings

@@ -10,7 +10,7 @@ import orjson
 
 from gateway.core import fields, sse
 from gateway.core.errors import Failure
-from gateway.core.exchange import Json
+from gateway.core.fields import Json
 from gateway.dialects.failures import openai_error, read_error
 
 

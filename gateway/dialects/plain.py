@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from gateway.core import fields
 from gateway.core.errors import Failure
-from gateway.core.exchange import Json, Reply
+from gateway.core.fields import Json
+from gateway.core.reply import Reply
 from gateway.dialects import checks
 from gateway.dialects.base import Script, Tools
 from gateway.dialects.openai_format import Chunks, OpenAiFormat

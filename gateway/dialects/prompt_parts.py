@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from gateway.core.exchange import Json
+from gateway.core.fields import Json
 
 Prompt: TypeAlias = str | list[int]
 CHARS_PER_TOKEN = 4

@@ -10,7 +10,8 @@ import orjson
 
 from gateway.core import fields, sse
 from gateway.core.errors import Failure
-from gateway.core.exchange import Json, Reply, ToolCall
+from gateway.core.fields import Json
+from gateway.core.reply import Reply, ToolCall
 from gateway.dialects import canonical, checks
 from gateway.dialects.base import Script, Tools
 from gateway.dialects.failures import openai_error, read_error

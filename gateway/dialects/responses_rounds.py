@@ -9,7 +9,8 @@ import orjson
 
 from gateway.core import fields
 from gateway.core.errors import Failure
-from gateway.core.exchange import Json, ToolCall
+from gateway.core.fields import Json
+from gateway.core.reply import ToolCall
 from gateway.dialects import canonical
 from gateway.dialects.calls import Spoken
 from gateway.dialects.responses import NAMES, Numbered, failed, response_of

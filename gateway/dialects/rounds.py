@@ -15,7 +15,8 @@ from typing import Any, Protocol
 import orjson
 
 from gateway.core.errors import Failure
-from gateway.core.exchange import Json, ToolCall
+from gateway.core.fields import Json
+from gateway.core.reply import ToolCall
 from gateway.dialects.calls import Calls, Spoken
 from tool_runtime.types import Result, Tool
 

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import orjson
 
 from gateway.core import sse
-from gateway.core.exchange import Json
+from gateway.core.fields import Json
 from gateway.core.transport import HeaderList, Responder
 from gateway.embedded.driver import EngineDriver, Generation
 from gateway.embedded.model import ModelRequest

@@ -10,8 +10,7 @@ from typing import Any
 
 import orjson
 
-from gateway.core.exchange import Json
-from gateway.core.fields import items, obj, text
+from gateway.core.fields import Json, items, obj, text
 
 
 def rendered_chat(body: Json) -> str:

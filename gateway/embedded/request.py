@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gateway.core.exchange import Json
-from gateway.core.fields import flag, integer, items, obj, text
+from gateway.core.fields import Json, flag, integer, items, obj, text
 from gateway.embedded.answer import Answer, answer_to
 from gateway.embedded.prompt import rendered_chat
 from gateway.embedded.script import BadScript, scripted_answer

@@ -21,8 +21,7 @@ from typing import Any
 
 import orjson
 
-from gateway.core.exchange import Json
-from gateway.core.fields import integer, items, obj, text
+from gateway.core.fields import Json, integer, items, obj, text
 from gateway.embedded.prompt import content_text
 
 MARKER = "embedded_script:"

@@ -14,8 +14,7 @@ from itertools import count
 import orjson
 
 from gateway.core import sse
-from gateway.core.exchange import Json
-from gateway.core.fields import items, text
+from gateway.core.fields import Json, items, text
 from gateway.core.transport import BodyTooLarge, Request, Responder
 from gateway.dialects.prompt_parts import prompts_of
 from gateway.embedded.driver import EngineDriver, EngineStopped, Generation

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import orjson
 
 from gateway.core import sse
-from gateway.core.exchange import Json
+from gateway.core.fields import Json
 from gateway.embedded.answer import Delta
 
 

@@ -12,7 +12,7 @@ import orjson
 
 from gateway.core import fields
 from gateway.core.errors import Failure
-from gateway.core.exchange import Json
+from gateway.core.fields import Json
 from gateway.dialects import canonical
 from gateway.dialects.failures import openai_error
 from gateway.dialects.prompt_parts import Part

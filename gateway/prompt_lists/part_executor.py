@@ -10,9 +10,9 @@ import orjson
 
 from gateway.core import fields, sse
 from gateway.core.errors import Failure
-from gateway.core.exchange import Json
+from gateway.core.fields import Json
+from gateway.core.reply import TextBuffer
 from gateway.core.sse import EventSplitter, data_of
-from gateway.core.text_buffer import TextBuffer
 from gateway.core.transport import Handler, HeaderList
 from gateway.dialects import BY_PATH, canonical
 from gateway.dialects.failures import kind_of

@@ -7,11 +7,10 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from gateway.core.errors import STATUS, Failure, Refused
-from gateway.core.exchange import Exchange, Outcome
+from gateway.core.errors import STATUS, Failure, Outcome, Refused
 from gateway.core.transport import Responder
+from gateway.exchange import Exchange, ToolLoop
 from gateway.request.attempts import Attempts
 from gateway.request.drain import TurnedAway, stopping
 from gateway.request.engine_errors import EngineFailed
@@ -23,9 +22,6 @@ from gateway.request.upstream_response import Answer
 from gateway.request.warmup import WarmUps
 from gateway.telemetry.observer import Observer
 from policies.types import Dispatch, Ending, Refusal, ReplicaId, Turn, TurnKind
-
-if TYPE_CHECKING:
-    from gateway.tools.loop import ToolLoop
 
 KEPT_PLACE = 2.0
 """A refused session keeps its place for this many times the wait that it was told."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gateway.config.settings import Limits
 from gateway.core.errors import Failure
-from gateway.core.exchange import Json
+from gateway.core.fields import Json
 
 
 def too_many(body: Json, limits: Limits) -> Failure | None:

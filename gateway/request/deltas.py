@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import orjson
 
-from gateway.core.exchange import Reply
+from gateway.core.reply import Reply
 
 _KEYS = tuple(
     b'"%s":%s"' % (name, space)

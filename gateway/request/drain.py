@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from gateway.core.errors import Failure, Refused
-from gateway.core.exchange import Outcome
+from gateway.core.errors import Failure, Outcome, Refused
 
 LOG = logging.getLogger(__name__)
 

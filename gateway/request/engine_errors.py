@@ -9,13 +9,13 @@ from typing import Any
 import orjson
 
 from gateway.core import fields
-from gateway.core.errors import Failure, Refused
-from gateway.core.exchange import Exchange, Outcome
+from gateway.core.errors import Failure, Outcome, Refused
 from gateway.core.faults import Fault, NoAnswer, of_break
 from gateway.core.sse import EventTooLong
 from gateway.core.transport import UpstreamCut, UpstreamReply
 from gateway.dialects.base import Dialect
 from gateway.dialects.failures import kind_of
+from gateway.exchange import Exchange
 from policies.types import Ending
 
 FULL = frozenset((429, 503, 529))

@@ -18,14 +18,14 @@ from gateway.api.routes import methods_of
 from gateway.api.views import Admin
 from gateway.config.live_settings import RequestSettings
 from gateway.core import fields
-from gateway.core.errors import Failure, Refused
+from gateway.core.errors import Failure, Outcome, Refused
 from gateway.core.excerpt import excerpt
-from gateway.core.exchange import Exchange, Outcome, Recognition, Timings
 from gateway.core.splice import splice
 from gateway.core.transport import BodyTooLarge, HeaderList, Request, Responder
 from gateway.dialects import BY_PATH
 from gateway.dialects.base import Dialect
 from gateway.engines.monitor import Monitor
+from gateway.exchange import Exchange, Recognition, Timings
 from gateway.prompt_lists.answer import Lists
 from gateway.request import engine_errors, models
 from gateway.request.answer import Answering

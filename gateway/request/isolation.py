@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gateway.core import fields
-from gateway.core.errors import Failure, Refused
-from gateway.core.exchange import Exchange, Outcome
+from gateway.core.errors import Failure, Outcome, Refused
 from gateway.engines.base import Outgoing
 from gateway.engines.monitor import RunningEngine
+from gateway.exchange import Exchange
 
 SALT = "cache_salt"
 MAX_CLIENT_CHARS = 512

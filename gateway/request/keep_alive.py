@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from gateway.config.settings import Stream
 from gateway.core.errors import Failure
-from gateway.core.exchange import Exchange
 from gateway.core.transport import HeaderList, Responder
+from gateway.exchange import Exchange
 
 T = TypeVar("T")
 

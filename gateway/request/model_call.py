@@ -6,13 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from gateway.core import fields
-from gateway.core.exchange import Exchange, Reply
 from gateway.core.faults import OVERLOADS, Fault, NoAnswer
+from gateway.core.reply import Reply
 from gateway.core.sse import EventTooLong
 from gateway.core.transport import Timeouts, Upstream, UpstreamCut, UpstreamRefused, UpstreamReply
 from gateway.dialects.prompt_parts import longest_chars
 from gateway.engines.base import Asked
 from gateway.engines.monitor import Monitor, RunningEngine
+from gateway.exchange import Exchange
 from gateway.request import engine_errors, fitting
 from gateway.request.engine_errors import EngineFailed
 from gateway.request.fitting import Bound

@@ -8,9 +8,8 @@ from fnmatch import fnmatchcase
 import orjson
 
 from gateway.config.settings import Models
-from gateway.core.errors import Failure, Refused
+from gateway.core.errors import Failure, Outcome, Refused
 from gateway.core.excerpt import excerpt
-from gateway.core.exchange import Outcome
 from gateway.engines.poller import RunningEngine
 
 MAX_NAME_CHARS = 2048

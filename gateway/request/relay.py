@@ -13,7 +13,8 @@ import orjson
 
 from gateway.core import fields
 from gateway.core.errors import Failure
-from gateway.core.exchange import Json, Reply
+from gateway.core.fields import Json
+from gateway.core.reply import Reply
 from gateway.core.sse import EventSplitter, data_of
 from gateway.dialects.base import Dialect, Opening
 from gateway.engines.base import Engine

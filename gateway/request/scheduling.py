@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from gateway.config import loading, settings
 from gateway.config.settings import Settings
+from gateway.core.errors import ConfigError
 from gateway.telemetry.factlog import Header
 from policies.admission import Limits
 from policies.fifo import Fifo
@@ -45,11 +46,11 @@ def policy_of(section: settings.Policy) -> Policy:
     if ":" not in section.name:
         known = ", ".join(POLICIES)
         meant = loading.did_you_mean(section.name, POLICIES)
-        raise loading.ConfigError(f"policy.name {section.name!r} is none of {known}, nor a module:Name{meant}")
+        raise ConfigError(f"policy.name {section.name!r} is none of {known}, nor a module:Name{meant}")
     try:
         return cast(Policy, _imported(section.name)(**section.options))
     except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise loading.ConfigError(f"policy.name {section.name!r}: {error}") from None
+        raise ConfigError(f"policy.name {section.name!r}: {error}") from None
 
 
 def _place_of(placement: str) -> Place:
@@ -58,7 +59,7 @@ def _place_of(placement: str) -> Place:
     try:
         return cast(Place, _imported(placement))
     except (ImportError, AttributeError, ValueError) as error:
-        raise loading.ConfigError(f"policy.placement {placement!r}: {error}") from None
+        raise ConfigError(f"policy.placement {placement!r}: {error}") from None
 
 
 def _imported(path: str) -> Any:

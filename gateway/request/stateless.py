@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gateway.core.errors import Failure, Refused
-from gateway.core.exchange import Exchange, Outcome
+from gateway.core.errors import Failure, Outcome, Refused
 from gateway.core.splice import splice
 from gateway.core.transport import Responder, UpstreamCut, UpstreamReply, taken
 from gateway.engines.monitor import Monitor, RunningEngine
 from gateway.engines.openai import json_object
+from gateway.exchange import Exchange
 from gateway.request import engine_errors
 from gateway.request.engine_errors import EngineFailed
 from gateway.request.model_call import MAX_ERROR_BYTES, Forward

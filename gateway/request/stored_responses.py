@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from gateway.access.keys import Keys
 from gateway.core import response_ids
-from gateway.core.errors import Failure, Refused
+from gateway.core.errors import Failure, Outcome, Refused
 from gateway.core.excerpt import excerpt
-from gateway.core.exchange import Outcome
 from gateway.engines.base import RESPONSES
 from gateway.engines.client import Asking
 from gateway.engines.monitor import Monitor

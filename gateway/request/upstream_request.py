@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gateway.core.exchange import Exchange
 from gateway.core.splice import splice
 from gateway.core.transport import HOP_BY_HOP, HeaderList
 from gateway.engines.base import Asked, Outgoing, Repair
 from gateway.engines.monitor import RunningEngine
+from gateway.exchange import Exchange
 from gateway.request.fitting import Bound
 from policies.types import Hints, value
 

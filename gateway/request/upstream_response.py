@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import orjson
 
-from gateway.core.errors import Failure, Refused
-from gateway.core.exchange import Exchange, Outcome
+from gateway.core.errors import Failure, Outcome, Refused
 from gateway.core.faults import Fault, NoAnswer, of_break
 from gateway.core.sse import EventTooLong
 from gateway.core.transport import HOP_BY_HOP, Direct, HeaderList, Pushing, Responder, UpstreamCut, UpstreamReply
 from gateway.engines.base import Engine
+from gateway.exchange import Exchange
 from gateway.request import engine_errors
 from gateway.request.relay import StreamRelay, read_into
 from gateway.request.upstream_request import Call, end_to_end

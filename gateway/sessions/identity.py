@@ -8,8 +8,9 @@ from collections import OrderedDict
 import orjson
 
 from gateway.core import fields
-from gateway.core.exchange import Exchange, Recognition, Reply
+from gateway.core.reply import Reply
 from gateway.dialects.base import Script, Tools
+from gateway.exchange import Exchange, Recognition
 from gateway.sessions import claims
 from gateway.sessions.claims import Claim
 from gateway.sessions.raw_parts import Cutter

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from gateway.core import fields
-from gateway.core.exchange import Json
+from gateway.core.fields import Json
 from gateway.sessions.claims import read_claim
 
 FAMILY_CHARS = 512

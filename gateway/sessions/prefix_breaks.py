@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gateway.config.settings import Identity
-from gateway.core.exchange import Exchange, Json
+from gateway.core.fields import Json
 from gateway.dialects.base import Script
-from gateway.dialects.rewrite import Rewrite, owner_of
+from gateway.exchange import Exchange
+from gateway.sessions.rewrite import Rewrite, owner_of
 from gateway.telemetry.metrics import Metrics
 from policies.learning import TokenRatio
 from policies.recognition.prefix_breaks import Break, Breaks

@@ -6,7 +6,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable
 from typing import TypeAlias
 
-from gateway.core.exchange import Exchange
+from gateway.exchange import Exchange
 from gateway.sessions.origin import origin_of
 from policies.types import ReplicaId
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
 
-from gateway.core.exchange import Exchange, Json, Recognition
+from gateway.core.fields import Json
+from gateway.exchange import Exchange, Recognition
 from gateway.sessions.timeline import Timeline
 from policies.types import SessionState, TurnKind
 

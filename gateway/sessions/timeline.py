@@ -6,7 +6,8 @@ from collections import deque
 from collections.abc import Collection, Iterator
 from typing import NamedTuple, TypeAlias
 
-from gateway.core.exchange import Exchange, Outcome
+from gateway.core.errors import Outcome
+from gateway.exchange import Exchange
 
 MAX_TURNS = 5_000
 

@@ -6,8 +6,10 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
-from gateway.core.exchange import Exchange, Json, Outcome, Recognition
+from gateway.core.errors import Outcome
 from gateway.core.faults import Fault
+from gateway.core.fields import Json
+from gateway.exchange import Exchange, Recognition
 from gateway.telemetry.factlog import FactLog
 from gateway.telemetry.metrics import Metrics, Watched
 from gateway.telemetry.receipts import Receipts, overhead_s, queued_s, receipt, values_of

@@ -6,14 +6,13 @@ What one tells is taken out of its exchange at the end, and written only for who
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
 from operator import attrgetter, itemgetter
 from sys import getsizeof
 from typing import Any, TypeAlias
 
 from gateway.core.excerpt import excerpt
-from gateway.core.exchange import Exchange, Json, Timings
-from policies.types import Usage
+from gateway.core.fields import Json
+from gateway.exchange import Exchange, Timings, whole_usage
 
 Values: TypeAlias = tuple[Any, ...]
 
@@ -117,18 +116,6 @@ def receipt(values: Values) -> Json:
     told |= {"queue_ms": _ms(queued_s(times)), "ttft_ms": _ms(ttft_s(times)), "total_ms": _ms(total_s(times))}
     told["notes"] = list(told.pop("notes"))
     return {name: value for name, value in told.items() if value or (value == 0 and value is not False)}
-
-
-def whole_usage(exchange: Exchange) -> Usage:
-    """Of all model calls of an answer; those of the last alone while nothing of ours was called."""
-    if len(exchange.rounds) <= 1:
-        return exchange.reply.usage
-    return Usage(*(_sum(exchange.rounds, key) for key in ("prompt_tokens", "cached_tokens", "output_tokens")))
-
-
-def _sum(rounds: Sequence[Json], key: str) -> int | None:
-    known = [row[key] for row in rounds if row[key] is not None]
-    return sum(known) if known else None
 
 
 def queued_s(times: Timings) -> float | None:

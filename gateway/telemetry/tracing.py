@@ -2,39 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
-from gateway.config.loading import ConfigError
 from gateway.config.tracing import Tracing as Section
-
-if TYPE_CHECKING:
-    from gateway.core.exchange import Exchange
-    from gateway.core.transport import HeaderList
-    from tool_runtime.types import Call, Result
-
-
-class Trace(Protocol):
-    """Of one request. Synchronous but for `tool`, and never fails the request that it is about."""
-
-    id: str
-    """As `traceparent` has it."""
-
-    def asks(self, exchange: Exchange, engine: str, base_url: str, headers: HeaderList) -> HeaderList:
-        """A model call goes out: its headers, with this trace's context in the place of the client's."""
-        ...
-
-    def asked(self, exchange: Exchange) -> None:
-        """The model call is over; harmless when there was none."""
-        ...
-
-    async def tool(self, call: Call, running: Awaitable[Result]) -> Result:
-        """The result of a tool that the gateway runs."""
-        ...
-
-    def finished(self, exchange: Exchange) -> None:
-        """The request has its outcome."""
-        ...
+from gateway.core.errors import ConfigError
+from gateway.exchange import Exchange, Trace
 
 
 class Tracing(Protocol):

@@ -18,11 +18,11 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import AttributeValue
 
 from gateway.core import fields
+from gateway.core.errors import Outcome
 from gateway.core.excerpt import excerpt
-from gateway.core.exchange import Exchange, Outcome
 from gateway.core.transport import HeaderList
+from gateway.exchange import Exchange, Trace
 from gateway.telemetry import tracing_names as names
-from gateway.telemetry.tracing import Trace
 from policies.types import Usage
 from tool_runtime.types import Call, Result
 

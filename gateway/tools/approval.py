@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 
 from gateway.core import fields
-from gateway.core.exchange import Json
+from gateway.core.fields import Json
 from gateway.core.transport import Timeouts, Upstream
 from tool_runtime.types import Context, Tool, Verdict
 

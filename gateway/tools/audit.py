@@ -9,7 +9,7 @@ from hashlib import sha256
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from gateway.core.excerpt import excerpt
-from gateway.core.exchange import Json
+from gateway.core.fields import Json
 from gateway.telemetry.metrics import Bounded
 from tool_runtime.types import Call, Context, Execution, Origin, Result, Status
 

@@ -14,7 +14,7 @@ from hashlib import blake2b
 
 import orjson
 
-from gateway.core.exchange import Json
+from gateway.core.fields import Json
 from gateway.core.list_edit import Edit
 from gateway.core.trimmed import trimmed
 from gateway.dialects.rounds import Format

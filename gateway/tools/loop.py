@@ -11,13 +11,14 @@ from typing import Any, Protocol, TypeAlias
 
 import orjson
 
-from gateway.core.exchange import Exchange, Json
+from gateway.core.fields import Json
 from gateway.core.list_edit import Edit, edited
+from gateway.core.reply import TextBuffer
 from gateway.core.splice import splice
-from gateway.core.text_buffer import TextBuffer
 from gateway.dialects.base import Script
 from gateway.dialects.calls import Spoken
 from gateway.dialects.rounds import End, Format, Round, Terms
+from gateway.exchange import Exchange
 from gateway.sessions.claims import lost_s, read_claim, says_retry
 from gateway.tools.hidden import Hidden, follow
 from policies.types import Blocks, Turn, TurnKind

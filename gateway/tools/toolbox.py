@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from gateway.config.tools import ToolRules
-from gateway.core.exchange import Exchange, Json, Recognition
+from gateway.core.fields import Json
 from gateway.dialects.chat_rounds import Chat
 from gateway.dialects.messages_rounds import Messages
 from gateway.dialects.responses_rounds import Responses
 from gateway.dialects.rounds import Format
+from gateway.exchange import Exchange, Recognition
 from gateway.tools.loop import Means, ToolLoop
 from gateway.tools.offers import Offers
 from policies.types import Turn, TurnKind

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry
 
-from gateway.config.loading import ConfigError, secret
+from gateway.config.loading import secret
 from gateway.config.tools import McpEntry, ToolRules, Tools
-from gateway.core.exchange import Exchange
+from gateway.core.errors import ConfigError
 from gateway.core.transport import Upstream
 from gateway.dialects.base import Script
+from gateway.exchange import Exchange
 from gateway.tools.approval import Approvals
 from gateway.tools.audit import ToolAudit
 from gateway.tools.hidden import Hidden

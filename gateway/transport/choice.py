@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Literal, TypeAlias
 
-from gateway.config.loading import ConfigError
+from gateway.core.errors import ConfigError
 from gateway.core.transport import Handler, Server, Upstream
 
 Name: TypeAlias = Literal["auto", "aiohttp", "fast"]

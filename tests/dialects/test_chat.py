@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import orjson
 import pytest
 
-from gateway.core.exchange import Json, Reply, ToolCall
+from gateway.core.fields import Json
+from gateway.core.reply import Reply, ToolCall
 from gateway.dialects.chat import Chat
 
 CHAT = Chat()

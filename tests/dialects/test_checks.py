@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.exchange import Json, Reply
+from gateway.core.fields import Json
+from gateway.core.reply import Reply
 from gateway.dialects import BY_PATH
 
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = (

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.exchange import Reply
+from gateway.core.reply import Reply
 from gateway.dialects.base import Script
 from gateway.dialects.completions import Completions
 

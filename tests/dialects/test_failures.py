@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from gateway.core.errors import Failure
-from gateway.core.exchange import Json
+from gateway.core.fields import Json
 from gateway.core.sse import data_of
 from gateway.dialects import BY_PATH
 

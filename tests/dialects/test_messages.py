@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from gateway.core.exchange import Json, Reply, ToolCall
+from gateway.core.fields import Json
+from gateway.core.reply import Reply, ToolCall
 from gateway.dialects import BY_PATH
 from gateway.dialects.messages import Messages
 

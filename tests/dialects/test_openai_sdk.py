@@ -13,7 +13,7 @@ from openai.types.responses import ResponseCreatedEvent, ResponseFailedEvent, Re
 
 from gateway.core import sse
 from gateway.core.errors import Failure
-from gateway.core.exchange import Json
+from gateway.core.fields import Json
 from gateway.core.transport import Request, Responder
 from gateway.dialects import BY_PATH
 from gateway.transport.aiohttp_server import AiohttpServer

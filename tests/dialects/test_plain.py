@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.core.exchange import Reply
+from gateway.core.reply import Reply
 from gateway.dialects import BY_PATH
 
 

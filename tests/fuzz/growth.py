@@ -21,20 +21,22 @@ from gateway.access.keys import ANYBODY
 from gateway.batches.multipart import BadForm, FormSplitter, boundary_of
 from gateway.config.live_settings import RequestSettings
 from gateway.core import sse
-from gateway.core.exchange import Exchange, Json, Reply, Timings, ToolCall
+from gateway.core.fields import Json
 from gateway.core.list_edit import Edit, edited
+from gateway.core.reply import Reply, ToolCall
 from gateway.core.transport import Request, Responder, Timeouts
 from gateway.dialects import BY_PATH
 from gateway.dialects.prompt_parts import Part
-from gateway.dialects.rewrite import Rewrite, owner_of
 from gateway.engines.providers import anthropic
 from gateway.engines.providers.asked import read
 from gateway.engines.providers.told import BodyTeller, StreamTeller
 from gateway.engines.refusals import names_field
+from gateway.exchange import Exchange, Timings
 from gateway.prompt_lists.part_executor import PartFailed, PartRequest, Streamed
 from gateway.request import fitting
 from gateway.request.inprocess import Begun, InProcessRequest
 from gateway.sessions.identity import Identity
+from gateway.sessions.rewrite import Rewrite, owner_of
 from gateway.transport.choice import Name, transport_of
 from policies.recognition.chains import message_chain
 from policies.recognition.continuation import Asked, Call, Carried

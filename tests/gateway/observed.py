@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, cast
 
-from gateway.core.exchange import Exchange, Outcome, Recognition, Timings
+from gateway.core.errors import Outcome
 from gateway.core.transport import Request
 from gateway.dialects.base import Dialect
+from gateway.exchange import Exchange, Recognition, Timings
 from gateway.telemetry.observer import Observer
 from gateway.telemetry.receipts import Receipts
 from policies.types import Dispatch, Hold, Reason, SessionState, TurnKind, Usage

@@ -8,8 +8,8 @@ import aiohttp
 import pytest
 
 from gateway.app import App
-from gateway.config.loading import ConfigError
 from gateway.config.settings import Policy, Settings
+from gateway.core.errors import ConfigError
 from gateway.request.scheduling import policy_of
 
 SETTINGS = Settings.model_validate({"listen": {"port": 0}, "engines": ["embedded"], "embedded": {"speed": 1000}})

@@ -10,8 +10,8 @@ import pytest
 
 from gateway.cli import prefix_breaks
 from gateway.config.settings import Identity
-from gateway.core.exchange import Exchange, Recognition
 from gateway.dialects.base import Script
+from gateway.exchange import Exchange, Recognition
 from gateway.sessions.prefix_breaks import PrefixBreaks
 from gateway.telemetry.metrics import Metrics
 from policies.types import TurnKind, Usage

@@ -12,6 +12,7 @@ import pytest
 from gateway.cli import main
 from gateway.config import loading
 from gateway.config.settings import Settings
+from gateway.core.errors import ConfigError
 from tests.deadline import DEADLINE_S
 
 
@@ -201,7 +202,7 @@ def test_a_hosts_file_and_a_place_for_batches_are_flags(tmp_path: Path) -> None:
     hosts.write_text("gpu1:8000\n")
     assert len(loading.addresses(settings)) == 1
     hosts.write_text("gpu1\n")
-    with pytest.raises(loading.ConfigError, match="hosts: engine 'vllm://gpu1'"):
+    with pytest.raises(ConfigError, match="hosts: engine 'vllm://gpu1'"):
         loading.addresses(settings)
     hosts.write_text("gpu1:8000\nsglang://gpu2:30000  # spare\n")
     assert [address.base_url for address in loading.addresses(settings)] == [

@@ -11,9 +11,9 @@ import yaml
 from gateway.access import key_hash
 from gateway.access.callers import Caller, callers
 from gateway.config import loading
-from gateway.config.loading import ConfigError
 from gateway.config.section import Section, help_of
 from gateway.config.settings import Policy, Settings
+from gateway.core.errors import ConfigError
 from gateway.engines.base import KvEventSource
 
 NOTHING: dict[str, str] = {}

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.exchange import Json, Reply
+from gateway.core.fields import Json
+from gateway.core.reply import Reply
 from gateway.core.sse import event
 from gateway.dialects import BY_PATH
 from gateway.engines.openai import OpenAI

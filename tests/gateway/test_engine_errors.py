@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.errors import Failure
-from gateway.core.exchange import Outcome
+from gateway.core.errors import Failure, Outcome
 from gateway.dialects import BY_PATH
 from gateway.request.engine_errors import in_stream, message_of
 from policies.types import Ending

@@ -9,6 +9,7 @@ import pytest
 from gateway.config import loading
 from gateway.config.extras import refuse_missing
 from gateway.config.settings import Settings
+from gateway.core.errors import ConfigError
 
 WANTS_ALL: dict[str, Any] = {
     "engines": ["bedrock://us-east-1", {"url": "vllm://a:1", "kv_events": ["tcp://a:2"]}],
@@ -22,7 +23,7 @@ WANTS_ALL: dict[str, Any] = {
 
 def test_each_missing_package_is_a_line_with_what_to_install() -> None:
     settings = Settings.model_validate(WANTS_ALL)
-    with pytest.raises(loading.ConfigError) as caught:
+    with pytest.raises(ConfigError) as caught:
         refuse_missing(settings, loading.addresses(settings), lambda package: False)
     lines = str(caught.value).splitlines()
     extras = [line.partition("pip install ")[2] for line in lines]

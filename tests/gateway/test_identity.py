@@ -10,9 +10,10 @@ import orjson
 import pytest
 
 from benchmarks.clients.trace_replay import HeadersOnly
-from gateway.core.exchange import Exchange, Recognition, Reply, Timings, ToolCall
+from gateway.core.reply import Reply, ToolCall
 from gateway.dialects import BY_PATH
 from gateway.dialects.base import Dialect, Script
+from gateway.exchange import Exchange, Recognition, Timings
 from gateway.sessions.claims import Claim, read_claim
 from gateway.sessions.identity import MAX_TOOL_BYTES, Identity
 from policies.types import TurnKind

@@ -17,8 +17,8 @@ from gateway.access.keys import ANYBODY, MOST_WAITING, Keys, may_use
 from gateway.access.meters import Quantity
 from gateway.cli import main
 from gateway.config import loading
-from gateway.config.loading import ConfigError
 from gateway.config.settings import Settings
+from gateway.core.errors import ConfigError
 
 LONG, SHORT = key_hash.new_key(), "swordfish"
 

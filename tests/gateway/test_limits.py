@@ -14,9 +14,9 @@ from gateway.access.meters import Quantity, Terms
 from gateway.access.report import report
 from gateway.config.keys import KeyLimits, Price
 from gateway.config.settings import Limits
-from gateway.core.errors import Refused
-from gateway.core.exchange import Exchange, Outcome, Timings
+from gateway.core.errors import Outcome, Refused
 from gateway.dialects import BY_PATH
+from gateway.exchange import Exchange, Timings
 from gateway.request.body_limits import too_many
 from gateway.request.inprocess import InProcessRequest
 from policies.types import Usage

@@ -13,9 +13,9 @@ from prometheus_client import CollectorRegistry
 
 from gateway.cli import logs
 from gateway.config.settings import Logging
-from gateway.core.errors import Failure
-from gateway.core.exchange import Outcome, Recognition, Timings
+from gateway.core.errors import Failure, Outcome
 from gateway.core.transport import Request
+from gateway.exchange import Recognition, Timings
 from gateway.telemetry.counts import Counter
 from gateway.telemetry.observer import Observer, Recomputation
 from policies.types import (

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.exchange import Exchange, Json, Timings
+from gateway.core.fields import Json
 from gateway.core.transport import Request
 from gateway.dialects import BY_PATH
+from gateway.exchange import Exchange, Timings
 from gateway.sessions.identity import Identity
 from gateway.sessions.raw_parts import Cutter
 from tests.gateway.observed import Asked

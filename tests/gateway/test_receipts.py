@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gateway.core.errors import Failure
-from gateway.core.exchange import Exchange, Outcome
+from gateway.core.errors import Failure, Outcome
+from gateway.exchange import Exchange
 from gateway.telemetry.receipts import Receipts, size_bytes, values_of
 from tests.gateway.observed import exchange, observer
 

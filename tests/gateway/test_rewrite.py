@@ -9,10 +9,10 @@ import orjson
 import pytest
 
 from gateway.config.settings import Identity
-from gateway.core.exchange import Exchange, Timings
 from gateway.core.transport import Request
 from gateway.dialects import BY_PATH
-from gateway.dialects.rewrite import Rewrite, owner_of
+from gateway.exchange import Exchange, Timings
+from gateway.sessions.rewrite import Rewrite, owner_of
 from policies.recognition.prefix_breaks import Breaks
 
 PATTERNS = Identity().volatile_patterns

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from gateway.config.loading import ConfigError
 from gateway.config.settings import Policy
+from gateway.core.errors import ConfigError
 from gateway.request.scheduling import policy_of
 from policies.placement import Option
 

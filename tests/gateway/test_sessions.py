@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from gateway.core.exchange import Exchange, Recognition, Timings
+from gateway.exchange import Exchange, Recognition, Timings
 from gateway.sessions.sessions import Sessions
 from policies.types import TurnKind, Usage
 from tests.gateway.observed import exchange

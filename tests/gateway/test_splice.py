@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.exchange import Json
+from gateway.core.fields import Json
 from gateway.core.splice import splice
 
 TEXT = st.text(st.sampled_from('abc"\\{}[],: \n\té\u2028'), max_size=6)

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.text_buffer import TextBuffer
+from gateway.core.reply import TextBuffer
 
 PIECES = st.lists(st.text(st.sampled_from("ab\r\n\0é\u2028\U0001f600\ud800"), max_size=4), max_size=20)
 

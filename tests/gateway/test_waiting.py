@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from gateway.config.settings import Stream
-from gateway.core.exchange import Exchange, Timings
 from gateway.dialects import BY_PATH
+from gateway.exchange import Exchange, Timings
 from gateway.request.inprocess import InProcessRequest, InProcessResponder
 from gateway.request.keep_alive import Waiting
 

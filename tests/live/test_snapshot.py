@@ -10,7 +10,8 @@ import pytest
 
 from gateway.api import snapshot as live
 from gateway.api.live import Live
-from gateway.core.exchange import Exchange, Outcome, Recognition, Timings
+from gateway.core.errors import Outcome
+from gateway.exchange import Exchange, Recognition, Timings
 from gateway.sessions.sessions import Seen, Sessions
 from gateway.sessions.timeline import Span, Timeline
 from policies.types import SessionId, SessionState, TurnKind

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.exchange import Reply
+from gateway.core.reply import Reply
 from gateway.dialects import BY_PATH
 from gateway.engines import named
 from gateway.engines.base import Outgoing

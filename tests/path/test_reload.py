@@ -12,8 +12,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from gateway.config import loading
 from gateway.config.settings import Limits, Settings
+from gateway.core.errors import ConfigError
 from gateway.engines.breaker import State
 from gateway.reload import AT_RUN_TIME, Reloading, changes, effective, reload
 from tests.deadline import DEADLINE_S
@@ -150,7 +150,7 @@ async def test_a_budget_in_money_waits_for_the_restart_that_brings_its_prices(
 ) -> None:
     gateway = await start(engine, keys=keys("a"))
     new = changed(gateway, keys=keys("a", limits={"budget_cost": 1}), prices={"*": {"prompt": 1}})
-    with pytest.raises(loading.ConfigError, match="needs a price of every model"):
+    with pytest.raises(ConfigError, match="needs a price of every model"):
         await reload(gateway.app, new)
 
 
@@ -210,7 +210,7 @@ async def test_a_configuration_that_cannot_be_used_changes_nothing(
 ) -> None:
     gateway = await start(engine)
     before = gateway.app.settings.current
-    with pytest.raises(loading.ConfigError):
+    with pytest.raises(ConfigError):
         await reload(gateway.app, changed(gateway, **sections, limits={"body_bytes": 5}))
     assert gateway.app.settings.current is before
     assert (await gateway.ask(ASK)).status == 200

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeAlias
 
-from gateway.config.loading import ConfigError
+from gateway.core.errors import ConfigError
 from gateway.engines.monitor import RunningEngine
 from policies.types import Fact, ReplicaId
 

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import orjson
 
 from gateway.core import fields
-from gateway.core.exchange import Json
+from gateway.core.fields import Json
 
 CACHE_MARKERS = "cache_markers"
 """Body key by which an engine's file asks for prompt-cache markers; it never leaves the gateway."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from gateway.core.exchange import Json
+from gateway.core.fields import Json
 from gateway.core.transport import HeaderList
 
 _REGION = re.compile(r"^https://bedrock(?:-runtime)?(?:-fips)?\.([a-z0-9-]+)\.")

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from gateway.core import fields
-from gateway.core.exchange import Json
+from gateway.core.fields import Json
 from gateway.engines.providers.asked import Asked, Block, Image, ToolResult, ToolUse, Untranslatable
 from gateway.engines.providers.told import StreamTeller, Teller
 

@@ -8,8 +8,8 @@ from urllib.parse import quote, urlsplit
 
 import orjson
 
-from gateway.config.loading import ConfigError
 from gateway.core import fields
+from gateway.core.errors import ConfigError
 from gateway.core.transport import HeaderList, Timeouts, Upstream, UpstreamReply, taken
 from gateway.engines.base import CHAT, Json
 from gateway.engines.providers import bedrock

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 import orjson
 
 from gateway.core import sse
-from gateway.core.exchange import Json
-from gateway.core.text_buffer import TextBuffer
+from gateway.core.fields import Json
+from gateway.core.reply import TextBuffer
 
 
 class Teller(Protocol):

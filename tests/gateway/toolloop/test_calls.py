@@ -8,7 +8,7 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.text_buffer import TextBuffer
+from gateway.core.reply import TextBuffer
 from gateway.dialects.calls import Calls, ObjectEnd, Spoken
 
 JSON = st.recursive(

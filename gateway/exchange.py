@@ -1,49 +1,105 @@
-"""The vocabulary of the path: one Exchange per request, one Reply per model call, one Outcome at the end."""
+"""The record of one request: what was asked, who asks, what was decided, what came back, and how it ended.
+
+Parts of it come from folders that stand above this module: it knows them by what it needs of them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, Protocol
 
 from gateway.config.live_settings import RequestSettings
 from gateway.core import response_ids
+from gateway.core.errors import Failure, Outcome
 from gateway.core.excerpt import excerpt
-from gateway.core.text_buffer import TextBuffer
+from gateway.core.fields import Json
+from gateway.core.reply import Reply
+from gateway.core.transport import HeaderList, Request
+from gateway.dialects.base import Dialect, Opening
+from gateway.dialects.rounds import PublicAnswer, Round
 from policies.recognition.prefix_breaks import Found
-from policies.types import Blocks, Dispatch, TurnKind, Usage, value
-
-if TYPE_CHECKING:
-    from gateway.access.allowance import Allowance
-    from gateway.core.errors import Failure
-    from gateway.core.transport import Request
-    from gateway.dialects.base import Dialect, Opening
-    from gateway.telemetry.tracing import Trace
-    from gateway.tools.loop import ToolLoop
-
-Json: TypeAlias = dict[str, Any]
-"""A parsed JSON object of unknown shape; read it through the accessors of `gateway.core.fields`."""
+from policies.types import Blocks, Dispatch, Turn, TurnKind, Usage, value
+from tool_runtime.types import Call, Result
 
 
-class Outcome(StrEnum):
-    """Every way a request can end: metric label and log field. `errors.STATUS` maps the failures to HTTP."""
+class Trace(Protocol):
+    """Of one request. Synchronous but for `tool`, and never fails the request that it is about."""
 
-    ANSWERED = "answered"
-    BAD_REQUEST = "bad_request"
-    UNAUTHORISED = "unauthorised"
-    FORBIDDEN = "forbidden"
-    NOT_FOUND = "not_found"
-    REJECTED_LIMIT = "rejected_limit"
-    REJECTED_WAIT = "rejected_wait"
-    REJECTED_DEADLINE = "rejected_deadline"
-    REJECTED_NO_ENGINE = "rejected_no_engine"
-    REJECTED_QUEUE_FULL = "rejected_queue_full"
-    REJECTED_STOPPING = "rejected_stopping"
-    CLIENT_GONE = "client_gone"
-    ENGINE_REFUSED = "engine_refused"
-    ENGINE_FAILED = "engine_failed"
-    ENGINE_CUT = "engine_cut"
-    GATEWAY_ERROR = "gateway_error"
+    id: str
+    """As `traceparent` has it."""
+
+    def asks(self, exchange: Exchange, engine: str, base_url: str, headers: HeaderList) -> HeaderList:
+        """A model call goes out: its headers, with this trace's context in the place of the client's."""
+        ...
+
+    def asked(self, exchange: Exchange) -> None:
+        """The model call is over; harmless when there was none."""
+        ...
+
+    async def tool(self, call: Call, running: Awaitable[Result]) -> Result:
+        """The result of a tool that the gateway runs."""
+        ...
+
+    def finished(self, exchange: Exchange) -> None:
+        """The request has its outcome."""
+        ...
+
+
+class Allowance(Protocol):
+    """What one request has taken of its key's limits."""
+
+    def enter(self) -> None:
+        """Take one request and a place among those at once. Raises Refused."""
+        ...
+
+    def reserve(self, exchange: Exchange) -> None:
+        """Take tokens by estimate. Raises Refused."""
+        ...
+
+    def settle(self, exchange: Exchange) -> None:
+        """Give back what was not used."""
+        ...
+
+    def headers(self) -> list[tuple[str, str]]:
+        """What is left, for the client."""
+        ...
+
+
+class ToolLoop(Protocol):
+    """The rounds of one answer in which tools of the gateway may be called."""
+
+    answer: PublicAnswer
+    asked: Json
+    """The request's body as its client sent it."""
+
+    async def __aenter__(self) -> Any: ...
+
+    async def __aexit__(self, *ended: Any) -> None: ...
+
+    def round(self) -> Round:
+        """The next model call begins."""
+        ...
+
+    async def goes_on(self) -> bool:
+        """The model call is over: run what it called. Whether the model is asked again."""
+        ...
+
+    def next_turn(self, turn: Turn) -> Turn:
+        """The turn of the next model call."""
+        ...
+
+    def body(self, last: bytes) -> bytes:
+        """The whole answer, where it is not streamed. `last`: the engine's body of the last model call."""
+        ...
+
+    def tool_s(self) -> float | None:
+        """How long the tools that were called are expected to take. None: not known."""
+        ...
+
+    def answered(self, is_whole: bool) -> None:
+        """The answer is over."""
+        ...
 
 
 @value
@@ -68,54 +124,6 @@ class Recognition:
     """Declared: model calls still to come after this one. None: not declared."""
     is_final: bool = False
     """The client says that its session ends with this answer."""
-
-
-class ToolCall:
-    """A call that the model wrote. Its arguments may still come."""
-
-    __slots__ = ("id", "name", "written")
-
-    def __init__(self, id_: str, name: str, arguments: str = "") -> None:
-        self.id = id_
-        self.name = name
-        self.written = TextBuffer(arguments)
-
-    @property
-    def arguments(self) -> str:
-        return str(self.written)
-
-    def __repr__(self) -> str:
-        return f"ToolCall({self.id!r}, {self.name!r}, {self.arguments!r})"
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, ToolCall):
-            return NotImplemented
-        return (self.id, self.name, self.written) == (other.id, other.name, other.written)
-
-    __hash__ = None  # type: ignore[assignment]
-
-
-@dataclass(slots=True)
-class Reply:
-    """What one model call answered, as read from a copy of its bytes."""
-
-    status: int = 0
-    id: str = ""
-    """The engine's id of a stored answer (`/v1/responses`)."""
-    served_by: str | None = None
-    """Name of the KV pool that computed it, where the engine says so."""
-    model: str = ""
-    written: TextBuffer = field(default_factory=TextBuffer)
-    """Its text."""
-    tool_calls: list[ToolCall] = field(default_factory=list)
-    finish_reason: str | None = None
-    usage: Usage = Usage()
-    is_complete: bool = False
-    """Whether the engine ended the answer itself."""
-
-    @property
-    def text(self) -> str:
-        return str(self.written)
 
 
 @dataclass(slots=True)
@@ -214,3 +222,15 @@ class Exchange:
         none."""
         given = self.request.headers.get("x-request-id")
         return None if given is None else excerpt(given)
+
+
+def whole_usage(exchange: Exchange) -> Usage:
+    """Of all model calls of an answer; those of the last alone while nothing of ours was called."""
+    if len(exchange.rounds) <= 1:
+        return exchange.reply.usage
+    return Usage(*(_sum(exchange.rounds, key) for key in ("prompt_tokens", "cached_tokens", "output_tokens")))
+
+
+def _sum(rounds: Sequence[Json], key: str) -> int | None:
+    known = [row[key] for row in rounds if row[key] is not None]
+    return sum(known) if known else None

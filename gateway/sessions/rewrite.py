@@ -11,8 +11,9 @@ from typing import Any
 
 import orjson
 
-from gateway.core.exchange import Exchange, Json
+from gateway.core.fields import Json
 from gateway.core.literal import Path, locate, without
+from gateway.exchange import Exchange
 from policies.recognition.prefix_breaks import Found
 from policies.recognition.volatile import Cuts, Volatile
 

@@ -1,0 +1,89 @@
+"""What one model call answered, as read from a copy of its bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from io import StringIO
+
+from policies.types import Usage
+
+
+class TextBuffer:
+    """Text in pieces. To take one costs what the piece costs; `text += piece` on an attribute copies all of it.
+
+    Reading it (`str`) joins the pieces: do that once it is whole, not per piece.
+    """
+
+    __slots__ = ("_pieces", "latest", "num_chars")
+
+    def __init__(self, text: str = "") -> None:
+        self._pieces = StringIO()
+        self.latest = ""
+        """The last piece."""
+        self.num_chars = 0
+        if text:
+            self.add(text)
+
+    def add(self, piece: str) -> None:
+        self._pieces.write(piece)
+        self.latest = piece
+        self.num_chars += len(piece)
+
+    def __str__(self) -> str:
+        return self._pieces.getvalue()
+
+    def __repr__(self) -> str:
+        return repr(str(self))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TextBuffer) and str(self) == str(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class ToolCall:
+    """A call that the model wrote. Its arguments may still come."""
+
+    __slots__ = ("id", "name", "written")
+
+    def __init__(self, id_: str, name: str, arguments: str = "") -> None:
+        self.id = id_
+        self.name = name
+        self.written = TextBuffer(arguments)
+
+    @property
+    def arguments(self) -> str:
+        return str(self.written)
+
+    def __repr__(self) -> str:
+        return f"ToolCall({self.id!r}, {self.name!r}, {self.arguments!r})"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ToolCall):
+            return NotImplemented
+        return (self.id, self.name, self.written) == (other.id, other.name, other.written)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@dataclass(slots=True)
+class Reply:
+    """What one model call answered, as read from a copy of its bytes."""
+
+    status: int = 0
+    id: str = ""
+    """The engine's id of a stored answer (`/v1/responses`)."""
+    served_by: str | None = None
+    """Name of the KV pool that computed it, where the engine says so."""
+    model: str = ""
+    written: TextBuffer = field(default_factory=TextBuffer)
+    """Its text."""
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    finish_reason: str | None = None
+    usage: Usage = Usage()
+    is_complete: bool = False
+    """Whether the engine ended the answer itself."""
+
+    @property
+    def text(self) -> str:
+        return str(self.written)
