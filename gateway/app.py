@@ -19,9 +19,10 @@ from gateway.access.allowance import Limiter
 from gateway.access.callers import callers
 from gateway.access.keys import Keys
 from gateway.api.live import Live
+from gateway.api.router import Router
 from gateway.api.ui.page import Page
 from gateway.api.views import Admin
-from gateway.batches.front import in_front_of, off
+from gateway.batches.front import off
 from gateway.cluster.counters import counters_of
 from gateway.cluster.worker_identity import Place, is_member
 from gateway.config import loading
@@ -115,7 +116,8 @@ class App:
         if self.tools is not None:
             await self.tools.start()
         batches = off if settings.batches.directory is None else await self._batches()
-        await self._listen(in_front_of(self.path.handle, batches), self.path.admin.handle_private)
+        public = Router(self.path.handle, self.views.handle, batches)
+        await self._listen(public.handle, self.views.handle_private)
 
     async def _listen(self, public: Handler, for_admin: Handler) -> None:
         if self._trail is not None:
@@ -195,6 +197,21 @@ class App:
         sessions = Sessions(settings.identity.max_sessions, settings.identity.session_ttl_s)
         breaks = PrefixBreaks(settings.identity, observer.metrics)
         limiter = Limiter(self._counters, settings.prices, time.time, observer.limited)
+        toolbox = self.tools.toolbox if self.tools is not None else None
+        self.views = Admin(
+            Access.of(settings, self._keys),
+            limiter,
+            self.settings.of_clients,
+            monitor,
+            observer,
+            sessions,
+            breaks,
+            toolbox,
+            lambda: self._drain.is_on,
+            clock,
+            Live(sessions, self.gate.view, clock),
+            Page(),
+        )
         return Path(
             self.settings.of_clients,
             self._drain,
@@ -209,21 +226,7 @@ class App:
             observer,
             sessions,
             breaks,
-            toolbox := self.tools.toolbox if self.tools is not None else None,
-            Admin(
-                Access.of(settings, self._keys),
-                limiter,
-                self.settings.of_clients,
-                monitor,
-                observer,
-                sessions,
-                breaks,
-                toolbox,
-                lambda: self._drain.is_on,
-                clock,
-                Live(sessions, self.gate.view, clock),
-                Page(),
-            ),
+            toolbox,
             clock,
             Lists(lambda: self.gate.view(counts_sessions=False), observer.receipt_headers),
             self._trail,

@@ -15,7 +15,7 @@ from gateway.access.report import report
 from gateway.api import openapi
 from gateway.api.live import PATH as LIVE
 from gateway.api.live import Live
-from gateway.api.routes import wrong_method
+from gateway.api.router import wrong_method
 from gateway.api.ui.page import PATH as UI
 from gateway.api.ui.page import Page
 from gateway.config.live_settings import RequestSettings

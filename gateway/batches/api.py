@@ -10,7 +10,6 @@ import orjson
 
 from gateway.access.callers import Caller
 from gateway.access.keys import Keys
-from gateway.api.routes import wrong_method
 from gateway.batches import asked
 from gateway.batches.blobs import Blobs
 from gateway.batches.objects import Batch, File, NotAllowed, Status, new_id
@@ -40,9 +39,6 @@ class Api:
 
     async def handle(self, request: Request, responder: Responder) -> None:
         """A `transport.Handler`."""
-        if wrong := wrong_method(request):
-            await responder.reply(*wrong)
-            return
         try:
             await self._handle(request, responder)
         except Refused as refused:

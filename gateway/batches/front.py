@@ -5,10 +5,8 @@ All that most gateways load of batches.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
-
 from gateway.core.errors import Failure
-from gateway.core.transport import Handler, Request, Responder
+from gateway.core.transport import Request, Responder
 from gateway.dialects import BY_PATH
 
 FILES, BATCHES = "/v1/files", "/v1/batches"
@@ -17,15 +15,6 @@ ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/em
 """What lines may ask for."""
 PURPOSES = ("assistants", "batch", "evals", "fine-tune", "user_data", "vision")
 """Of files."""
-
-
-def in_front_of(path: Handler, batches: Handler) -> Handler:
-    """Sends each request where it belongs."""
-
-    def handle(request: Request, responder: Responder) -> Awaitable[None]:
-        return (batches if request.path.startswith((FILES, BATCHES)) else path)(request, responder)
-
-    return handle
 
 
 async def off(request: Request, responder: Responder) -> None:

@@ -7,26 +7,22 @@ import math
 import os
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import orjson
 
 from gateway.access.allowance import Limiter
 from gateway.access.callers import Caller
 from gateway.access.keys import Keys, may_use, model_not_allowed, says_one_model
-from gateway.api.routes import methods_of
-from gateway.api.views import Admin
 from gateway.config.live_settings import RequestSettings
 from gateway.core import fields
 from gateway.core.errors import Failure, Outcome, Refused
-from gateway.core.excerpt import excerpt
 from gateway.core.splice import splice
-from gateway.core.transport import BodyTooLarge, HeaderList, Request, Responder
+from gateway.core.transport import BodyTooLarge, Handler, HeaderList, Request, Responder
 from gateway.dialects import BY_PATH
 from gateway.dialects.base import Dialect
 from gateway.engines.monitor import Monitor
 from gateway.exchange import Exchange, Recognition, Timings
-from gateway.prompt_lists.answer import Lists
 from gateway.request import engine_errors, models
 from gateway.request.answer import Answering
 from gateway.request.body_limits import too_many
@@ -57,6 +53,14 @@ _RETRYABLE = frozenset((429, 503, 529))
 _NONE: frozenset[ReplicaId] = frozenset()
 
 
+class PromptLists(Protocol):
+    """Answers requests with many prompts in parts."""
+
+    def takes(self, exchange: Exchange) -> bool: ...
+
+    async def answer(self, exchange: Exchange, responder: Responder, handle: Handler, caller: Caller) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Path:
     """Takes every request of the server, and ends each with one answer and one outcome."""
@@ -77,27 +81,14 @@ class Path:
     breaks: PrefixBreaks
     toolbox: Toolbox | None
     """None: the gateway has no tools of its own."""
-    admin: Admin
     clock: Callable[[], float]
-    lists: Lists
+    lists: PromptLists
     trail: Trail | None = None
     """Where sessions were at other members. None: there are none."""
 
     def handle(self, request: Request, responder: Responder) -> Awaitable[None]:
-        """A `transport.Handler`."""
-        path, method = request.path, request.method
-        dialect = BY_PATH.get(path)
-        if dialect is not None and method == "POST":
-            return self._exchange(dialect, request, responder)
-        if path == RESPONSES and request.headers.get("upgrade", "").lower() == "websocket":
-            failure = Failure(426, "invalid_request_error", "There are no websockets here: POST to this path.")
-            return responder.reply(*_told(BY_PATH[path], failure, [("Upgrade", "HTTP/1.1")]))
-        if path.startswith(RESPONSES + "/") and method in methods_of(path):
-            return self._exchange(BY_PATH[RESPONSES], request, responder)
-        if dialect is not None:
-            failure = Failure(405, "invalid_request_error", f"{path} takes POST, not {excerpt(method)}.")
-            return responder.reply(*_told(dialect, failure, [("Allow", "POST")]))
-        return self.admin.handle(request, responder)
+        """A `transport.Handler` of model calls: POST to the path of a dialect, and all below `/v1/responses/`."""
+        return self._exchange(BY_PATH.get(request.path, BY_PATH[RESPONSES]), request, responder)
 
     async def _exchange(self, dialect: Dialect, request: Request, responder: Responder) -> None:
         """Law: however this ends, `finished` is told once, with one outcome."""
@@ -283,7 +274,7 @@ class Path:
             responder.reset()
             return
         headers = self.observer.receipt_headers(exchange)
-        status, told_headers, body = _told(exchange.dialect, refused.failure, headers)
+        status, told_headers, body = failed(exchange.dialect, refused.failure, headers)
         if isinstance(refused, EngineFailed) and refused.body is not None:
             body = refused.body
         await responder.reply(status, told_headers, body)
@@ -303,7 +294,7 @@ def _deadline_at(exchange: Exchange) -> float | None:
     return None if within_ms is None else exchange.timings.received_at + within_ms / 1000
 
 
-def _told(dialect: Dialect, failure: Failure, headers: HeaderList) -> tuple[int, HeaderList, bytes]:
+def failed(dialect: Dialect, failure: Failure, headers: HeaderList) -> tuple[int, HeaderList, bytes]:
     """Status, headers and body of a failure; one that may be tried again says when."""
     told = [JSON_TYPE, *headers]
     if failure.status in _RETRYABLE or failure.retry_after_s is not None:
