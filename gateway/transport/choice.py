@@ -33,7 +33,7 @@ def transport_of(name: Name = "auto") -> Transport:
         return Transport("aiohttp", AiohttpServer, AiohttpUpstream)
     if not is_installed:
         raise ConfigError("transport: fast needs httptools: pip install 'turngate[fast]'")
+    from gateway.transport.fast.client import FastUpstream
     from gateway.transport.fast.server import FastServer
-    from gateway.transport.fast.upstream import FastUpstream
 
     return Transport("fast", FastServer, FastUpstream)

@@ -8,7 +8,7 @@ from typing import Any, cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.transport.fast.reply import FastReply
+from gateway.transport.fast.client import FastReply
 from tests.deadline import DEADLINE_S
 
 PARTS = st.lists(st.binary(min_size=1, max_size=3), min_size=1, max_size=3)

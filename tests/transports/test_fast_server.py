@@ -10,7 +10,7 @@ import pytest
 
 from gateway.core.transport import Handler, Request, Responder
 from gateway.transport.fast.server import FastServer
-from gateway.transport.fast.watch import Limits
+from gateway.transport.fast.timeouts import Limits
 from tests.clock import Clock
 from tests.deadline import DEADLINE_S
 from tests.transports.conftest import Serve, raw, within

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gateway.core.transport import Timeouts, Upstream, UpstreamCut
-from gateway.transport.fast import pool as pools
+from gateway.transport.fast import client as pools
 from tests.deadline import DEADLINE_S
 from tests.transports.test_upstream import CHUNKED, OK, TIMEOUTS, Engine, take
 from tests.transports.test_upstream_answers import answering

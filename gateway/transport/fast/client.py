@@ -1,0 +1,456 @@
+"""An engine's answer over the fast transport: its bytes from the parser to whoever reads them, without a copy."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from typing import cast
+from urllib.parse import urlsplit
+
+from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
+
+from gateway.core.transport import (
+    HOP_BY_HOP,
+    SILENT,
+    HeaderList,
+    Pushing,
+    Sink,
+    Timeouts,
+    UpstreamCut,
+    UpstreamRefused,
+    by_name,
+    joined,
+)
+from gateway.transport.edge import MAX_HEAD_BYTES
+from gateway.transport.fast.head import RawHeaders, decoded, encoded
+from gateway.transport.fast.timeouts import Sweep
+
+BUFFER_BYTES = 256 * 1024
+"""Read ahead of a slow reader; then reading from the engine pauses."""
+
+
+class FastReply(Pushing):
+    """A `transport.UpstreamReply`. Its connection fills it; after `finish` or `cut` the two are apart."""
+
+    __slots__ = (
+        "_connection",
+        "_fault",
+        "_sink",
+        "_waiter",
+        "has_begun",
+        "header_list",
+        "headers",
+        "held_bytes",
+        "is_complete",
+        "parts",
+        "status",
+    )
+
+    def __init__(self, connection: EngineConnection) -> None:
+        self.status = 0
+        self.header_list: HeaderList = ()
+        self.headers: Mapping[str, str] = {}
+        self.has_begun = False
+        self.is_complete = False
+        self.parts: list[bytes] = []
+        """That have come and not been read."""
+        self.held_bytes = 0
+        """Of these parts, framing included."""
+        self._connection: EngineConnection | None = connection
+        self._fault: str | None = None
+        self._sink: Sink | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def chunks(self) -> AsyncIterator[bytes]:
+        return self
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        while not self.parts:
+            if self.is_complete:
+                raise StopAsyncIteration
+            await self.more()
+        return self._taken()
+
+    async def read(self, limit_bytes: int) -> bytes:
+        if self.is_complete and self.held_bytes <= limit_bytes:
+            return self._taken()
+        return await joined(self, limit_bytes)
+
+    def close(self, *, reuse: bool) -> None:
+        """A connection is given back as soon as its answer is complete. One whose answer is not closes."""
+        if self._connection is not None:
+            self._connection.abort()
+
+    def begin(self, status: int, header_list: HeaderList) -> None:
+        self.status = status
+        self.header_list = header_list
+        self.headers = by_name(header_list)
+        self.has_begun = True
+        self.wake()
+
+    def finish(self) -> None:
+        self._connection = None
+        self.is_complete = True
+        self.wake()
+
+    def cut(self, fault: str) -> None:
+        self._connection = None
+        self._fault = fault
+        self.wake()
+
+    def push(self, sink: Sink) -> None:
+        self._sink = sink
+
+    def come(self) -> None:
+        """More has come: for the sink, or else for whoever reads."""
+        parts, sink = self.parts, self._sink
+        if sink is not None:
+            num_taken = sink(parts)
+            if num_taken == len(parts):
+                parts.clear()
+                self.held_bytes = 0
+                return
+            del parts[:num_taken]
+            self._sink = None
+        self.wake()
+
+    def wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def more(self) -> asyncio.Future[None]:
+        """Done at the next event. Raises UpstreamCut when there will be none."""
+        if self._connection is None:
+            raise UpstreamCut(self._fault)
+        self._waiter = waiter = self._connection.loop.create_future()
+        return waiter
+
+    def _taken(self) -> bytes:
+        """All parts that have come, as one chunk."""
+        parts, self.parts, self.held_bytes = self.parts, [], 0
+        if self._connection is not None:
+            self._connection.resume()
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+# --- One connection to an engine: one call at a time, and how far its answer has come.
+
+_BODILESS = frozenset((204, 304))
+
+
+class EngineConnection(asyncio.Protocol):
+    """Made by the pool of its engine, to which it goes back after each whole answer."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, pool: Pool, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.is_reused = False
+        self.has_answered = False
+        """Whether a byte has come since it was asked."""
+        self.lost: asyncio.Future[None] = loop.create_future()
+        self.since = 0.0
+        """When it was asked, heard at the latest sweep, or came back to the pool."""
+        self._pool = pool
+        self._parser: HttpResponseParser | None = HttpResponseParser(self)
+        self._headers: RawHeaders = []
+        self._bodiless_bytes = 0
+        """That have come without a byte of body among them."""
+        self._reply: FastReply | None = None
+        self._timeouts = Timeouts()
+        self._is_head = False
+        self._ends_with_connection = False
+        self._is_paused = False
+        self._has_heard = False
+
+    def ask(self, head: bytes, body: bytes | None, is_head: bool, timeouts: Timeouts, now: float) -> FastReply:
+        self._reply = reply = FastReply(self)
+        self.has_answered = False
+        self._is_head = is_head
+        self._timeouts = timeouts
+        self.since = now
+        if body:
+            self.transport.writelines((head, body))
+        else:
+            self.transport.write(head)
+        return reply
+
+    def abort(self) -> None:
+        """Close at once, which aborts the call at the engine."""
+        self._lose("the call was aborted")
+
+    # What asyncio calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self._pool.connections.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        reply, parser = self._reply, self._parser
+        if reply is None or parser is None:
+            self._lose("it answers what nobody asked")
+            return
+        self.has_answered = self._has_heard = True
+        self._bodiless_bytes += len(data)
+        try:
+            parser.feed_data(data)
+        except (HttpParserError, HttpParserUpgrade) as error:
+            self._lose(f"the engine's answer is not valid HTTP: {error.__context__ or error}")
+            return
+        if self._bodiless_bytes > MAX_HEAD_BYTES:
+            self._lose("the engine's headers or trailers are too long")
+        elif reply.parts:
+            reply.held_bytes += len(data)
+            reply.come()
+            if reply.held_bytes >= BUFFER_BYTES and self._reply is reply and not self._is_paused:
+                self._is_paused = True
+                self.transport.pause_reading()
+
+    def eof_received(self) -> None:
+        """The transport then closes itself."""
+        if self._ends_with_connection and self._reply is not None:
+            self._complete(self._reply, is_reusable=False)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if error is None:
+            self.eof_received()
+        self._lose(str(error or "") or "the engine closed the connection")
+        self._pool.connections.discard(self)
+        self.lost.set_result(None)
+
+    # What the parser calls
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        parser, reply = self._parser, self._reply
+        assert parser is not None
+        assert reply is not None
+        status = parser.get_status_code()
+        if status < 200:
+            return  # more of the answer follows (RFC 9110, 15.2)
+        header_list = decoded(self._headers)
+        reply.begin(status, header_list)
+        headers = reply.headers
+        self._ends_with_connection = not (
+            "content-length" in headers
+            or headers.get("transfer-encoding", "").lower().endswith("chunked")
+            or status in _BODILESS
+            or self._is_head
+        )
+        if self._is_head:
+            self._complete(reply, is_reusable=False)  # the parser cannot be told that no body follows
+
+    def on_body(self, data: bytes) -> None:
+        self._bodiless_bytes = 0
+        if (reply := self._reply) is not None:
+            reply.parts.append(data)
+
+    def on_message_complete(self) -> None:
+        reply, parser = self._reply, self._parser
+        self._headers = []
+        self._bodiless_bytes = 0
+        if reply is not None and reply.has_begun and parser is not None:
+            self._complete(reply, is_reusable=parser.should_keep_alive())
+
+    # Time-outs and endings
+
+    def sweep(self, now: float) -> None:
+        reply = self._reply
+        if reply is None:
+            return
+        if reply.has_begun:
+            if self._has_heard or self._is_paused:
+                self._has_heard = False
+                self.since = now
+            limit_s = self._timeouts.idle_s
+        else:
+            limit_s = self._timeouts.first_byte_s
+        if limit_s is not None and now - self.since > limit_s:
+            self._lose(SILENT)
+
+    def resume(self) -> None:
+        if self._is_paused:
+            self._is_paused = False
+            self.transport.resume_reading()
+
+    def _complete(self, reply: FastReply, *, is_reusable: bool) -> None:
+        self._reply = None
+        reply.finish()
+        # A request that has not been taken whole would be continued by the next one.
+        if is_reusable and not self.transport.get_write_buffer_size() and not self.transport.is_closing():
+            self._pool.take_back(self, self.loop.time())
+        else:
+            self._lose("")
+
+    def _lose(self, fault: str) -> None:
+        self._pool.forget(self)
+        self._parser = None
+        self.transport.abort()
+        if self._reply is not None:
+            reply, self._reply = self._reply, None
+            reply.cut(fault)
+
+
+# --- The open connections to one engine.
+
+# uvicorn, below vLLM and SGLang, closes idle connections after 5 s; a pool that forgets them first meets no
+# closed one.
+KEEPALIVE_S = 4.0
+
+CLOSE_S = 1.0
+
+
+class Pool:
+    """Latest used first, so that as few as possible stay open."""
+
+    def __init__(self, origin: str) -> None:
+        """`origin`: `scheme://host:port`. Raises UpstreamRefused."""
+        try:
+            parts = urlsplit(origin)
+            self._host, port = parts.hostname or "", parts.port
+        except ValueError as error:
+            raise UpstreamRefused(f"{origin!r} is no URL: {error}") from None
+        if parts.scheme not in ("http", "https") or not self._host or parts.username is not None:
+            raise UpstreamRefused(f"{origin!r} is no http:// or https:// URL")
+        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._port = port or (443 if self._tls else 80)
+        self.host_line = f"Host: {parts.netloc}\r\n"
+        self.connections: set[EngineConnection] = set()
+        self._idle: list[EngineConnection] = []
+
+    def idle(self, now: float) -> EngineConnection | None:
+        """One that is open, to be asked at once. None: there is none."""
+        while self._idle:
+            connection = self._idle.pop()
+            if now - connection.since < KEEPALIVE_S and not connection.transport.is_closing():
+                return connection
+            connection.abort()
+        return None
+
+    async def connect(self, connect_s: float | None) -> EngineConnection:
+        """A new one. Raises UpstreamRefused."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(connect_s):
+                _, made = await loop.create_connection(
+                    lambda: EngineConnection(self, loop), self._host, self._port, ssl=self._tls
+                )
+                return made
+        except TimeoutError:
+            raise UpstreamRefused(f"no connection to {self._host}:{self._port} within {connect_s} s") from None
+        except (OSError, UnicodeError) as error:
+            raise UpstreamRefused(str(error) or type(error).__name__) from error
+
+    def take_back(self, connection: EngineConnection, now: float) -> None:
+        connection.since = now
+        connection.is_reused = True
+        connection.resume()
+        self._idle.append(connection)
+
+    def forget(self, connection: EngineConnection) -> None:
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+    def sweep(self, now: float) -> None:
+        for connection in list(self.connections):
+            connection.sweep(now)
+        for connection in [one for one in self._idle if now - one.since >= KEEPALIVE_S]:
+            connection.abort()
+
+    async def close(self) -> None:
+        open_ = list(self.connections)
+        for connection in open_:
+            connection.abort()
+        if open_:
+            await asyncio.wait([connection.lost for connection in open_], timeout=CLOSE_S)
+
+
+# --- The calling edge of the fast transport: a call goes out in one write on a pooled connection.
+
+# A pooled connection that its peer had closed fails within a round trip. Later, the engine has worked on it.
+STALE_WITHIN_S = 1.0
+
+_OWN_HEADERS = HOP_BY_HOP | {"host", "content-length"}
+_MOST_PLACES, _MOST_PLACE_CHARS = 256, 512
+
+
+class FastUpstream:
+    """A `transport.Upstream`. Made inside a running event loop. Proxies of the environment are not used."""
+
+    def __init__(self, stale_within_s: float = STALE_WITHIN_S) -> None:
+        self._stale_within_s = stale_within_s
+        self._loop = asyncio.get_running_loop()
+        self._pools: dict[str, Pool] = {}
+        self._places: dict[str, tuple[Pool, str]] = {}
+        """Of URLs that were asked before."""
+        self._timeouts: Timeouts | None = None
+        """Those that the sweep was told of last."""
+        self._sweep = Sweep(self._tick)
+
+    async def call(
+        self, method: str, url: str, headers: HeaderList, body: bytes | None, timeouts: Timeouts
+    ) -> FastReply:
+        """As `transport.Upstream.call`.
+
+        A call is sent again only if it went out on a pooled connection that its peer closed at once, without a
+        byte of answer: that peer had closed before it could read. Each try takes one dead connection out of the
+        pool, and a new connection is never retried, so this ends.
+        """
+        pool, target = self._places.get(url) or self._place_of(url)
+        if timeouts is not self._timeouts:
+            self._timeouts = timeouts
+            self._sweep.serves(timeouts.first_byte_s)
+            self._sweep.serves(timeouts.idle_s)
+        length = "" if body is None else f"Content-Length: {len(body)}\r\n"
+        lines = f"{pool.host_line}{encoded(headers, _OWN_HEADERS)}{length}"
+        head = f"{method} {target} HTTP/1.1\r\n{lines}\r\n".encode()
+        while True:
+            asked_at = self._loop.time()
+            connection = pool.idle(asked_at)
+            if connection is None:
+                connection = await pool.connect(timeouts.connect_s)
+                asked_at = self._loop.time()
+            reply = connection.ask(head, body, method == "HEAD", timeouts, asked_at)
+            try:
+                while not reply.has_begun:
+                    await reply.more()
+                return reply
+            except UpstreamCut as cut:
+                is_late = cut.is_silent or self._loop.time() - asked_at > self._stale_within_s
+                if is_late or not connection.is_reused or connection.has_answered:
+                    raise
+            except BaseException:
+                connection.abort()
+                raise
+
+    async def close(self) -> None:
+        self._sweep.stop()
+        for pool in self._pools.values():
+            await pool.close()
+
+    def _place_of(self, url: str) -> tuple[Pool, str]:
+        """The pool of a URL's origin, and what follows it. Raises UpstreamRefused."""
+        start = url.find("/", url.find("://") + 3)
+        origin, target = (url[:start], url[start:]) if start > 0 else (url, "/")
+        target = target.partition("#")[0]
+        if not (target.isascii() and target.isprintable()) or " " in target:
+            raise UpstreamRefused("the address of a call is no URL")
+        pool = self._pools.get(origin)
+        if pool is None:
+            pool = self._pools[origin] = Pool(origin)
+        if len(url) <= _MOST_PLACE_CHARS:
+            if len(self._places) >= _MOST_PLACES:
+                self._places.clear()
+            self._places[url] = pool, target
+        return pool, target
+
+    def _tick(self, now: float) -> None:
+        for pool in self._pools.values():
+            pool.sweep(now)
