@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gateway.config.live_settings import RequestSettings
 from gateway.core import response_ids
@@ -17,10 +17,13 @@ from gateway.core.fields import Json
 from gateway.core.reply import Reply
 from gateway.core.transport import HeaderList, Request
 from gateway.dialects.base import Dialect, Opening
-from gateway.dialects.rounds import PublicAnswer, Round
 from policies.recognition.prefix_breaks import Found
 from policies.types import Blocks, Dispatch, Turn, TurnKind, Usage, value
-from tool_runtime.types import Call, Result
+
+if TYPE_CHECKING:
+    from gateway.dialects.rounds import PublicAnswer, Round
+    from tool_runtime.types import Call, Result
+
 
 
 class Trace(Protocol):

@@ -12,7 +12,7 @@ from gateway.batches.blobs import Blobs, Spool
 from gateway.batches.objects import Batch, File, Line, Status
 from gateway.batches.store import Store
 
-PAGE_LINES = 256
+PAGE_RESULTS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +53,14 @@ class Closing:
         """In input order. Read before those that are finished: a line that is finished meanwhile, by a gateway
         that has lost this batch, is in one file still."""
         found: list[Line] = []
-        while page := await self.store.open_lines(batch.id, found[-1] if found else None, PAGE_LINES):
+        while page := await self.store.open_lines(batch.id, found[-1] if found else None, PAGE_RESULTS):
             found += page
         return sorted(found, key=lambda line: line.number)
 
     async def _finished(self, batch: Batch, *, is_ok: bool) -> AsyncIterator[tuple[int, bytes]]:
         """Number and text, in input order."""
         number = -1
-        while page := await self.store.finished(batch.id, is_ok, number, PAGE_LINES):
+        while page := await self.store.finished(batch.id, is_ok, number, PAGE_RESULTS):
             for number, text in page:
                 yield number, text
 

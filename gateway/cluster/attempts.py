@@ -27,7 +27,7 @@ from tool_runtime.shared import Claimed
 
 ALIVE_MS = 3000
 BEAT_S = 1.0
-POLL_S = 0.05
+ATTEMPT_POLL_S = 0.05
 KEPT_MS = int(1000 * KEPT_S)
 NOBODY = "-" * 32
 """In the place of a process: its attempt is lost although it lives."""
@@ -112,7 +112,7 @@ class RedisAttempts:
             if all(seen[other[:32]] != other for other in others):
                 all_live = "yes"
             else:
-                await asyncio.sleep(POLL_S)
+                await asyncio.sleep(ATTEMPT_POLL_S)
 
     async def know(self, call: Started, outcome: Outcome) -> None:
         with suppress(BoardGone):

@@ -38,7 +38,7 @@ async def answer_list(
         if not jobs[0].wants_stream:
             await asyncio.gather(*(generation.all() for generation in generations))
             choices = [_choice(index, job) for index, job in enumerate(jobs)]
-            body = frame | {"choices": choices, "usage": _usage(jobs, generations)}
+            body = frame | {"choices": choices, "usage": _summed_usage(jobs, generations)}
             await responder.reply(200, [("content-type", "application/json")], orjson.dumps(body))
             return
         await responder.start(200, headers)
@@ -51,7 +51,7 @@ async def answer_list(
             for index in range(len(jobs)):
                 group.create_task(send(index))
         if jobs[0].wants_usage:
-            usage = frame | {"choices": [], "usage": _usage(jobs, generations)}
+            usage = frame | {"choices": [], "usage": _summed_usage(jobs, generations)}
             await responder.write(sse.event(orjson.dumps(usage)))
         await responder.write(sse.DONE)
         await responder.end()
@@ -62,7 +62,7 @@ def _choice(index: int, job: Job) -> Json:
     return {"index": index, "text": text, "logprobs": None, "finish_reason": job.answer.finish_reason}
 
 
-def _usage(jobs: Sequence[Job], generations: Sequence[Generation]) -> Json:
+def _summed_usage(jobs: Sequence[Job], generations: Sequence[Generation]) -> Json:
     num_prompt = sum(len(job.prompt) for job in jobs)
     num_output = sum(len(job.answer.tokens) for job in jobs)
     return {

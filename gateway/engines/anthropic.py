@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.engines.base import CHAT, MESSAGES, Abilities, Advice, Asked, Outgoing, Report
+from gateway.engines.base import CHAT, MESSAGES, Abilities, Advice, OutgoingRequest, Outgoing, Report
 from gateway.engines.openai import OpenAI
 from gateway.engines.providers.asked import CACHE_MARKERS
 
@@ -23,7 +23,7 @@ class Anthropic(OpenAI):
             honours_priority=False, reports_cached_tokens=True, paths=self.paths, system_before_tools=False
         )
 
-    def outgoing(self, asked: Asked, abilities: Abilities) -> Outgoing:
+    def outgoing(self, asked: OutgoingRequest, abilities: Abilities) -> Outgoing:
         if asked.path != CHAT or CACHE_MARKERS in abilities.refused_fields:
             return Outgoing()
         return Outgoing(body={CACHE_MARKERS: True}, hint_names=(CACHE_MARKERS,))

@@ -121,7 +121,7 @@ NO_CLAIMS = Claims()
 
 
 @dataclass(slots=True)
-class Asked:
+class OutgoingRequest:
     """One model call as its client asked for it, and what the Scheduler says of it."""
 
     path: str
@@ -215,7 +215,7 @@ class Engine(Protocol):
         """The prompt text in the answer to `rendering`; empty when it is not there."""
         ...
 
-    def outgoing(self, asked: Asked, abilities: Abilities) -> Outgoing:
+    def outgoing(self, asked: OutgoingRequest, abilities: Abilities) -> Outgoing:
         """Hints and placement for one call. What the client says for itself is never overwritten."""
         ...
 

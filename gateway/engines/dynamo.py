@@ -19,7 +19,7 @@ from gateway.engines.base import (
     MESSAGES,
     Abilities,
     Advice,
-    Asked,
+    OutgoingRequest,
     Claims,
     Json,
     Outgoing,
@@ -107,7 +107,7 @@ class Dynamo(OpenAI):
         except orjson.JSONDecodeError:
             return ""
 
-    def outgoing(self, asked: Asked, abilities: Abilities) -> Outgoing:
+    def outgoing(self, asked: OutgoingRequest, abilities: Abilities) -> Outgoing:
         path, hints, pool = asked.path, asked.hints, asked.pool
         if path not in CONVERSATIONS:
             return Outgoing()

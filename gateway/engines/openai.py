@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from gateway.core import fields
-from gateway.engines.base import NO_CLAIMS, Abilities, Advice, Asked, Claims, Json, Outgoing, Pool, Repair, Report
+from gateway.engines.base import NO_CLAIMS, Abilities, Advice, OutgoingRequest, Claims, Json, Outgoing, Pool, Repair, Report
 from gateway.engines.refusals import names_field
 from gateway.engines.responses_input import NONE
 from gateway.engines.usage import usage_of
@@ -49,7 +49,7 @@ class OpenAI:
     def rendered(self, answer: str) -> str:
         return ""
 
-    def outgoing(self, asked: Asked, abilities: Abilities) -> Outgoing:
+    def outgoing(self, asked: OutgoingRequest, abilities: Abilities) -> Outgoing:
         return Outgoing()
 
     def closing(self, session_id: str, abilities: Abilities) -> tuple[str, dict[str, str]] | None:
@@ -58,7 +58,7 @@ class OpenAI:
     def repaired(self, path: str, body: Json) -> Repair:
         return NONE
 
-    def claims(self, asked: Asked) -> tuple[Claims, Claims]:
+    def claims(self, asked: OutgoingRequest) -> tuple[Claims, Claims]:
         """Those that the client's request makes: honoured, and dropped."""
         if self.claim_keys.isdisjoint(asked.body) and self.claim_headers.isdisjoint(asked.headers):
             return NO_CLAIMS, NO_CLAIMS

@@ -9,7 +9,7 @@ import orjson
 
 from gateway.core import fields
 from gateway.core.transport import HeaderList
-from gateway.engines.base import CHAT, Abilities, Asked, Engine, Json, Outgoing, Report
+from gateway.engines.base import CHAT, Abilities, OutgoingRequest, Engine, Json, Outgoing, Report
 from gateway.engines.openai import json_object
 from policies.types import Hints
 
@@ -59,7 +59,7 @@ async def _takes_tools(engine: Engine, abilities: Abilities, model: str, ask: As
         "tools": [_TOOL],
         "max_tokens": 1,
     }
-    status, answer = await _send(body, engine.outgoing(Asked(CHAT, body, Hints()), abilities), ask)
+    status, answer = await _send(body, engine.outgoing(OutgoingRequest(CHAT, body, Hints()), abilities), ask)
     if status == 200:
         return True
     return False if status in (400, 422, 501) and "tool" in _message(answer).lower() else None
@@ -101,7 +101,7 @@ async def _ask_with_hints(
     engine: Engine, abilities: Abilities, body: Json, pool: str, ask: Ask
 ) -> tuple[int, bytes]:
     hints = Hints(urgency=1, remaining_turns=0, expected_output_tokens=1)
-    asked = Asked(CHAT, body, hints, pool, may_prioritise=True)
+    asked = OutgoingRequest(CHAT, body, hints, pool, may_prioritise=True)
     sent = engine.outgoing(asked, abilities)
     status, answer = await _send(body, sent, ask)
     refused = engine.refused_fields(status, _message(answer), sent)

@@ -14,7 +14,7 @@ from gateway.engines.base import (
     MESSAGES,
     Abilities,
     Advice,
-    Asked,
+    OutgoingRequest,
     Claims,
     Json,
     Outgoing,
@@ -75,7 +75,7 @@ class SGLang(OpenAI):
         if fields.flag(info, "enable_session_radix_cache"):
             abilities.refused_fields.discard("session_id")
 
-    def outgoing(self, asked: Asked, abilities: Abilities) -> Outgoing:
+    def outgoing(self, asked: OutgoingRequest, abilities: Abilities) -> Outgoing:
         """A priority goes with every call, 0 too: one that has none is taken for the lowest there is."""
         path, hints, pool = asked.path, asked.hints, asked.pool
         if path not in _RANKED:
@@ -162,7 +162,7 @@ def _priority(urgency: int, abilities: Abilities) -> int:
     return -level if abilities.lower_goes_first else level
 
 
-def _ranks_itself(asked: Asked, honoured: Claims) -> bool:
+def _ranks_itself(asked: OutgoingRequest, honoured: Claims) -> bool:
     """Whether an entitled client set a priority of its own."""
     return PRIORITY_HEADER in honoured.headers or (
         "priority" in honoured.keys and asked.body["priority"] is not None

@@ -13,7 +13,7 @@ from gateway.engines.base import (
     RESPONSES,
     Abilities,
     Advice,
-    Asked,
+    OutgoingRequest,
     Json,
     Outgoing,
     Pool,
@@ -70,7 +70,7 @@ class Vllm(OpenAI):
     def rendered(self, answer: str) -> str:
         return "".join(str(part) for part in fields.items(json_object(answer), "token_strs"))
 
-    def outgoing(self, asked: Asked, abilities: Abilities) -> Outgoing:
+    def outgoing(self, asked: OutgoingRequest, abilities: Abilities) -> Outgoing:
         path, hints, pool = asked.path, asked.hints, asked.pool
         if path not in CONVERSATIONS:
             return Outgoing()

@@ -22,7 +22,7 @@ from gateway.exchange import Exchange
 from gateway.prompt_lists.part_executor import PartFailed, PartRequest, Sink, Streamed, Template, Whole
 from gateway.request.inprocess import Begun
 from gateway.request.keep_alive import SSE_HEADERS
-from gateway.request.retries import FULL, again_in_s
+from gateway.request.retries import OVERLOADED, again_in_s
 from policies.view import FleetView
 
 APART = ("x-turngate-prompt-errors", "separate")
@@ -203,7 +203,7 @@ def _template(exchange: Exchange, caller: Caller) -> Template:
 
 
 def _outcome(failure: Failure) -> Outcome:
-    if failure.status in FULL:
+    if failure.status in OVERLOADED:
         return Outcome.ENGINE_REFUSED
     return Outcome.BAD_REQUEST if failure.status < 500 else Outcome.ENGINE_FAILED
 

@@ -11,7 +11,7 @@ from gateway.core.reply import Reply
 from gateway.core.sse import EventTooLong
 from gateway.core.transport import Timeouts, Upstream, UpstreamCut, UpstreamRefused, UpstreamReply
 from gateway.dialects.prompt_parts import longest_chars
-from gateway.engines.base import Asked
+from gateway.engines.base import OutgoingRequest
 from gateway.engines.monitor import Monitor, RunningEngine
 from gateway.exchange import Exchange
 from gateway.request import engine_errors, fitting
@@ -147,7 +147,7 @@ class ModelCall:
         abilities, request = engine.abilities, exchange.request
         if refused:
             abilities = replace(abilities, refused_fields=abilities.refused_fields | refused)
-        asked = Asked(
+        asked = OutgoingRequest(
             request.path,
             exchange.body,
             self._hints,

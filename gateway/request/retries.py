@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-FULL = frozenset((429, 503, 529))
+OVERLOADED = frozenset((429, 503, 529))
 """Statuses that say that nobody has room, or nobody is up: waited out for as long as the batch has."""
-BROKEN = frozenset((0, 408, 409, 500, 502, 504))
+PASSING = frozenset((0, 408, 409, 500, 502, 504))
 """Statuses of a call that went wrong; 0 is an answer that was cut."""
 FIRST_S, LONGEST_S = 0.5, 60.0
 
@@ -19,7 +19,7 @@ def again_in_s(
     `num_failures` counts this one. `chance` in [0, 1) spreads those that failed together: a wait is at least half
     of what the failures have earned, on top of what the engine asked for.
     """
-    if status not in FULL and (status not in BROKEN or num_failures >= attempts):
+    if status not in OVERLOADED and (status not in PASSING or num_failures >= attempts):
         return None
     earned_s = min(LONGEST_S, FIRST_S * 2.0 ** min(num_failures - 1, 10))
     return _asked_s(headers) + earned_s * (0.5 + chance / 2)

@@ -7,7 +7,7 @@ from typing import Any
 
 from gateway.core.splice import splice
 from gateway.core.transport import HOP_BY_HOP, HeaderList
-from gateway.engines.base import Asked, Outgoing, Repair
+from gateway.engines.base import OutgoingRequest, Outgoing, Repair
 from gateway.engines.monitor import RunningEngine
 from gateway.exchange import Exchange
 from gateway.request.fitting import Bound
@@ -72,7 +72,7 @@ def plain_call(exchange: Exchange, engine: RunningEngine) -> Call:
     the engine's queue knows one."""
     request, body = exchange.request, exchange.body
     hints = Hints(urgency=max(-100, min(100, 10 * exchange.urgency)))
-    asked = Asked(request.path, body, hints, "", exchange.may_prioritise, request.headers)
+    asked = OutgoingRequest(request.path, body, hints, "", exchange.may_prioritise, request.headers)
     added = engine.engine.outgoing(asked, engine.abilities) if body else NOTHING
     put = dict(added.body)
     if exchange.engine_model != exchange.asked_model:

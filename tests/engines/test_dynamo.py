@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.engines.base import CHAT, MESSAGES, RESPONSES, Abilities, Asked
+from gateway.engines.base import CHAT, MESSAGES, RESPONSES, Abilities, OutgoingRequest
 from gateway.engines.dynamo import MAX_CREDIT_S, Dynamo
 from policies.types import Hints
 from tests.engines.recorded import pages, text
@@ -72,7 +72,7 @@ def test_only_the_kv_router_has_a_queue(release: str, honours: bool) -> None:
 
 
 def test_hints_go_by_header_and_output_length_by_nvext() -> None:
-    sent = DYNAMO.outgoing(Asked(CHAT, {}, HINTS), abilities(1))
+    sent = DYNAMO.outgoing(OutgoingRequest(CHAT, {}, HINTS), abilities(1))
     assert dict(sent.headers) == {
         "x-dynamo-session-id": "s1",
         "x-dynamo-parent-session-id": "p1",
@@ -87,7 +87,7 @@ def test_hints_go_by_header_and_output_length_by_nvext() -> None:
 def test_nearly_done_goes_before_hardly_begun() -> None:
     credits = [
         int(
-            dict(DYNAMO.outgoing(Asked(CHAT, {}, Hints(remaining_turns=n)), abilities()).headers)[
+            dict(DYNAMO.outgoing(OutgoingRequest(CHAT, {}, Hints(remaining_turns=n)), abilities()).headers)[
                 "x-dynamo-request-priority"
             ]
         )
@@ -97,69 +97,69 @@ def test_nearly_done_goes_before_hardly_begun() -> None:
 
 
 def test_a_worker_is_addressed_by_its_id_as_text() -> None:
-    sent = DYNAMO.outgoing(Asked(CHAT, {}, Hints(), pool=WORKERS[0]), abilities())
+    sent = DYNAMO.outgoing(OutgoingRequest(CHAT, {}, Hints(), pool=WORKERS[0]), abilities())
     assert (sent.pin, WORKERS[0]) in sent.headers
     assert not sent.reads_back
 
 
 def test_the_serving_worker_is_asked_for_only_when_the_router_chooses_and_answers() -> None:
-    unpinned = DYNAMO.outgoing(Asked(CHAT, {}, Hints()), abilities())
+    unpinned = DYNAMO.outgoing(OutgoingRequest(CHAT, {}, Hints()), abilities())
     assert unpinned.body == {"nvext": {"extra_fields": ["worker_id"]}}
     assert unpinned.reads_back
-    assert not DYNAMO.outgoing(Asked(CHAT, {}, Hints()), abilities(1)).reads_back
-    assert not DYNAMO.outgoing(Asked(MESSAGES, {}, Hints()), abilities()).reads_back
+    assert not DYNAMO.outgoing(OutgoingRequest(CHAT, {}, Hints()), abilities(1)).reads_back
+    assert not DYNAMO.outgoing(OutgoingRequest(MESSAGES, {}, Hints()), abilities()).reads_back
     own = {"nvext": {"extra_fields": ["timing"]}}
-    assert not DYNAMO.outgoing(Asked(CHAT, own, Hints()), abilities()).reads_back
+    assert not DYNAMO.outgoing(OutgoingRequest(CHAT, own, Hints()), abilities()).reads_back
 
 
 def test_a_worker_that_is_gone_is_dropped_for_that_call_only() -> None:
     known = abilities()
-    sent = DYNAMO.outgoing(Asked(RESPONSES, {}, HINTS, pool="12345"), known)
+    sent = DYNAMO.outgoing(OutgoingRequest(RESPONSES, {}, HINTS, pool="12345"), known)
     refused = DYNAMO.refused_fields(400, "Invalid request", sent)
     assert refused == {"x-dynamo-worker-instance-id"}
     known.remember(refused, sent)
     assert known.refused_fields == set()
-    assert not DYNAMO.refused_fields(400, "Invalid request", DYNAMO.outgoing(Asked(CHAT, {}, HINTS), known))
+    assert not DYNAMO.refused_fields(400, "Invalid request", DYNAMO.outgoing(OutgoingRequest(CHAT, {}, HINTS), known))
 
 
 def test_a_refused_hint_is_left_out_and_the_rest_stays() -> None:
     known = abilities()
-    sent = DYNAMO.outgoing(Asked(CHAT, {}, HINTS), known)
+    sent = DYNAMO.outgoing(OutgoingRequest(CHAT, {}, HINTS), known)
     refused = DYNAMO.refused_fields(400, "unknown field `osl`, expected one of `priority` at line 1", sent)
     assert refused == {"nvext.agent_hints.osl"}
     known.remember(refused, sent)
-    assert DYNAMO.outgoing(Asked(CHAT, {}, HINTS), known).body == {"nvext": {"extra_fields": ["worker_id"]}}
+    assert DYNAMO.outgoing(OutgoingRequest(CHAT, {}, HINTS), known).body == {"nvext": {"extra_fields": ["worker_id"]}}
 
 
 def test_a_mistake_of_the_client_costs_no_hint() -> None:
-    sent = DYNAMO.outgoing(Asked(CHAT, {"nvext": {"bogus": 1}}, HINTS), abilities())
+    sent = DYNAMO.outgoing(OutgoingRequest(CHAT, {"nvext": {"bogus": 1}}, HINTS), abilities())
     message = "unknown field `bogus`, expected one of `annotations`, `extra_fields`, `agent_hints` at line 1"
     assert DYNAMO.refused_fields(400, message, sent) == frozenset()
     assert DYNAMO.refused_fields(500, "unknown field `osl`", sent) == frozenset()
 
 
 def test_a_client_that_names_its_session_keeps_its_name() -> None:
-    sent = DYNAMO.outgoing(Asked(CHAT, {}, HINTS, headers={"x-session-id": "mine"}), abilities())
+    sent = DYNAMO.outgoing(OutgoingRequest(CHAT, {}, HINTS, headers={"x-session-id": "mine"}), abilities())
     assert "x-dynamo-session-id" not in dict(sent.headers)
 
 
 def test_ranks_and_workers_of_a_client_count_only_if_it_is_entitled() -> None:
     headers = {"x-dynamo-request-priority": "9", "x-worker-instance-id": "7"}
     entitled = DYNAMO.outgoing(
-        Asked(CHAT, {}, HINTS, pool=WORKERS[0], may_prioritise=True, headers=headers), abilities()
+        OutgoingRequest(CHAT, {}, HINTS, pool=WORKERS[0], may_prioritise=True, headers=headers), abilities()
     )
     assert not entitled.drop_headers
     assert dict(entitled.headers).keys() == {"x-dynamo-session-id", "x-dynamo-parent-session-id"}
-    other = DYNAMO.outgoing(Asked(CHAT, {}, HINTS, pool=WORKERS[0], headers=headers), abilities())
+    other = DYNAMO.outgoing(OutgoingRequest(CHAT, {}, HINTS, pool=WORKERS[0], headers=headers), abilities())
     assert other.drop_headers == headers.keys()
     assert {"x-dynamo-request-priority", other.pin} <= dict(other.headers).keys()
 
 
 def test_ranks_in_the_body_are_overridden_by_our_headers_unless_entitled() -> None:
     body = {"nvext": {"agent_hints": {"priority": 999}, "backend_instance_id": 7}}
-    entitled = DYNAMO.outgoing(Asked(CHAT, body, HINTS, pool=WORKERS[0], may_prioritise=True), abilities())
+    entitled = DYNAMO.outgoing(OutgoingRequest(CHAT, body, HINTS, pool=WORKERS[0], may_prioritise=True), abilities())
     assert dict(entitled.headers).keys() == {"x-dynamo-session-id", "x-dynamo-parent-session-id"}
-    other = DYNAMO.outgoing(Asked(CHAT, body, HINTS, pool=WORKERS[0]), abilities())
+    other = DYNAMO.outgoing(OutgoingRequest(CHAT, body, HINTS, pool=WORKERS[0]), abilities())
     assert {"x-dynamo-request-priority", other.pin} <= dict(other.headers).keys()
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.engines import KINDS, named
-from gateway.engines.base import CHAT, Asked, Engine, Outgoing
+from gateway.engines.base import CHAT, OutgoingRequest, Engine, Outgoing
 from gateway.engines.openai import OpenAI, is_at_least
 from policies.types import Hints
 
@@ -56,7 +56,7 @@ def test_every_advice_says_what_to_do(engine: Engine) -> None:
 
 def test_a_plain_server_gets_the_clients_request_as_it_is() -> None:
     hints = Hints(urgency=100, session_id="s", expected_output_tokens=5)
-    assert OpenAI().outgoing(Asked(CHAT, {"priority": 1}, hints), OpenAI().abilities()) == Outgoing()
+    assert OpenAI().outgoing(OutgoingRequest(CHAT, {"priority": 1}, hints), OpenAI().abilities()) == Outgoing()
 
 
 @pytest.mark.parametrize(

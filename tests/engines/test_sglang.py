@@ -14,7 +14,7 @@ from gateway.engines.base import (
     MESSAGES,
     RESPONSES,
     Abilities,
-    Asked,
+    OutgoingRequest,
     Pool,
 )
 from gateway.engines.sglang import SGLang
@@ -57,13 +57,13 @@ def test_flags_are_learned_from_the_servers_own_arguments() -> None:
 
 
 def priority(urgency: int, abilities: Abilities, path: str = CHAT) -> object:
-    return SGLANG.outgoing(Asked(path, {}, Hints(urgency=urgency)), abilities).body.get("priority")
+    return SGLANG.outgoing(OutgoingRequest(path, {}, Hints(urgency=urgency)), abilities).body.get("priority")
 
 
 def test_higher_goes_first_unless_the_server_flips_it() -> None:
-    assert SGLANG.outgoing(Asked(CHAT, {}, HINTS), learned()).body == {"priority": 3, "session_id": "s1"}
+    assert SGLANG.outgoing(OutgoingRequest(CHAT, {}, HINTS), learned()).body == {"priority": 3, "session_id": "s1"}
     flipped = learned(schedule_low_priority_values_first=True)
-    assert SGLANG.outgoing(Asked(CHAT, {}, HINTS), flipped).body["priority"] == -3
+    assert SGLANG.outgoing(OutgoingRequest(CHAT, {}, HINTS), flipped).body["priority"] == -3
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES, MESSAGES, EMBEDDINGS])
@@ -74,7 +74,7 @@ def test_every_call_has_a_priority_as_one_without_is_the_lowest_there_is(path: s
 
 
 def test_in_messages_only_a_header_can_rank_a_call() -> None:
-    sent = SGLANG.outgoing(Asked(MESSAGES, {}, HINTS), learned())
+    sent = SGLANG.outgoing(OutgoingRequest(MESSAGES, {}, HINTS), learned())
     assert (sent.headers, sent.body) == ((("x-override-priority", "3"),), {"priority": 3})
 
 
@@ -92,29 +92,29 @@ def test_priorities_are_few_keep_the_order_and_are_too_near_to_preempt() -> None
 def test_what_the_server_was_not_started_for_is_not_sent() -> None:
     bare = learned(enable_priority_scheduling=False, enable_session_radix_cache=False)
     for path in (CHAT, MESSAGES, EMBEDDINGS):
-        sent = SGLANG.outgoing(Asked(path, {}, HINTS), bare)
+        sent = SGLANG.outgoing(OutgoingRequest(path, {}, HINTS), bare)
         assert (sent.body, sent.headers) == ({}, ())
-        sent = SGLANG.outgoing(Asked(path, {}, HINTS), SGLANG.abilities())
+        sent = SGLANG.outgoing(OutgoingRequest(path, {}, HINTS), SGLANG.abilities())
         assert (sent.body, sent.headers) == ({}, ())
 
 
 def test_a_clients_own_priority_counts_only_if_it_is_entitled() -> None:
     body = {"priority": 9, "session_id": "mine"}
-    assert SGLANG.outgoing(Asked(CHAT, body, HINTS, may_prioritise=True), learned()).body == {}
-    assert SGLANG.outgoing(Asked(CHAT, body, HINTS), learned()).body == {"priority": 3}
+    assert SGLANG.outgoing(OutgoingRequest(CHAT, body, HINTS, may_prioritise=True), learned()).body == {}
+    assert SGLANG.outgoing(OutgoingRequest(CHAT, body, HINTS), learned()).body == {"priority": 3}
     bare = learned(enable_priority_scheduling=False)
-    assert SGLANG.outgoing(Asked(CHAT, body, HINTS), bare).drop == {"priority"}
+    assert SGLANG.outgoing(OutgoingRequest(CHAT, body, HINTS), bare).drop == {"priority"}
     unset: dict[str, Any] = {"priority": None, "session_id": "mine"}
-    assert SGLANG.outgoing(Asked(CHAT, unset, HINTS, may_prioritise=True), learned()).body == {"priority": 3}
+    assert SGLANG.outgoing(OutgoingRequest(CHAT, unset, HINTS, may_prioritise=True), learned()).body == {"priority": 3}
 
 
 @pytest.mark.parametrize("path", [CHAT, MESSAGES, EMBEDDINGS])
 def test_who_may_not_rank_or_place_itself_does_so_by_no_name(path: str) -> None:
     headers = {"x-override-priority": "9", "x-override-routed-dp-rank": "1", "x-data-parallel-rank": "1"}
     body = {"routed_dp_rank": 1, "data_parallel_rank": 1}
-    sent = SGLANG.outgoing(Asked(path, body, HINTS, "0", headers=headers), learned())
+    sent = SGLANG.outgoing(OutgoingRequest(path, body, HINTS, "0", headers=headers), learned())
     assert (sent.drop, sent.drop_headers) == (frozenset(body), frozenset(headers))
-    honoured = SGLANG.outgoing(Asked(path, body, HINTS, "0", may_prioritise=True, headers=headers), learned())
+    honoured = SGLANG.outgoing(OutgoingRequest(path, body, HINTS, "0", may_prioritise=True, headers=headers), learned())
     assert (honoured.drop, honoured.drop_headers, honoured.pin) == (frozenset(), frozenset(), "")
     assert "priority" not in honoured.body
 
@@ -146,7 +146,7 @@ def test_prefix_hits_come_from_metrics() -> None:
 
 
 def test_a_rank_is_addressed_by_header() -> None:
-    sent = SGLANG.outgoing(Asked(CHAT, {}, Hints(), pool="1"), learned())
+    sent = SGLANG.outgoing(OutgoingRequest(CHAT, {}, Hints(), pool="1"), learned())
     assert sent.headers == (("X-Data-Parallel-Rank", "1"),)
     assert sent.pin == "X-Data-Parallel-Rank"
 

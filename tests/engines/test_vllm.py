@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.engines.base import CHAT, MESSAGES, RESPONSES, Abilities, Asked, Outgoing, Pool
+from gateway.engines.base import CHAT, MESSAGES, RESPONSES, Abilities, OutgoingRequest, Outgoing, Pool
 from gateway.engines.vllm import Vllm
 from policies.types import Hints
 from tests.engines.recorded import pages, text
@@ -76,24 +76,24 @@ def test_the_rendered_prompt_is_read_from_token_strings() -> None:
 
 
 def test_priority_goes_as_a_header_lower_first() -> None:
-    sent = VLLM.outgoing(Asked(MESSAGES, {}, HINTS), new())
+    sent = VLLM.outgoing(OutgoingRequest(MESSAGES, {}, HINTS), new())
     assert sent.headers == (("X-Session-ID", "s1"), ("X-Vllm-Priority", "-40"))
     assert sent.body == {}
     assert sent.hint_names == ("session", "priority")
 
 
 def test_older_releases_get_priority_in_the_body() -> None:
-    assert VLLM.outgoing(Asked(CHAT, {}, HINTS), old()).body == {"priority": -40}
-    assert VLLM.outgoing(Asked(MESSAGES, {}, HINTS), old()).body == {}
+    assert VLLM.outgoing(OutgoingRequest(CHAT, {}, HINTS), old()).body == {"priority": -40}
+    assert VLLM.outgoing(OutgoingRequest(MESSAGES, {}, HINTS), old()).body == {}
 
 
 def test_a_refused_priority_is_not_sent_again() -> None:
     abilities = old()
-    sent = VLLM.outgoing(Asked(CHAT, {}, HINTS), abilities)
+    sent = VLLM.outgoing(OutgoingRequest(CHAT, {}, HINTS), abilities)
     refused = VLLM.refused_fields(400, "Got priority -40 but Priority scheduling is not enabled.", sent)
     assert refused == {"priority"}
     abilities.remember(refused, sent)
-    assert VLLM.outgoing(Asked(CHAT, {}, HINTS), abilities).body == {}
+    assert VLLM.outgoing(OutgoingRequest(CHAT, {}, HINTS), abilities).body == {}
 
 
 @pytest.mark.parametrize(("body", "headers"), [({"priority": -9}, {}), ({}, {"X-Vllm-Priority": "-9"})])
@@ -101,29 +101,29 @@ def test_a_clients_own_priority_counts_only_if_it_is_entitled(
     body: dict[str, int], headers: dict[str, str]
 ) -> None:
     headers |= {name.lower(): value for name, value in headers.items()}
-    entitled = VLLM.outgoing(Asked(CHAT, body, HINTS, may_prioritise=True, headers=headers), new())
+    entitled = VLLM.outgoing(OutgoingRequest(CHAT, body, HINTS, may_prioritise=True, headers=headers), new())
     assert entitled.headers == (("X-Session-ID", "s1"),)
     assert not entitled.drop | entitled.drop_headers
-    other = VLLM.outgoing(Asked(CHAT, body, HINTS, headers=headers), new())
+    other = VLLM.outgoing(OutgoingRequest(CHAT, body, HINTS, headers=headers), new())
     assert ("X-Vllm-Priority", "-40") in other.headers
     assert other.drop | other.drop_headers == ({"priority"} if body else {"x-vllm-priority"})
 
 
 def test_a_session_id_of_the_client_stays() -> None:
-    assert VLLM.outgoing(Asked(CHAT, {"session_id": "mine"}, Hints(session_id="s1")), new()) == Outgoing()
+    assert VLLM.outgoing(OutgoingRequest(CHAT, {"session_id": "mine"}, Hints(session_id="s1")), new()) == Outgoing()
     own = {"x-session-id": "mine"}
-    assert VLLM.outgoing(Asked(CHAT, {}, Hints(session_id="s1"), headers=own), new()) == Outgoing()
+    assert VLLM.outgoing(OutgoingRequest(CHAT, {}, Hints(session_id="s1"), headers=own), new()) == Outgoing()
 
 
 def test_a_rank_is_addressed_where_vllm_reads_it() -> None:
-    sent = VLLM.outgoing(Asked(CHAT, {}, Hints(), pool="3"), new())
+    sent = VLLM.outgoing(OutgoingRequest(CHAT, {}, Hints(), pool="3"), new())
     assert sent.headers == (("X-data-parallel-rank", "3"),)
-    assert VLLM.outgoing(Asked(RESPONSES, {}, Hints(), pool="3"), new()).pin == ""
+    assert VLLM.outgoing(OutgoingRequest(RESPONSES, {}, Hints(), pool="3"), new()).pin == ""
 
 
 def test_a_refused_rank_is_dropped_for_that_call_only() -> None:
     abilities = new()
-    sent = VLLM.outgoing(Asked(CHAT, {}, Hints(), pool="5"), abilities)
+    sent = VLLM.outgoing(OutgoingRequest(CHAT, {}, Hints(), pool="5"), abilities)
     refused = VLLM.refused_fields(400, "data_parallel_rank 5 is out of range [0, 1).", sent)
     assert refused == {sent.pin}
     abilities.remember(refused, sent)
@@ -131,4 +131,4 @@ def test_a_refused_rank_is_dropped_for_that_call_only() -> None:
 
 
 def test_nothing_is_added_to_what_is_no_conversation() -> None:
-    assert VLLM.outgoing(Asked("/v1/embeddings", {"priority": 1}, HINTS, pool="1"), new()) == Outgoing()
+    assert VLLM.outgoing(OutgoingRequest("/v1/embeddings", {"priority": 1}, HINTS, pool="1"), new()) == Outgoing()

@@ -8,7 +8,7 @@ import orjson
 
 from gateway.core import fields, sse
 from gateway.core.fields import Json
-from gateway.engines.providers.asked import Asked, Block, Image, ToolResult, ToolUse
+from gateway.engines.providers.asked import ChatRequest, Block, Image, ToolResult, ToolUse
 from gateway.engines.providers.told import StreamTeller, Teller
 
 DEFAULT_MAX_TOKENS = 8192
@@ -26,7 +26,7 @@ _REASONS = {
 _CACHED: Json = {"type": "ephemeral"}
 
 
-def request(asked: Asked) -> Json:
+def request(asked: ChatRequest) -> Json:
     """Body of a call of `/v1/messages`."""
     body: Json = {
         "model": asked.model,
@@ -169,7 +169,7 @@ def _tool(function: Json) -> Json:
     return tool
 
 
-def _choice(asked: Asked) -> Json:
+def _choice(asked: ChatRequest) -> Json:
     choice = asked.tool_choice
     if choice == "none":
         return {"type": "none"}

@@ -53,7 +53,7 @@ Block: TypeAlias = str | Image | ToolUse | ToolResult
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ChatTurn:
     """Consecutive messages of one side."""
 
     role: str
@@ -62,10 +62,10 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ChatRequest:
     model: str
     system: tuple[str, ...]
-    turns: list[Turn]
+    turns: list[ChatTurn]
     tools: list[Json]
     """The objects under `function`."""
     tool_choice: str
@@ -88,13 +88,13 @@ class Asked:
         return bool(self.tools) or any(turn.role == "assistant" for turn in self.turns)
 
 
-def read(body: Json) -> Asked:
+def read(body: Json) -> ChatRequest:
     """Raises Untranslatable."""
     for key in _OURS_ALONE:
         if body.get(key) and body[key] != _NEUTRAL.get(key):
             raise Untranslatable(f"This service has no `{key}`.", key)
     system, turns = _conversation(fields.items(body, "messages"))
-    return Asked(
+    return ChatRequest(
         model=fields.text(body, "model") or "",
         system=system,
         turns=[turn for turn in turns if turn.blocks],
@@ -113,10 +113,10 @@ def read(body: Json) -> Asked:
     )
 
 
-def _conversation(messages: list[Any]) -> tuple[tuple[str, ...], list[Turn]]:
+def _conversation(messages: list[Any]) -> tuple[tuple[str, ...], list[ChatTurn]]:
     """Leading system messages, and the turns; a later system message is text of the user, whose place it has."""
     system: list[str] = []
-    turns: list[Turn] = []
+    turns: list[ChatTurn] = []
     for number, message in enumerate(messages):
         where = f"messages[{number}]"
         role = message.get("role")
@@ -125,7 +125,7 @@ def _conversation(messages: list[Any]) -> tuple[tuple[str, ...], list[Turn]]:
             continue
         side = "assistant" if role == "assistant" else "user"
         if not turns or turns[-1].role != side:
-            turns.append(Turn(side, []))
+            turns.append(ChatTurn(side, []))
         turns[-1].blocks.extend(_blocks(message, where))
     return tuple(system), turns
 

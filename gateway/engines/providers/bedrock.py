@@ -8,7 +8,7 @@ import orjson
 
 from gateway.core import fields
 from gateway.core.fields import Json
-from gateway.engines.providers.asked import Asked, Block, Image, ToolResult, ToolUse, Untranslatable
+from gateway.engines.providers.asked import ChatRequest, Block, Image, ToolResult, ToolUse, Untranslatable
 from gateway.engines.providers.told import StreamTeller, Teller
 
 _REASONS = {
@@ -23,7 +23,7 @@ _REASONS = {
 _CACHE_POINT: Json = {"cachePoint": {"type": "default"}}
 
 
-def request(asked: Asked) -> Json:
+def request(asked: ChatRequest) -> Json:
     """Body of a call of Converse or ConverseStream. Raises Untranslatable."""
     messages = [{"role": turn.role, "content": list(map(_block, turn.blocks))} for turn in asked.turns]
     body: Json = {"messages": messages}
@@ -119,7 +119,7 @@ def _block(block: Block) -> Json:
             return {"toolResult": {"toolUseId": id_, "content": content}}
 
 
-def _tools(asked: Asked) -> Json:
+def _tools(asked: ChatRequest) -> Json:
     """Converse cannot forbid calls: with `none` they stay declared if the history has any, as it demands."""
     choice, tools = asked.tool_choice, []
     for function in asked.tools:
@@ -136,11 +136,11 @@ def _tools(asked: Asked) -> Json:
     return told
 
 
-def _has_tool_blocks(asked: Asked) -> bool:
+def _has_tool_blocks(asked: ChatRequest) -> bool:
     return any(isinstance(block, ToolUse | ToolResult) for turn in asked.turns for block in turn.blocks)
 
 
-def _limits(asked: Asked) -> Json:
+def _limits(asked: ChatRequest) -> Json:
     limits = {
         "maxTokens": asked.max_tokens,
         "temperature": asked.temperature,

@@ -13,7 +13,7 @@ from gateway.core.errors import ConfigError
 from gateway.core.transport import HeaderList, Timeouts, Upstream, UpstreamReply, taken
 from gateway.engines.base import CHAT, Json
 from gateway.engines.providers import bedrock
-from gateway.engines.providers.asked import Asked, Untranslatable, read
+from gateway.engines.providers.asked import ChatRequest, Untranslatable, read
 from gateway.engines.providers.aws import EventStream, NoCredentials, Signer
 from gateway.engines.providers.listing import MAX_BYTES, Listing
 from gateway.engines.providers.replies import TranslatedReply, WholeReply, refusal, untranslatable
@@ -73,7 +73,7 @@ class BedrockCalls:
             return await _denied(reply)
         return reply if reply.status != 200 else self._translated(asked, reply)
 
-    def _translated(self, asked: Asked, reply: UpstreamReply) -> TranslatedReply:
+    def _translated(self, asked: ChatRequest, reply: UpstreamReply) -> TranslatedReply:
         created_at, answer_id = int(self._wall_clock()), f"chatcmpl-{uuid.uuid4().hex}"
         if not asked.wants_stream:
             body = BodyTeller(created_at)

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.batches.pace import Load, Pace
-from gateway.request.retries import BROKEN, FULL, LONGEST_S, again_in_s
+from gateway.request.retries import PASSING, OVERLOADED, LONGEST_S, again_in_s
 from policies.types import Hold
 from policies.view import FleetView, ReplicaView
 
@@ -58,12 +58,12 @@ def test_answers_of_requests_that_are_wrong_stand() -> None:
 
 
 def test_calls_that_broke_are_tried_again_as_often_as_allowed() -> None:
-    for status in BROKEN:
+    for status in PASSING:
         assert [again_in_s(status, {}, n, 3, 0.0) is None for n in (1, 2, 3, 4)] == [False, False, True, True]
 
 
 def test_while_all_are_full_a_line_waits_for_as_long_as_it_takes() -> None:
-    for status in FULL:
+    for status in OVERLOADED:
         waits = [again_in_s(status, {"retry-after": "7"}, n, 1, 0.99) for n in (1, 50, 5_000)]
         assert all(wait is not None and 7 < wait <= 7 + LONGEST_S for wait in waits)
 

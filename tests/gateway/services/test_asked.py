@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.engines.providers.asked import Image, ToolResult, ToolUse, Turn, Untranslatable, read
+from gateway.engines.providers.asked import Image, ToolResult, ToolUse, ChatTurn, Untranslatable, read
 
 
 def user(content: Any) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def test_leading_system_messages_stand_apart_and_later_ones_keep_their_place() -
             ]
         }
     )
-    assert (asked.system, asked.turns) == (("a", "b"), [Turn("user", ["c", "d"])])
+    assert (asked.system, asked.turns) == (("a", "b"), [ChatTurn("user", ["c", "d"])])
 
 
 def test_results_of_tools_are_the_users_and_stand_together() -> None:
@@ -43,9 +43,9 @@ def test_results_of_tools_are_the_users_and_stand_together() -> None:
         }
     )
     assert asked.turns == [
-        Turn("user", ["go"]),
-        Turn("assistant", [ToolUse("1", "f", {"n": 1}), ToolUse("2", "f", {"n": 2})]),
-        Turn("user", [ToolResult("1", ("11",)), ToolResult("2", ("22",)), "on"]),
+        ChatTurn("user", ["go"]),
+        ChatTurn("assistant", [ToolUse("1", "f", {"n": 1}), ToolUse("2", "f", {"n": 2})]),
+        ChatTurn("user", [ToolResult("1", ("11",)), ToolResult("2", ("22",)), "on"]),
     ]
     assert asked.goes_on
 
@@ -57,19 +57,19 @@ def test_results_of_tools_are_the_users_and_stand_together() -> None:
 def test_arguments_become_an_object_whatever_the_model_wrote(arguments: str, read_as: Any) -> None:
     call = {"id": "1", "function": {"name": "f", "arguments": arguments}}
     asked = read({"messages": [{"role": "assistant", "tool_calls": [call]}]})
-    assert asked.turns == [Turn("assistant", [ToolUse("1", "f", read_as)])]
+    assert asked.turns == [ChatTurn("assistant", [ToolUse("1", "f", read_as)])]
 
 
 def test_images_are_data_or_addresses() -> None:
     parts = [
         {"type": "image_url", "image_url": {"url": url}} for url in ("data:image/png;base64,QUJD", "https://x")
     ]
-    assert read(user(parts)).turns == [Turn("user", [Image("image/png", "QUJD"), Image("", "https://x")])]
+    assert read(user(parts)).turns == [ChatTurn("user", [Image("image/png", "QUJD"), Image("", "https://x")])]
 
 
 @pytest.mark.parametrize("message", [{"role": "assistant", "content": ""}, {"role": "user", "content": []}])
 def test_a_message_without_content_is_left_out(message: dict[str, Any]) -> None:
-    assert read({"messages": [{"role": "user", "content": "a"}, message]}).turns == [Turn("user", ["a"])]
+    assert read({"messages": [{"role": "user", "content": "a"}, message]}).turns == [ChatTurn("user", ["a"])]
 
 
 @pytest.mark.parametrize(
