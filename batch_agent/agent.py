@@ -1,4 +1,4 @@
-"""One agent: model call, tools, model call, until there is an output or a reason why there is none."""
+"""What a whole batch may use: tokens and time."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
-from batch_agent.budget import Budget
 from batch_agent.calls import ModelCalls
 from batch_agent.checkpoint import Checkpoint, Saved
-from batch_agent.errors import HTTPStatusError, MaxTurnsError, OutputTruncated
+from batch_agent.errors import BudgetError, HTTPStatusError, MaxTurnsError, OutputTruncated
 from batch_agent.plan import Plan
 from batch_agent.replies import Reply, reply_of
 from batch_agent.results import Usage
@@ -22,6 +21,26 @@ from batch_agent.spec import Message
 from tool_runtime.outcome import not_known
 from tool_runtime.runtime import ToolRuntime
 from tool_runtime.types import Call, Context, Effect
+
+
+class Budget:
+    def __init__(self, tokens: int | None, ends_at: float | None) -> None:
+        self._tokens = tokens
+        self._spent = Usage()
+        self.ends_at = ends_at
+        """On the clock of the event loop."""
+
+    def check(self) -> None:
+        """Before a model call. Raises BudgetError."""
+        if self._tokens is not None and self._spent.total_tokens >= self._tokens:
+            raise BudgetError(f"the batch has used its budget of {self._tokens} tokens")
+
+    def spend(self, usage: Usage) -> None:
+        if self._tokens is not None:
+            self._spent += usage
+
+
+# ---- one agent: model call, tools, model call, until there is an output or a reason why there is none
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,109 @@
-"""The agents of a batch that talk to a gateway: begins each, and makes a result of how it ends."""
+"""Bounds an agent's time, and makes a value of whatever ends it."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from itertools import islice
+from typing import Any, Protocol
 
-from batch_agent.agent import Agent, Means
-from batch_agent.attending import outcome
+from batch_agent.agent import Agent, Budget, Means
+from batch_agent.calls import Slots
 from batch_agent.checkpoint import Saved
-from batch_agent.dispatch import Attend
-from batch_agent.errors import AnswerFailed, told
+from batch_agent.errors import AnswerFailed, BudgetError, told
 from batch_agent.results import AgentError, AgentResult, Timings, jsonable
-from batch_agent.slots import Slots
+
+
+async def outcome(
+    work: Awaitable[Any], timeout_s: float | None, budget: Budget
+) -> tuple[Any, None] | tuple[None, Exception]:
+    """What `work` gives, or why it gives nothing. Raises CancelledError only."""
+    own_end = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
+    end = min((end for end in (own_end, budget.ends_at) if end is not None), default=None)
+    try:
+        async with asyncio.timeout_at(end) as time:
+            return await work, None
+    except TimeoutError as error:
+        if not time.expired():
+            return None, error
+        if end == own_end:
+            return None, TimeoutError(f"no result within {timeout_s:g} s (timeout_per_agent)")
+        return None, BudgetError("the time of the batch is over (budget_s)")
+    except Exception as error:  # one agent's failure, whatever it is, is not the batch's
+        return None, error
+
+
+# ---- begins the agents of a batch as there is room for them, and gives their results in the order of their ends
+
+Attend = Callable[[], Awaitable[AgentResult]]
+
+
+class Agents(Protocol):
+    """The agents of one batch."""
+
+    @property
+    def slots(self) -> Slots:
+        """What they share: further agents begin while some are free."""
+
+    async def prepare(self, index: int, prompt: str) -> AgentResult | Attend:
+        """A result that is there already, or what gets it. An agent's failure is a result, too."""
+
+
+async def in_order_of_completion(
+    agents: Agents, prompts: Iterable[str], max_begun: int | None = None
+) -> AsyncGenerator[AgentResult, None]:
+    """Each agent's result once. Closing it cancels what runs and waits until that has ended."""
+    run = _Run(agents, prompts, max_begun)
+    beginner = asyncio.create_task(run.begin_all())
+    try:
+        while (result := await run.results.get()) is not None:
+            yield result
+        await beginner
+    except BaseExceptionGroup as group:
+        raise group.exceptions[0] from None
+    finally:
+        beginner.cancel()
+        await asyncio.wait([beginner])
+
+
+class _Run:
+    def __init__(self, agents: Agents, prompts: Iterable[str], max_begun: int | None) -> None:
+        self._agents = agents
+        self._prompts = iter(enumerate(prompts))
+        self._places = asyncio.Semaphore(max_begun) if max_begun else None
+        self.results: asyncio.Queue[AgentResult | None] = asyncio.Queue()
+        """None: that was all."""
+
+    async def begin_all(self) -> None:
+        """Ends when all agents have. An agent begins only where it can call the model at once, so that a large
+        batch is not all in memory, and those that have begun are not slowed down."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                while some := list(islice(self._prompts, await self._agents.slots.room())):
+                    for index, prompt in some:
+                        await self._begin(group, index, prompt)
+                    await asyncio.sleep(0)  # they take their slots
+        finally:
+            self.results.put_nowait(None)
+
+    async def _begin(self, group: asyncio.TaskGroup, index: int, prompt: str) -> None:
+        prepared = await self._agents.prepare(index, prompt)
+        if isinstance(prepared, AgentResult):
+            self.results.put_nowait(prepared)
+            return
+        if self._places:
+            await self._places.acquire()
+        group.create_task(self._attend(prepared))
+
+    async def _attend(self, attend: Attend) -> None:
+        try:
+            self.results.put_nowait(await attend())
+        finally:
+            if self._places:
+                self._places.release()
+
+
+# ---- the agents of a batch that talk to a gateway: begins each, and makes a result of how it ends
 
 
 class ModelAgents:

@@ -9,8 +9,8 @@ from contextlib import AbstractAsyncContextManager, aclosing
 from typing import Any
 
 from batch_agent import reducing
+from batch_agent.agents import Agents, in_order_of_completion
 from batch_agent.batch import opened
-from batch_agent.dispatch import Agents, in_order_of_completion
 from batch_agent.outage import Outage
 from batch_agent.results import AgentResult
 from batch_agent.runtimes.base import Runtime

@@ -1,4 +1,4 @@
-"""Opens a batch: finds its gateway and model, makes what its agents share, and closes all of it again."""
+"""Which gateway a batch talks to: the one that is named, that of the environment, or one of its own."""
 
 from __future__ import annotations
 
@@ -8,21 +8,44 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from secrets import token_hex
 
 from batch_agent import environment
-from batch_agent.agent import Means
+from batch_agent.agent import Budget, Means
 from batch_agent.agents import ModelAgents
-from batch_agent.backend import gateway_url
-from batch_agent.budget import Budget
-from batch_agent.calls import ModelCalls
+from batch_agent.calls import ModelCalls, Slots, default_calls
 from batch_agent.checkpoint import Checkpoint
 from batch_agent.connection import Connection
-from batch_agent.descriptors import default_calls
+from batch_agent.hosted import hosted_gateway
 from batch_agent.outage import Outage
 from batch_agent.plan import Plan
 from batch_agent.schema import OutputSchema
-from batch_agent.slots import Slots
 from batch_agent.spec import BatchSpec
 from batch_agent.tools import runtime_tools
 from tool_runtime.runtime import ToolRuntime
+
+_SCHEMES = ("http://", "https://")
+
+
+@asynccontextmanager
+async def gateway_url(gateway: str = "", backend: str = "") -> AsyncIterator[str]:
+    """A base URL that ends in /v1. Raises ValueError, ConnectionError.
+
+    `gateway`, else OPENAI_BASE_URL, else a gateway in this process in front of the engine `backend`.
+    """
+    named = gateway or environment.base_url() or (backend if backend.startswith(_SCHEMES) else "")
+    if named:
+        if not named.startswith(_SCHEMES):
+            raise ValueError(f"the gateway {named!r} is no URL: it begins with http:// or https://")
+        yield named.rstrip("/").removesuffix("/v1") + "/v1"
+    elif backend:
+        async with hosted_gateway(backend) as url:
+            yield url
+    else:
+        raise ValueError(
+            "where do the models run? Give gateway='http://host:8080' or backend='vllm://host:8000', or set"
+            " OPENAI_BASE_URL"
+        )
+
+
+# ---- opens a batch: finds its gateway and model, makes what its agents share, and closes all of it again
 
 
 @asynccontextmanager

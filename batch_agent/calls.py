@@ -1,4 +1,4 @@
-"""Model calls: a bound on how many run at once, and when a failed one is sent again."""
+"""How many model calls are open at once where nobody says."""
 
 from __future__ import annotations
 
@@ -8,13 +8,86 @@ import random
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from heapq import heappop, heappush
+from itertools import count
 from typing import TypeVar
 
 from batch_agent.connection import Connection, json_object
 from batch_agent.errors import AgentFailed, ConnectError, HTTPStatusError, OutageError
 from batch_agent.outage import Outage, is_no_answer
 from batch_agent.replies import Json, Reply, events_of, joined, reply_of
-from batch_agent.slots import Slots
+
+ENOUGH = 1024
+"""More than a handful of engines run at once. Further agents wait here, where they take no memory, not there."""
+_KEPT = 64
+"""Open files for everything but connections."""
+_PER_CALL = 3
+"""A gateway in this process has two more for each: the client's other end, and the engine's."""
+
+
+def default_calls() -> int:
+    """As the limit on open files leaves room for, at most `ENOUGH`."""
+    try:
+        import resource
+    except ImportError:  # not a POSIX system
+        return ENOUGH // 2
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return ENOUGH
+    return max(16, min(ENOUGH, (soft - _KEPT) // _PER_CALL))
+
+
+# ---- a bound on model calls at once
+
+
+class Slots:
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.used = 0
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._order = count()
+        self._room = asyncio.Event()
+        self._room.set()
+
+    async def room(self) -> int:
+        """How many slots nobody wants, as soon as there is one."""
+        while self.used >= self.limit:  # the one that was free when this was woken may be taken again
+            await self._room.wait()
+        return self.limit - self.used
+
+    async def take(self, remaining_turns: int) -> None:
+        """Returns with a slot, which `give` gives back."""
+        if self.used < self.limit:
+            self.used += 1
+            self._note()
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heappush(self._waiting, (remaining_turns, next(self._order), turn))
+        self._note()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.give()  # granted and cancelled in the same moment
+            raise
+
+    def give(self) -> None:
+        while self._waiting:
+            turn = heappop(self._waiting)[2]
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self.used -= 1
+        self._note()
+
+    def _note(self) -> None:
+        if self.used < self.limit:
+            self._room.set()
+        else:
+            self._room.clear()
+
+
+# ---- model calls: a bound on how many run at once, and when a failed one is sent again
 
 PATIENCE_S = 3600.0
 """How long one call waits in all where it is told to come back later; that is no failure until then."""

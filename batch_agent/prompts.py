@@ -7,17 +7,15 @@ from typing import Any
 
 from batch_agent import environment
 from batch_agent.api import BatchAgent
-from batch_agent.backend import gateway_url
-from batch_agent.batch import only_model, reached
-from batch_agent.calls import ModelCalls
+from batch_agent.batch import gateway_url, only_model, reached
+from batch_agent.calls import ModelCalls, Slots
 from batch_agent.connection import Connection
 from batch_agent.errors import AgentFailed, BadAnswer, told
 from batch_agent.outage import Outage
+from batch_agent.plan import fill
 from batch_agent.replies import Json, error_text
 from batch_agent.results import AgentError, AgentResult
-from batch_agent.slots import Slots
 from batch_agent.spec import OUTAGE_S
-from batch_agent.template import fill
 
 MOST_PROMPTS = 10_000
 """In one request: what the gateway takes."""

@@ -9,11 +9,11 @@ from typing import Any
 
 import orjson
 
-from batch_agent.backend import gateway_url
+from batch_agent.batch import gateway_url
 from batch_agent.outage import Outage
+from batch_agent.plan import fill
 from batch_agent.results import AgentResult, Usage, jsonable
 from batch_agent.spec import OUTAGE_S
-from batch_agent.template import fill
 
 Run = Callable[..., Awaitable[list[AgentResult]]]
 """`BatchAgent.run`."""

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 
 from gateway.access.access import Access
 from gateway.access.allowance import Limiter
-from gateway.access.callers import callers
-from gateway.access.keys import Keys
+from gateway.access.client_keys import Keys, callers
 from gateway.api.live import Live
 from gateway.api.router import Router
 from gateway.api.ui.page import Page
@@ -30,29 +29,27 @@ from gateway.config.extras import refuse_missing
 from gateway.config.live_settings import LiveSettings
 from gateway.config.settings import Settings
 from gateway.core.transport import Handler, Server, Upstream
-from gateway.engines.banner import about
 from gateway.engines.base import EngineAddress
 from gateway.engines.breaker import Rules
-from gateway.engines.client import Asking
+from gateway.engines.doctor import about
 from gateway.engines.kvevents import listening
 from gateway.engines.monitor import Monitor
+from gateway.engines.poller import Asking
 from gateway.engines.providers.throttled import obeying
 from gateway.prompt_lists.answer import Lists
 from gateway.request.answer import Answering
-from gateway.request.background_calls import Errands
+from gateway.request.background_calls import Errands, WarmUps
 from gateway.request.drain import Drain
 from gateway.request.gate import Gate
 from gateway.request.handler import Path
-from gateway.request.homes import Homes
 from gateway.request.model_call import Forward
 from gateway.request.scheduling import limits_of, policy_of, recorded
 from gateway.request.stateless import PlainCalls
-from gateway.request.stored_responses import StoredResponses
-from gateway.request.warmup import WarmUps
+from gateway.request.stored_responses import Homes, StoredResponses
 from gateway.sessions.identity import Identity
 from gateway.sessions.prefix_breaks import PrefixBreaks
 from gateway.sessions.session_locations import Trail
-from gateway.sessions.sessions import Sessions
+from gateway.sessions.session_table import Sessions
 from gateway.telemetry import tracing
 from gateway.telemetry.factlog import FactLog
 from gateway.telemetry.observer import Observer
@@ -288,7 +285,7 @@ class App:
             return replace(address, base_url=base_url)
         if address.base_url:
             return address
-        from gateway.embedded.in_process import HostedEngine  # which few need, and which is a tenth of the start
+        from gateway.embedded.server import HostedEngine  # which few need, and which is a tenth of the start
 
         engine = HostedEngine(self.settings.current.embedded)
         self._running.push_async_callback(engine.stop)

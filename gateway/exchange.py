@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from tool_runtime.types import Call, Result
 
 
-
 class Trace(Protocol):
     """Of one request. Synchronous but for `tool`, and never fails the request that it is about."""
 

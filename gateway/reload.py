@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gateway.access.callers import Caller, callers
+from gateway.access.client_keys import Caller, callers
 from gateway.config import loading
 from gateway.config.extras import refuse_missing
 from gateway.config.settings import Settings

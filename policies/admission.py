@@ -1,21 +1,121 @@
-"""The gate in front of the caches: which held turn may become resident next, and how long the others will wait."""
+"""What admitting a session is worth to the fleet and what it costs, both in tokens of prefill.
+
+One more session in the batch gains one turn per cycle Z (decode and tool, undelayed). Each token that it makes the
+pool evict is computed again, and that delays those who run, r of them, and itself. So its turns pay while
+price x evicted x (r + 1) <= Z. Who waits for a tool is not delayed; where tools are slow, thrash is cheap.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
-from policies.fleet import Fleet, Pool
-from policies.held import Bucket
-from policies.line import Line
-from policies.parking import to_park
+from policies.admission_queue import Bucket, Line
+from policies.fleet import Fleet, Pool, chain_is_cached
+from policies.forecast import (
+    append_tokens,
+    chance_of_return,
+    expected_turns,
+    idle_left_s,
+    output_tokens,
+    private_tokens,
+)
 from policies.policy import Policy
 from policies.shares import flow_of
-from policies.types import FamilyId, Reason, Refusal, Session, SessionId, Turn, TurnId
-from policies.worth import is_worth, outgrows, should_give_way
+from policies.types import Family, FamilyId, Reason, Refusal, Session, SessionId, Turn, TurnId
+
+
+def share_tokens(pool: Pool, price: float) -> float:
+    """Tokens that may be evicted per turn for one more session; a price of 0 allows any number."""
+    if price == 0:
+        return math.inf
+    return pool.pace.cycle_tokens / (price * (pool.num_busy + 1))
+
+
+def evicted_tokens(pool: Pool, session: Session, family: Family, new_tokens: float) -> float:
+    """Tokens per turn by which the session, which adds so many now, makes the residents outgrow the pool, while it
+    lives."""
+    assert pool.capacity.tokens is not None
+    own = pool.reserve.of(family, (session.num_begun, session.remaining_turns))
+    others = pool.reserve.forecast or [0.0] * len(own)
+    room_tokens = pool.capacity.tokens - pool.resident_tokens
+    if max(others) + max(own) + new_tokens <= room_tokens:
+        return 0.0
+    overflow_tokens = 0.0
+    for theirs, ours in zip(others, own, strict=True):
+        together, without = theirs + ours + new_tokens - room_tokens, theirs - room_tokens
+        overflow_tokens += (together if together > 0 else 0.0) - (without if without > 0 else 0.0)
+    turns = 1 + expected_turns(family, session.num_begun, session.remaining_turns)
+    return overflow_tokens / min(turns, len(own))
+
+
+def is_worth(pool: Pool, session: Session, family: Family, new_tokens: float, price: float) -> bool:
+    """Whether a session that fits now, and adds so many tokens, costs the fleet less than holding it."""
+    if session.num_begun > 1 and chain_is_cached(pool, session.blocks):
+        return True
+    return evicted_tokens(pool, session, family, new_tokens) <= share_tokens(pool, price)
+
+
+def outgrows(pool: Pool) -> bool:
+    """Whether the residents take more than the pool holds, by more than one of them is worth: at a price of 1, so
+    that what was let in at a higher one is not sent out again for a trifle."""
+    capacity_tokens, resident_tokens = pool.capacity.tokens, pool.resident_tokens
+    if capacity_tokens is None or resident_tokens <= capacity_tokens:
+        return False
+    return resident_tokens > capacity_tokens + share_tokens(pool, 1.0)
+
+
+def should_give_way(pool: Pool, session: Session, family: Family, price: float, now: float) -> bool:
+    """Whether the room of an idle session is worth more to one that waits. If it comes back, its private tokens
+    are computed again, and it waits as long as it made the other not; until then that one takes a turn a cycle."""
+    share = share_tokens(pool, price)
+    private_tokens = pool.tokens(pool.ledger.private_blocks(session.id))
+    turns = max(1.0, idle_left_s(session, family, now) / pool.pace.cycle_s)
+    return chance_of_return(session, family, now) * (private_tokens + share) <= turns * share
+
+
+# ---- parking
+
+DEARER = 3.0
+"""How many times dearer parking is than what an admission evicts: who is parked also waits, perhaps again and
+again."""
+
+
+def token_turns(family: Family, num_begun: int, remaining_turns: int) -> float:
+    """What a session holds beside its family's prefix, added up over a turn and those that remain after it."""
+    append = append_tokens(family)
+    held_tokens = private_tokens(family) + (num_begun - 1) * append + output_tokens(family)
+    return (1 + remaining_turns) * (held_tokens + append * remaining_turns / 2)
+
+
+def to_park(
+    pool: Pool,
+    session: Session,
+    idle: Iterable[Session],
+    families: Mapping[FamilyId, Family],
+    num_waiting: int,
+    price: float,
+) -> list[Session]:
+    """Those of the idle residents whose room the turns that wait need more, longest to go first. Each turn
+    goes earlier by the difference in token-turns over the pool's size; the price is what is computed again."""
+    if session.declared_turns is None or pool.capacity.tokens is None:
+        return []
+    ours = token_turns(families[session.family_id], session.num_begun, session.declared_turns)
+    worth_tokens = num_waiting * share_tokens(pool, DEARER * price) / pool.capacity.tokens
+    found: list[tuple[float, Session]] = []
+    for other in idle:
+        if not other.declared_turns or other.parent_id is not None or other.tenant != session.tenant:
+            continue
+        theirs = token_turns(families[other.family_id], other.num_begun + 1, other.declared_turns - 1)
+        if theirs > ours and pool.tokens(pool.ledger.private_blocks(other.id)) <= worth_tokens * (theirs - ours):
+            found.append((theirs, other))
+    return [other for _, other in sorted(found, key=lambda pair: -pair[0])]
+
+
+# ---- the gate in front of the caches
 
 
 @dataclass(frozen=True, slots=True)

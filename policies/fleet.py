@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 
 from policies.capacity import Capacity
 from policies.concurrency import Concurrency
-from policies.learning import TokenRatio
-from policies.pace import Pace
+from policies.dispatch_queue import Ready
+from policies.forecast import Forecast, Reserve
+from policies.learning import Pace, TokenRatio
+from policies.ledger import Ledger, Met
 from policies.placement import Option
-from policies.ready import Ready
-from policies.reserve import Forecast, Reserve
-from policies.residency import Ledger, Met
 from policies.shares import Tenants
 from policies.trial import Trial
 from policies.types import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from policies.remaining import expected_turns
+from policies.forecast import expected_turns
 from policies.types import Family, Hints, Session, Turn, TurnKind
 
 

@@ -1,14 +1,67 @@
-"""Idle sessions: how long their residency is kept, and when their silence counts as their end."""
+"""Times at which something ends by itself: a heap of (when, whose)."""
 
 from __future__ import annotations
 
+import heapq
+import math
 from collections.abc import Callable
 
 from policies import learning
 from policies.fleet import Fleet
+from policies.forecast import FEWEST_GAPS, gaps_of, will_return
 from policies.policy import Policy
-from policies.timers import Timers
 from policies.types import Family, Session, SessionId, TurnKind
+
+NEVER = math.inf, ""
+
+
+class Timers:
+    """Entries are not taken back: whoever is told looks whether its time still holds."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, str]] = []
+        self.next_at, self.next_whose = NEVER
+        """The earliest entry."""
+
+    def put(self, at: float, whose: str) -> None:
+        heapq.heappush(self._heap, (at, whose))
+        self.next_at, self.next_whose = self._heap[0]
+
+    def pop(self, now: float) -> tuple[float, str] | None:
+        """Take out the earliest one that has come, if any has."""
+        return None if self.next_at > now else self.drop()
+
+    def drop(self) -> tuple[float, str]:
+        """Take out the earliest one; the caller knows that there is one."""
+        entry = heapq.heappop(self._heap)
+        self.next_at, self.next_whose = self._heap[0] if self._heap else NEVER
+        return entry
+
+
+# ---- how long an idle session keeps its residency: as long as its tools usually take, if it comes back
+
+UNKNOWN_S = 10.0
+"""Until a family has shown enough idle times: nine in ten tool calls of agents are shorter
+(TraceLab, arXiv 2606.30560)."""
+LEAST_S, MOST_S = 1.0, 60.0
+MARGIN = 1.25
+QUANTILE = 0.95
+LEAST_CHANCE = 0.2
+
+
+def lease_s(session: Session, family: Family) -> float:
+    """Seconds for which an idle session keeps its residency; 0 when it is not expected back."""
+    if will_return(session, family) < LEAST_CHANCE:
+        return 0.0
+    if session.tool_s is not None:
+        return MARGIN * session.tool_s + LEAST_S
+    gaps_s = gaps_of(session, family)
+    if len(gaps_s) < FEWEST_GAPS:
+        return UNKNOWN_S
+    return min(MOST_S, max(LEAST_S, MARGIN * gaps_s.quantile(QUANTILE)))
+
+
+# ---- idle sessions: how long their residency is kept, and when their silence counts as their end
 
 LEASES = 3.0
 """For so many times its lease an idle session stays resident, unless it gives way before."""

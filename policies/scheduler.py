@@ -17,10 +17,9 @@ from policies import learning
 from policies.admission import Admission, Limits
 from policies.fleet import Fleet, Pool, option
 from policies.hints import hints
-from policies.idle import Idle
+from policies.idle import Idle, Timers
 from policies.policy import Policy
 from policies.slots import Slots
-from policies.timers import Timers
 from policies.types import (
     Arrived,
     CacheLost,

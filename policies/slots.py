@@ -6,11 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from policies import learning
+from policies.admission_queue import Line
 from policies.capacity import MET
 from policies.fleet import Fleet, Pool
-from policies.growth import output_tokens
-from policies.line import Line
-from policies.remaining import expected_turns
+from policies.forecast import expected_turns, output_tokens
 from policies.types import Ending, Left, Session, Turn, TurnId, TurnKind
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies.growth import append_tokens, forecast
-from policies.leases import lease_s
+from policies.forecast import append_tokens, expected_turns, forecast
+from policies.idle import lease_s
 from policies.placement import Option, Place, by_prefix
-from policies.remaining import expected_turns
 from policies.types import Family, FamilyId
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias, TypeVar, dataclass_transform
 
-from policies.gaps import Gaps
+from policies.idle_times import Gaps
 
 SessionId: TypeAlias = str
 FamilyId: TypeAlias = str

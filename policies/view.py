@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from policies import remaining
+from policies import forecast
 from policies.fleet import Fleet, Pool
 from policies.types import Hold, ReplicaId, Session, SessionId, SessionState
 
@@ -93,7 +93,7 @@ def _session(fleet: Fleet, session: Session) -> SessionView:
         calls_tools=bool(session.tools),
         lease_until=session.lease_until,
         prompt_tokens=session.prompt_tokens,
-        expected_turns=remaining.expected_turns(family, session.num_begun, session.remaining_turns, keeps=False),
+        expected_turns=forecast.expected_turns(family, session.num_begun, session.remaining_turns, keeps=False),
     )
 
 

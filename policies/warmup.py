@@ -7,9 +7,9 @@ than PAYS; every TRIAL-th chance is then tried all the same.
 from __future__ import annotations
 
 from policies.fleet import Fleet, Pool
+from policies.forecast import FEWEST_GAPS, chance_of_return, gaps_of
+from policies.idle import Timers
 from policies.learning import blend
-from policies.remaining import FEWEST_GAPS, chance_of_return, gaps_of
-from policies.timers import Timers
 from policies.types import Family, Session, SessionId, WarmedUp, WarmUp
 
 LEAST_TOKENS = 1_024

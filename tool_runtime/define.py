@@ -1,17 +1,128 @@
-"""Makes a Tool of a Python function: name, schema and descriptions from what the function says of itself."""
+"""What a docstring says of a function and of its parameters, in Google, NumPy or Sphinx style."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from tool_runtime import docstring
-from tool_runtime.calling import in_thread
-from tool_runtime.signature import Signature
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic.errors import PydanticUserError
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaWarningKind
+
+from tool_runtime.arguments import InvalidArguments
+from tool_runtime.execution import in_thread
 from tool_runtime.types import Context, Effect, Json, Limits, Scope, Tool
+
+_MORE = r"(?:\n+[ \t]+.*)*"
+"""Further lines of an entry are indented."""
+_PATTERNS = (
+    (
+        r"^(?:args|arguments|parameters):[ ]*\n((?:[ \t]+.*\n|\n)+)",
+        r"^(\w+)[ ]*(?:\(.*?\))?:[ ]*(.*" + _MORE + ")",
+    ),
+    (r"^parameters\n-{3,}\n((?:.*\n)*?)(?=\S.*\n-{3,}\n|\Z)", r"^(\w+)[ ]*(?::.*)?(" + _MORE + ")"),
+    (r"((?:.*\n)*)", r"^:param (?:[^:\n]*\s)?(\w+):[ ]*(.*" + _MORE + ")"),
+)
+STYLES = [(re.compile(section, re.M | re.I), re.compile(entry, re.M)) for section, entry in _PATTERNS]
+"""Of a section, and of one parameter in it once its indentation is gone."""
+FIRST_SECTION = re.compile(
+    r"^(?:(?:args|arguments|parameters|returns|yields|raises|examples?|notes?):[ ]*$|\S.*\n-{3,}$|:\w+.*:)",
+    re.M | re.I,
+)
+
+
+def summary_of(text: str) -> str:
+    """All before the first section."""
+    return FIRST_SECTION.split(inspect.cleandoc(text), maxsplit=1)[0].strip()
+
+
+def parameters_of(text: str) -> dict[str, str]:
+    """The description of each parameter that has one."""
+    text = inspect.cleandoc(text) + "\n"
+    return {
+        name: " ".join(description.split())
+        for section, entry in STYLES
+        if (found := section.search(text)) is not None
+        for name, description in entry.findall(inspect.cleandoc("\n" + found[1]))
+        if description.strip()
+    }
+
+
+# ---- the parameters of a Python function as JSON Schema, and JSON arguments back as Python values
+
+BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+class Signature:
+    """What a function takes. Parameters annotated `Context` are not the model's: they get the call's context."""
+
+    def __init__(self, function: Callable[..., Any], descriptions: Mapping[str, str]) -> None:
+        """Raises TypeError if there is no JSON Schema for it."""
+        try:
+            parameters = inspect.signature(function, eval_str=True).parameters.values()
+            self._contexts = [p.name for p in parameters if p.annotation is Context]
+            self._names = [p.name for p in parameters if p.annotation is not Context]
+            fields = [_field(p, descriptions.get(p.name)) for p in parameters if p.annotation is not Context]
+            # Numbered fields: a parameter may have the name of a model's method.
+            numbered: Any = {f"p{i}": field for i, field in enumerate(fields)}
+            self._model: type[BaseModel] = create_model("Arguments", __config__=_CONFIG, **numbered)
+            self.schema: Json = _untitled(self._model.model_json_schema(schema_generator=_Generate))
+        except (PydanticUserError, NameError, TypeError) as error:
+            reason = error.message if isinstance(error, PydanticUserError) else str(error)
+            first_line = reason.partition("\n")[0]
+            raise TypeError(f"{function!r} cannot be a tool: {first_line}") from None
+
+    @property
+    def takes_context(self) -> bool:
+        return bool(self._contexts)
+
+    def bind(self, arguments: Json, context: Context) -> dict[str, Any]:
+        """Keyword arguments for the function. Raises InvalidArguments for what the schema could not tell."""
+        try:
+            model = self._model.model_validate(arguments)
+        except ValidationError as error:
+            faults = [f"- {'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_url=False)]
+            raise InvalidArguments("\n".join(["Invalid arguments:", *faults])) from None
+        values = {name: getattr(model, f"p{i}") for i, name in enumerate(self._names)}
+        return values | dict.fromkeys(self._contexts, context)
+
+
+_CONFIG = ConfigDict(extra="forbid")
+
+
+class _Generate(GenerateJsonSchema):
+    """Leaves out defaults that are not JSON, without a warning: the function knows them."""
+
+    ignored_warning_kinds: set[JsonSchemaWarningKind] = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012
+
+
+def _field(parameter: inspect.Parameter, description: str | None) -> tuple[Any, Any]:
+    if parameter.kind not in BY_NAME:
+        raise TypeError(f"parameter {parameter} cannot be given by name")
+    annotation = Any if parameter.annotation is parameter.empty else parameter.annotation
+    default = ... if parameter.default is parameter.empty else parameter.default
+    told: Any = {} if description is None else {"description": description}
+    return annotation, Field(default, alias=parameter.name, **told)
+
+
+def _untitled(schema: Any) -> Any:
+    """Without titles: each repeats a name, in every prompt."""
+    if isinstance(schema, list):
+        return [_untitled(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: part if key in ("default", "const", "enum", "examples") else _untitled(part)
+        for key, part in schema.items()
+        if not (key == "title" and isinstance(part, str))
+    }
+
+
+# ---- makes a Tool of a Python function
 
 MAX_THREADS = 32
 """Executions at once of a blocking function that states no concurrency: one that hangs keeps its thread."""
@@ -33,7 +144,7 @@ def define(
     Raises TypeError if the parameters have no JSON Schema, ValueError as Tool does.
     """
     text = inspect.getdoc(function) or ""
-    signature = Signature(function, docstring.parameters_of(text))
+    signature = Signature(function, parameters_of(text))
     is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
     if limits is None:
         limits = Limits(scope=Scope.SESSION if signature.takes_context else Scope.TENANT)
@@ -46,7 +157,7 @@ def define(
 
     return Tool(
         name=name or str(getattr(function, "__name__", type(function).__name__)),
-        description=docstring.summary_of(text) if description is None else description,
+        description=summary_of(text) if description is None else description,
         parameters=signature.schema,
         run=run,
         effect=effect,

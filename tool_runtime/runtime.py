@@ -11,16 +11,12 @@ from functools import partial
 from hashlib import sha256
 from types import MappingProxyType
 
-from tool_runtime.approval import verdict_on
 from tool_runtime.arguments import LONG_CHARS, Arguments
-from tool_runtime.attempts import LocalAttempts
+from tool_runtime.attempts import Attempt, Claimed, LocalAttempts, Shared
 from tool_runtime.cache import Cache
-from tool_runtime.calling import caught, in_thread
-from tool_runtime.coalesce import Flight, Flights
-from tool_runtime.executor import Executor
+from tool_runtime.coalesce import Flight, Flights, key_of, told
+from tool_runtime.execution import Executor, caught, in_thread
 from tool_runtime.outcome import Outcome, not_started, outcome_of, stopped
-from tool_runtime.shared import Attempt, Claimed, Shared
-from tool_runtime.sharing import key_of, told
 from tool_runtime.tasks import Tasks
 from tool_runtime.types import (
     NEVER,
@@ -35,6 +31,7 @@ from tool_runtime.types import (
     Status,
     Tool,
     Tools,
+    verdict_on,
 )
 
 CLOSE_S = 10.0

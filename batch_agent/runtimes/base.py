@@ -11,15 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from batch_agent import environment
-from batch_agent.backend import gateway_url
-from batch_agent.batch import kept, new_batch_id, only_model, reached
-from batch_agent.budget import Budget
+from batch_agent.agent import Budget
+from batch_agent.batch import gateway_url, kept, new_batch_id, only_model, reached
+from batch_agent.calls import Slots
 from batch_agent.connection import Connection
 from batch_agent.outage import Outage
 from batch_agent.plan import Plan
 from batch_agent.runtimes.workers import Launch, Link, Output, Workers
 from batch_agent.schema import OutputSchema
-from batch_agent.slots import Slots
 from batch_agent.spec import BatchSpec
 
 DEFAULT_WORKERS = 10

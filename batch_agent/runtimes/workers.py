@@ -1,25 +1,76 @@
-"""The agents of a batch that are processes: a working copy for each, its process, its result."""
+"""A working copy of a directory for one worker: a git repository of its own, so that its changes can be told."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from batch_agent import process
-from batch_agent.attending import outcome
-from batch_agent.budget import Budget
+from batch_agent.agent import Budget
+from batch_agent.agents import Attend, outcome
+from batch_agent.calls import Slots
 from batch_agent.checkpoint import Checkpoint, Saved
-from batch_agent.dispatch import Attend
 from batch_agent.errors import WorkerError, told
 from batch_agent.outage import Look, Outage
 from batch_agent.plan import Plan
 from batch_agent.results import AgentResult, Timings, Usage, jsonable
-from batch_agent.runtimes.workspace import Workspace
 from batch_agent.schema import OutputSchema, output_of
-from batch_agent.slots import Slots
+
+_IDENTITY = ["-c", "user.name=batch-agent", "-c", "user.email=batch-agent@localhost"]
+_PLAIN = ["-c", "core.hooksPath=/dev/null", "-c", "commit.gpgSign=false", "-c", "core.autocrlf=false"]
+
+
+class Workspace:
+    """Blocking: for a thread. Raises OSError, subprocess.CalledProcessError."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def fill(self, source: Path) -> None:
+        """Copy what git would: all files but the ignored ones, as they are now. Outside of a repository, all."""
+        try:
+            listed = _git(source, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+        except subprocess.CalledProcessError:
+            shutil.copytree(source, self.path, symlinks=True, dirs_exist_ok=True)
+        else:
+            self.path.mkdir(parents=True, exist_ok=True)
+            for name in filter(None, os.fsdecode(listed).split("\0")):
+                _copy(source / name, self.path / name)
+        _git(self.path, "init", "--quiet")
+        _git(self.path, "add", "--all", "--force")
+        _git(self.path, "commit", "--quiet", "--allow-empty", "--message", "As it was given")
+
+    def patch(self) -> str:
+        """What has changed since, new files included; git applies it. Empty where it was not filled."""
+        try:
+            _git(self.path, "add", "--all")
+            return _git(self.path, "diff", "--cached", "--binary", "HEAD").decode(errors="replace")
+        except (OSError, subprocess.CalledProcessError):
+            return ""
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _copy(file: Path, to: Path) -> None:
+    if file.is_symlink() or file.is_file():  # not one that was deleted and is still tracked, nor a submodule
+        to.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(file, to, follow_symlinks=False)
+
+
+def _git(directory: Path, *arguments: str) -> bytes:
+    command = ["git", *_IDENTITY, *_PLAIN, *arguments]
+    done = subprocess.run(command, cwd=directory, capture_output=True, check=True)  # noqa: S603 - our own words
+    return done.stdout
+
+
+# ---- the agents of a batch that are processes: a working copy for each, its process, its result
 
 GO_ON = "The connection to the model was lost, and is back. Go on where you were."
 

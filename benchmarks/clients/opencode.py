@@ -26,7 +26,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from batch_agent import AgentResult, BatchAgent
-from batch_agent.progress import Progress
+from batch_agent.cli import Progress
 from batch_agent.runtimes import OpenCodeRuntime
 from benchmarks.results import command_parser, write
 from tests.real.dynamo import DynamoOptions, dynamo_stack

@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 from benchmarks.fleet.arms import ARMS, ArmContext
 from benchmarks.fleet.engines import Fresh
 from benchmarks.fleet.fleets import FleetSpec
-from gateway.cli.demo.agents import Fleet, SessionRecord
+from gateway.cli.demo.fleet import Fleet, PlannedSession, SessionRecord, draw
 from gateway.cli.demo.report import quantile
-from gateway.cli.demo.workload import PlannedSession, draw
 from gateway.transport.aiohttp_upstream import AiohttpUpstream
 
 SHORTEST_FIFO_WAIT_S = 1.0

@@ -10,8 +10,7 @@ from contextlib import asynccontextmanager
 
 import orjson
 
-from gateway.cli.demo.agents import TIMEOUTS, Client
-from gateway.cli.demo.workload import PlannedSession
+from gateway.cli.demo.fleet import TIMEOUTS, Client, PlannedSession
 from gateway.core.transport import Upstream
 
 

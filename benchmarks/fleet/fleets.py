@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gateway.cli.demo.workload import Shape
+from gateway.cli.demo.fleet import Shape
 
 BASE_RATE_PER_S = 40 / 45.0
 """R: the sessions per second that the base engine finishes when all go straight (`--fleet base`, straight)."""

@@ -23,8 +23,8 @@ from gateway.config import loading
 from gateway.config.settings import Settings
 from gateway.core import sse
 from gateway.core.errors import ConfigError
+from gateway.core.json_edit import splice
 from gateway.core.reply import Reply
-from gateway.core.splice import splice
 from gateway.core.sse import EventTooLong
 from gateway.core.transport import (
     Handler,
@@ -39,8 +39,8 @@ from gateway.dialects import BY_PATH
 from gateway.engines import named
 from gateway.request import engine_errors
 from gateway.request.inprocess import InProcessRequest, InProcessResponder
-from gateway.request.relay import StreamRelay
 from gateway.request.upstream_request import Call
+from gateway.request.upstream_response import StreamRelay
 from gateway.sessions import claims
 from gateway.transport.choice import Transport
 

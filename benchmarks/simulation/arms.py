@@ -13,8 +13,8 @@ from benchmarks.simulation.simulator import Decider, SimulatedTurn, Simulation, 
 from benchmarks.simulation.workloads import AgentRun
 from gateway.cli.demo.report import quantile
 from policies.admission import Limits
+from policies.admission_queue import FAIR
 from policies.fifo import Fifo
-from policies.line import FAIR
 from policies.passthrough import Passthrough
 from policies.scheduler import Scheduler
 from policies.turns import Turns

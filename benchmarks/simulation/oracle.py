@@ -12,8 +12,7 @@ from typing import TypeAlias
 from benchmarks.simulation.simulator import Decider, World
 from benchmarks.simulation.workloads import AgentRun, everyone
 from policies.admission import Limits
-from policies.line import FAIR
-from policies.overtaking import Overtaking
+from policies.admission_queue import FAIR, Overtaking
 from policies.types import Arrived, Decision, Dispatch, Fact, Left, Reason, ReplicaReported, Turn, TurnKind
 
 Key: TypeAlias = Callable[[AgentRun], float]

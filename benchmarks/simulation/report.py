@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 Points: TypeAlias = Sequence[tuple[float, float]]
 NOTE = (
     "A simulation: the Scheduler that serves, the embedded engine's model, virtual time. Seconds are those of the "
-    "model in `gateway/embedded/timing.py`; read them as ratios."
+    "model in `gateway/embedded/model.py`; read them as ratios."
 )
 
 

@@ -1,6 +1,6 @@
 """The second driver of the Scheduler: virtual time, embedded engine models, no network.
 
-Results of a simulation are those of a model: `gateway/embedded/timing.py` states it.
+Results of a simulation are those of a model: `gateway/embedded/model.py` states it.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 
-from gateway.cli.demo.workload import PlannedSession, Shape, draw
+from gateway.cli.demo.fleet import PlannedSession, Shape, draw
 from policies.types import TurnKind
 
 _INDEX_BITS = 24

@@ -18,9 +18,9 @@ import orjson
 from openai import AsyncOpenAI
 
 from benchmarks.results import write
-from gateway.cli.demo.agents import prose
+from gateway.cli.demo.fleet import prose
 from gateway.core.sse import EventSplitter, data_of
-from gateway.dialects.calls import ObjectEnd
+from gateway.dialects.rounds import ObjectEnd
 from tests.real.gateway import engine_url, gateway
 from tests.real.parts import SMALL_MODEL_DIR
 from tests.real.rewrites import scripted

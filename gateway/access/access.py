@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gateway.access.callers import Caller, hash_of
-from gateway.access.keys import ANYBODY, Keys
+from gateway.access.client_keys import ANYBODY, Caller, Keys, hash_of
 from gateway.access.meters import Terms
 from gateway.config.settings import Settings
 from gateway.core.errors import Failure

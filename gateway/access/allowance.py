@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from gateway.access.counters import Counters, Used
 from gateway.access.meters import BUDGETS, Meter, Quantity, Terms
-from gateway.config.keys import Price
+from gateway.config.settings import Price
 from gateway.core import fields
 from gateway.core.errors import Failure, Outcome, Refused
 from gateway.exchange import Exchange, whole_usage

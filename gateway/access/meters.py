@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from gateway.config.keys import KeyLimits
+from gateway.config.settings import KeyLimits
 
 
 class Quantity(StrEnum):

@@ -11,7 +11,7 @@ from urllib.parse import parse_qs
 
 from gateway.api.snapshot import MAX_ROWS, WINDOW_S, snapshot
 from gateway.core.fields import Json
-from gateway.sessions.sessions import Sessions
+from gateway.sessions.session_table import Sessions
 from policies.types import SessionId
 from policies.view import FleetView
 

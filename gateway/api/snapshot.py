@@ -11,8 +11,7 @@ from itertools import chain, islice
 
 from gateway.core.fields import Json
 from gateway.exchange import Exchange
-from gateway.sessions.sessions import Seen
-from gateway.sessions.timeline import Span, span
+from gateway.sessions.session_table import Seen, Span, span
 from policies.types import Hold, SessionState, TurnKind
 from policies.view import FleetView, ReplicaView, SessionView
 

@@ -10,7 +10,7 @@ import orjson
 
 from gateway.access.access import Access, Viewer
 from gateway.access.allowance import Limiter
-from gateway.access.keys import may_use
+from gateway.access.client_keys import may_use
 from gateway.access.report import report
 from gateway.api import openapi
 from gateway.api.live import PATH as LIVE
@@ -27,7 +27,7 @@ from gateway.engines.doctor import advice_of
 from gateway.engines.monitor import Monitor, RunningEngine
 from gateway.request import models
 from gateway.sessions.prefix_breaks import PrefixBreaks
-from gateway.sessions.sessions import Sessions
+from gateway.sessions.session_table import Sessions
 from gateway.telemetry.metrics import CONTENT_TYPE
 from gateway.telemetry.observer import Observer
 

@@ -8,13 +8,11 @@ from dataclasses import dataclass
 
 import orjson
 
-from gateway.access.callers import Caller
-from gateway.access.keys import Keys
+from gateway.access.client_keys import Caller, Keys
 from gateway.batches import asked
-from gateway.batches.blobs import Blobs
 from gateway.batches.objects import Batch, File, NotAllowed, Status, new_id
 from gateway.batches.store import Page, Store
-from gateway.batches.upload import upload
+from gateway.batches.upload import Blobs, upload
 from gateway.core.errors import Refused
 from gateway.core.fields import Json
 from gateway.core.transport import BodyTooLarge, Request, Responder

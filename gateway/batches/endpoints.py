@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gateway.batches import agent_asked, results
+from gateway.batches import agent_runs, runner
 from gateway.batches.agent_runs import AgentRuns
 from gateway.batches.front import AGENT_RUNS
 from gateway.batches.line_executor import Asking
 from gateway.batches.lines import Endpoint
 from gateway.batches.objects import Batch, Finished, Line
 from gateway.dialects import BY_PATH
-from gateway.tools.offers import matches
+from gateway.tools.toolbox import matches
 from tool_runtime.runtime import ToolRuntime
 from tool_runtime.types import Tools
 
@@ -34,7 +34,7 @@ class Endpoints:
         url = batch.endpoint
         if url == AGENT_RUNS:
             tools = self._tools(batch)
-            return Endpoint(url, lambda body: agent_asked.check(body, tools), agent_asked.script, self.wrong_model)
+            return Endpoint(url, lambda body: agent_runs.check(body, tools), agent_runs.script, self.wrong_model)
         dialect = BY_PATH[url]
         return Endpoint(url, dialect.check, dialect.script, self.wrong_model)
 
@@ -43,7 +43,7 @@ class Endpoints:
         if batch.endpoint == AGENT_RUNS:
             return await self.agent_runs.answer(batch, line, body, self._tools(batch))
         reply = await self.asking.answer(batch, line, batch.endpoint, body, _ONE_CALL)
-        return results.finished(line.custom_id, reply)
+        return runner.finished(line.custom_id, reply)
 
     def _tools(self, batch: Batch) -> Tools:
         """Those that the key of the batch may use."""

@@ -7,8 +7,7 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from gateway.access.callers import Caller
-from gateway.access.keys import Keys
+from gateway.access.client_keys import Caller, Keys
 from gateway.batches.concurrency_limiter import Window
 from gateway.batches.objects import Batch, Line
 from gateway.core.transport import Handler, HeaderList

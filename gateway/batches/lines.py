@@ -15,7 +15,7 @@ from gateway.core import fields
 from gateway.core.errors import Failure
 from gateway.core.excerpt import excerpt
 from gateway.core.fields import Json
-from gateway.core.splice import members_of, splice
+from gateway.core.json_edit import members_of, splice
 from gateway.dialects.base import Script
 
 MAX_LINES = 50_000

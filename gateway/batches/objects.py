@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
+
+import orjson
 
 from gateway.core.fields import Json
 
@@ -200,3 +202,33 @@ class Finished:
 def new_id(kind: str) -> str:
     """`file-...`, `batch_...`, `batch_req_...`; `kind` brings its separator."""
     return kind + uuid.uuid4().hex
+
+
+# ---- how stores keep batches and files
+
+COUNTS = ("total", "completed", "failed", "input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens")
+
+
+def about(batch: Batch) -> bytes:
+    """All of a batch that is not counted, as JSON."""
+    return orjson.dumps(replace(batch, total=0, completed=0, failed=0, spent=Spent()))
+
+
+def batch_of(about: bytes, counts: Sequence[int]) -> Batch:
+    """`counts` in the order of COUNTS."""
+    total, completed, failed, *tokens = counts
+    told = orjson.loads(about)
+    told |= {"status": Status(told["status"]), "errors": tuple(Fault(**fault) for fault in told["errors"])}
+    told["allowed_tools"] = tuple(told["allowed_tools"])
+    told |= {"total": total, "completed": completed, "failed": failed, "spent": Spent(*tokens)}
+    return Batch(**told)
+
+
+def counted(finished: Finished) -> dict[str, int]:
+    """What a finished line adds to the counts of its batch."""
+    return {"completed": int(finished.is_ok), "failed": int(not finished.is_ok)} | asdict(finished.spent)
+
+
+def file_of(row: bytes) -> File:
+    """A file that was kept as JSON."""
+    return File(**orjson.loads(row))

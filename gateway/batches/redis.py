@@ -12,8 +12,20 @@ from typing import Any, TypeAlias
 
 import orjson
 
-from gateway.batches.objects import LIVE, Batch, File, Finished, Line, NotAllowed, Status
-from gateway.batches.records import COUNTS, about, batch_of, counted, file_of
+from gateway.batches.objects import (
+    COUNTS,
+    LIVE,
+    Batch,
+    File,
+    Finished,
+    Line,
+    NotAllowed,
+    Status,
+    about,
+    batch_of,
+    counted,
+    file_of,
+)
 from gateway.batches.store import Page
 from gateway.core.errors import ConfigError
 from gateway.core.redis import client

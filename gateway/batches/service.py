@@ -12,24 +12,21 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from gateway.access.keys import Keys
+from gateway.access.client_keys import Keys
 from gateway.batches.agent_runs import AgentRuns
 from gateway.batches.api import Api
-from gateway.batches.blobs import Blobs
-from gateway.batches.concurrency_limiter import Window
+from gateway.batches.concurrency_limiter import Load, Pace, Window
 from gateway.batches.endpoints import Endpoints
-from gateway.batches.finalizer import Closing
 from gateway.batches.front import ENDPOINTS
 from gateway.batches.line_executor import Asking
-from gateway.batches.metrics import BatchMetrics
 from gateway.batches.outputs import Outputs
 from gateway.batches.ownership import Shift
-from gateway.batches.pace import Load, Pace
 from gateway.batches.redis import RedisStore
-from gateway.batches.runner import Runner
+from gateway.batches.runner import BatchMetrics, Closing, Runner
 from gateway.batches.sqlite import SqliteStore
+from gateway.batches.upload import Blobs
 from gateway.config import loading
-from gateway.config.batches import Batches
+from gateway.config.settings import Batches
 from gateway.core.transport import Handler
 from policies.view import FleetView
 from tool_runtime.runtime import ToolRuntime

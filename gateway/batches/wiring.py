@@ -11,7 +11,7 @@ from gateway.config.live_settings import LiveSettings
 from gateway.core.transport import Handler
 from gateway.request.handler import Path
 from gateway.sessions.identity import Identity
-from gateway.sessions.sessions import Sessions
+from gateway.sessions.session_table import Sessions
 from policies.recognition.lineage import Lineage
 from policies.types import SessionEnded
 from tool_runtime.runtime import ToolRuntime

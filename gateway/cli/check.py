@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from gateway.access.callers import callers, hash_of
+from gateway.access.client_keys import callers, hash_of
 from gateway.cluster.worker_identity import is_member
 from gateway.config import loading
 from gateway.config.extras import refuse_missing

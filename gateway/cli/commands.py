@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from gateway.access.callers import plain_keys
+from gateway.access.client_keys import plain_keys
 from gateway.cli import logs
 from gateway.config import loading
 from gateway.config.settings import Settings
@@ -121,7 +121,7 @@ async def serve(
     """Runs until SIGINT or SIGTERM; then running requests may finish. A second signal does not wait. At SIGHUP
     the configuration is read again."""
     from gateway.app import App
-    from gateway.cli.process import give_memory_back, lift_file_limit, spare_collections
+    from gateway.cli.machine import give_memory_back, lift_file_limit, spare_collections
     from gateway.reload import Reloading
 
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # which would end what cannot follow it yet
@@ -144,7 +144,7 @@ async def serve(
 
 async def engine(settings: Settings, host: str, port: int) -> int:
     """Runs the embedded engine until SIGINT or SIGTERM."""
-    from gateway.embedded.in_process import HostedEngine
+    from gateway.embedded.server import HostedEngine
 
     hosted, stop = HostedEngine(settings.embedded), _stop_signal()
     try:
@@ -163,8 +163,8 @@ async def engine(settings: Settings, host: str, port: int) -> int:
 async def doctor(settings: Settings) -> int:
     """Asks every engine once, looks at this machine, and says what it found; 1 when an engine is not up."""
     from gateway.cli import machine
-    from gateway.cli.skew import skew_s
-    from gateway.embedded.in_process import hosted
+    from gateway.cli.machine import skew_s
+    from gateway.embedded.server import hosted
     from gateway.engines.doctor import as_text
     from gateway.engines.kvevents import listening
     from gateway.engines.monitor import Monitor
@@ -210,7 +210,7 @@ async def tools(settings: Settings, arguments: argparse.Namespace) -> int:
 
 async def top(settings: Settings, arguments: argparse.Namespace) -> int:
     """Shows what a running gateway does."""
-    from gateway.cli.top_command import top as watch
+    from gateway.cli.top import top as watch
 
     return await watch(settings, arguments)
 

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import importlib.util
 import platform
 import resource
 import shutil
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from importlib.metadata import version
 from pathlib import Path
 
 from gateway.config.settings import Settings
+from gateway.core.transport import Timeouts, Upstream, UpstreamCut, UpstreamRefused
 from gateway.engines.base import Advice
+from gateway.engines.monitor import RunningEngine
 
 FILES_PER_TURN = 2
 """One connection to its client, one to its engine."""
@@ -99,3 +106,62 @@ def _free_bytes(directory: Path) -> int | None:
         if folder.exists():
             return shutil.disk_usage(folder).free
     return None
+
+
+# ---- what serving asks of the system and the interpreter
+
+LARGE_BYTES, KEPT_BYTES = 4 * 2**20, 8 * 2**20
+"""Above nearly all requests: what the system gives anew for each costs half a millisecond a megabyte."""
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of <malloc.h>
+
+
+def lift_file_limit() -> None:
+    """As many open files as the system lets us: every stream takes two, and a usual shell allows 1,024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):  # a system may not let go as far as it says
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def spare_collections() -> None:
+    """What has been made so far stays; what a request makes is nearly always freed without the collector, which at
+    its defaults looks at all sessions again and again: a sixth of the CPU time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 5, 1_000)
+
+
+def give_memory_back() -> None:
+    """Blocks above LARGE_BYTES are the system's again once they are freed, and so is the end of the heap above
+    KEPT_BYTES. Left alone, glibc raises both bounds with each larger block that is freed (up to 32 MiB), and later
+    giants leave holes in the heap: resident memory that grows with each of them. Other C libraries lack `mallopt`.
+    """
+    with suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
+
+
+# ---- how far the clocks of engines are from ours, by the Date of an answer
+
+DATE_STEP_S = 1.0
+"""Date is cut to whole seconds."""
+
+
+async def skew_s(
+    upstream: Upstream, engine: RunningEngine, timeout_s: float, clock: Callable[[], float] = time.time
+) -> float | None:
+    """Seconds that the engine's clock is ahead, at the least that fits what was seen; None: it does not say."""
+    address = engine.address
+    headers = [("Authorization", f"Bearer {address.api_key}")] if address.api_key else []
+    times = Timeouts(timeout_s, timeout_s, timeout_s)
+    asked_at = clock()
+    try:
+        reply = await upstream.call("GET", f"{address.base_url}/v1/models", headers, None, times)
+        told_at = clock()
+        reply.close(reuse=False)
+        date = parsedate_to_datetime(reply.headers["date"]).timestamp()
+    except (UpstreamRefused, UpstreamCut, KeyError, ValueError):
+        return None
+    if date > told_at:
+        return date - told_at
+    return min(0.0, date + DATE_STEP_S - asked_at)

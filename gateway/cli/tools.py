@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 
 from prometheus_client import CollectorRegistry
 
-from gateway.config.tools import Tools
+from gateway.config.settings import Tools
 from gateway.tools.wiring import OwnTools
 from gateway.transport.aiohttp_upstream import AiohttpUpstream
 from tool_runtime.types import Call, Context, Status

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from gateway.access.client_keys import Keys
 from gateway.access.counters import Counters, LocalCounters, Used
-from gateway.access.keys import Keys
 from gateway.access.meters import Meter
 
 FEW = 0.02

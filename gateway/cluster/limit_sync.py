@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import orjson
 
-from gateway.access.keys import Keys
+from gateway.access.client_keys import Keys
 from gateway.cluster.counters import FEW, Claim, Heard, SharedCounters, Window, free_of, grant
-from gateway.cluster.member import Member
-from gateway.cluster.membership import BoardGone
+from gateway.cluster.membership import BoardGone, Member, asking
 from gateway.cluster.peer_client import PAGES, Hops
-from gateway.cluster.redis import asking
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis

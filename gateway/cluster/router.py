@@ -10,20 +10,20 @@ from re import Pattern
 import orjson
 from prometheus_client import CollectorRegistry, Counter
 
-from gateway.access.keys import Keys
+from gateway.access.client_keys import Keys
 from gateway.batches.front import BATCHES, FILES
 from gateway.cluster import views
-from gateway.cluster.member import Member, by_preference
+from gateway.cluster.membership import Member, by_preference
 from gateway.cluster.peer_client import PAGES, Hops, ReadRequest
-from gateway.cluster.peers import Peers
-from gateway.cluster.sums import summed
+from gateway.cluster.replica_shares import Peers
+from gateway.cluster.views import summed
 from gateway.config.live_settings import RequestSettings
 from gateway.core.errors import Failure, Refused
 from gateway.core.transport import BodyTooLarge, Handler, Request, Responder, UpstreamCut, UpstreamRefused
 from gateway.dialects import BY_PATH
-from gateway.request.homes import Homes
 from gateway.request.inprocess import Begun, InProcessResponder
-from gateway.sessions.origin import origin_of
+from gateway.request.stored_responses import Homes
+from gateway.sessions.session_locations import origin_of
 
 METRICS, HEALTH = "/metrics", "/health"
 RESPONSES = "/v1/responses"

@@ -13,17 +13,14 @@ from dataclasses import dataclass, replace
 
 from prometheus_client import CollectorRegistry, Gauge
 
+from gateway.access.client_keys import Keys
 from gateway.access.counters import Counters
-from gateway.access.keys import Keys
 from gateway.cluster.counters import SharedCounters
 from gateway.cluster.limit_sync import RedisTally, SiblingTally, Tally, run
-from gateway.cluster.member import Member
-from gateway.cluster.membership import Board
-from gateway.cluster.peer_client import Hops, private
-from gateway.cluster.peers import Peers
-from gateway.cluster.redis import RedisBoard, connected
+from gateway.cluster.membership import Board, Member, RedisBoard, connected
+from gateway.cluster.peer_client import Hops, Siblings, private
+from gateway.cluster.replica_shares import Peers
 from gateway.cluster.router import Forwarded, Front
-from gateway.cluster.siblings import Siblings
 from gateway.cluster.tool_results import RedisResults
 from gateway.cluster.worker_identity import Place
 from gateway.config import loading
@@ -31,7 +28,7 @@ from gateway.config.live_settings import RequestSettings
 from gateway.config.settings import Settings
 from gateway.core.transport import Handler, Server, Upstream
 from gateway.request.gate import Gate
-from gateway.request.homes import Homes
+from gateway.request.stored_responses import Homes
 from gateway.sessions.session_locations import Trail
 from gateway.telemetry.metrics import Metrics
 from policies.types import ReplicaReported

@@ -144,7 +144,7 @@ async def _place(settings: Settings, running: AsyncExitStack) -> Place:
     hosted = {}
     for address in loading.addresses(settings):
         if not address.base_url:
-            from gateway.embedded.in_process import hosted as host
+            from gateway.embedded.server import hosted as host
 
             hosted[address.name] = (await host(address, settings.embedded, running)).base_url
     wanted = [cluster.port + n if cluster.port else 0 for n in range(cluster.workers)]

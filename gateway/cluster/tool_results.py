@@ -1,24 +1,221 @@
-"""Results of tools that gateways share, in Redis or Valkey: one executes a call, the others wait for its result.
-
-Keys: `claim:KEY` (who executes it, expires unless renewed), `told:CLAIM` (its outcome, for those who wait), and
-`result:KEY` (its outcome, for as long as the tool may be cached). KEY covers tenant, tool and arguments.
-"""
+"""The outcome of a tool call as processes tell each other."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeAlias
 
-from gateway.cluster.attempts import RedisAttempt, RedisAttempts
-from gateway.cluster.membership import BoardGone
-from gateway.cluster.outcomes import read, written
-from gateway.cluster.redis import asking
+import orjson
+
+from gateway.cluster.membership import BoardGone, asking
+from tool_runtime.attempts import KEPT_S, MAX_LOST, Claimed, LocalAttempts, key_in
 from tool_runtime.outcome import Outcome
-from tool_runtime.shared import Claimed
+from tool_runtime.types import Status
+
+
+def written(outcome: Outcome) -> bytes:
+    return orjson.dumps(asdict(outcome))
+
+
+def read(text: bytes) -> Outcome:
+    told = orjson.loads(text)
+    return Outcome(**told | {"status": Status(told["status"])})
+
+
+# ---- tool calls that may run once only, in Redis or Valkey
+
+ALIVE_MS = 3000
+BEAT_S = 1.0
+ATTEMPT_POLL_S = 0.05
+KEPT_MS = int(1000 * KEPT_S)
+NOBODY = "-" * 32
+"""In the place of a process: its attempt is lost although it lives."""
+
+Started: TypeAlias = tuple[str, str]
+"""A call: its KEY, and its number under it."""
+
+_START = """
+local calls, prefix, me = KEYS[1], ARGV[1], ARGV[2]
+redis.call('SET', prefix .. me, ARGV[3], 'PX', ARGV[4])
+local all, lost, told, others = redis.call('HGETALL', calls), nil, ARGV[6], {}
+for i = 1, #all, 2 do
+  local owner = string.sub(all[i + 1], 1, 32)
+  local beat = redis.call('GET', prefix .. owner)
+  if beat then
+    if owner ~= me then others[#others + 1] = owner .. beat end
+  elseif not lost or all[i] < lost then
+    lost, told = all[i], string.sub(all[i + 1], 33)
+  end
+end
+if lost then
+  redis.call('HDEL', calls, lost)
+elseif #others > 0 and ARGV[8] == '' then
+  return {'', others}
+end
+redis.call('HSET', calls, ARGV[5], me .. told)
+redis.call('PEXPIRE', calls, ARGV[7])
+return {lost and told or '', {}}
+"""
+"""Takes over the first call of a lost attempt; else, unless others may be lost, writes down a new one."""
+_KNOW = """
+local was = redis.call('HGET', KEYS[1], ARGV[1])
+if was then redis.call('HSET', KEYS[1], ARGV[1], string.sub(was, 1, 32) .. ARGV[2]) end
+"""
+_LOSE = """
+local was = redis.call('HGET', KEYS[1], ARGV[1])
+if was then redis.call('HSET', KEYS[1], ARGV[1], ARGV[2] .. string.sub(was, 33)) end
+"""
+
+
+class RedisAttempts:
+    """What this process has started, and what others had. Owns its heartbeat until `close`."""
+
+    def __init__(self, redis: Any, prefix: str, clock: Callable[[], float]) -> None:
+        self.told, self.untold = LocalAttempts(clock), LocalAttempts(clock)
+        """What lost attempts of this process have started: with Redis' knowledge, and without."""
+        self._redis = redis
+        self._prefix = prefix
+        self._me = secrets.token_hex(16)
+        self._beats = itertools.count()
+        self._beating: asyncio.Task[None] | None = None
+        self._open: set[Started] = set()
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._left: dict[Started, bool] = {}
+        """What could not be told: calls that were left, and whether their answers were whole."""
+        self._start, self._know, self._lose = map(redis.register_script, (_START, _KNOW, _LOSE))
+
+    def attempt(self, answer: bytes, is_retry: bool, lost_s: float | None = None) -> RedisAttempt:
+        """`lost_s` says no more than `is_retry` here: Redis outlives the process that was asked."""
+        return RedisAttempt(self, answer, is_retry)
+
+    async def start(self, call: Started, unknown: Outcome) -> Outcome | None:
+        """What is known of the call that a lost attempt started; None: none did, and this one may start. Waits for
+        as long as it takes to tell an attempt that goes on from one whose process died. Raises BoardGone."""
+        if self._beating is None:
+            self._beating = asyncio.create_task(self._keep_beating(), name="attempts of this process")
+        if self._leaving:
+            await asyncio.wait(self._leaving)  # the one before may be this client's
+        self._open.add(call)
+        name, number = call
+        alive, seen, all_live = self._key("alive", ""), dict[bytes, bytes](), ""
+        while True:
+            beat = next(self._beats)
+            told = [alive, self._me, beat, ALIVE_MS, number, written(unknown), KEPT_MS, all_live]
+            async with asking():
+                outcome, others = await self._start([self._key("calls", name)], told)
+            if outcome:
+                return read(outcome)
+            if not others:
+                return None
+            seen = {other[:32]: other for other in others} | seen
+            if all(seen[other[:32]] != other for other in others):
+                all_live = "yes"
+            else:
+                await asyncio.sleep(ATTEMPT_POLL_S)
+
+    async def know(self, call: Started, outcome: Outcome) -> None:
+        with suppress(BoardGone):
+            async with asking():
+                await self._know([self._key("calls", call[0])], [call[1], written(outcome)])
+
+    def leave(self, calls: list[Started], is_whole: bool) -> None:
+        self._open.difference_update(calls)
+        if calls:
+            self._left.update(dict.fromkeys(calls, is_whole))
+            task = asyncio.create_task(self._leave(), name="end of an attempt")
+            self._leaving.add(task)
+            task.add_done_callback(self._leaving.discard)
+
+    async def close(self) -> None:
+        """What is open is lost from now on."""
+        if self._leaving:
+            await asyncio.wait(self._leaving)
+        if self._beating is not None:
+            self._beating.cancel()
+            with suppress(BoardGone):
+                async with asking():
+                    await self._redis.delete(self._key("alive", self._me))
+
+    async def _leave(self) -> None:
+        left, self._left = self._left, {}
+        try:
+            async with asking(), self._redis.pipeline(transaction=False) as pipe:
+                for (name, number), is_whole in left.items():
+                    if is_whole:
+                        pipe.hdel(self._key("calls", name), number)
+                    else:
+                        await self._lose([self._key("calls", name)], [number, NOBODY], pipe)
+                await pipe.execute()
+        except BoardGone:
+            self._left = dict(list((left | self._left).items())[-MAX_LOST:])
+
+    async def _keep_beating(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT_S)
+            with suppress(BoardGone):
+                async with asking(), self._redis.pipeline(transaction=False) as pipe:
+                    pipe.set(self._key("alive", self._me), next(self._beats), px=ALIVE_MS)
+                    for name, _ in self._open:
+                        pipe.pexpire(self._key("calls", name), KEPT_MS)
+                    await pipe.execute()
+                if self._left:
+                    await self._leave()
+
+    def _key(self, kind: str, name: str) -> str:
+        return f"{self._prefix}:tools:{kind}:{name}"
+
+
+@dataclass(slots=True)
+class _Call:
+    key: bytes
+    started: Started
+    outcome: Outcome
+    is_told: bool = False
+    """Whether Redis knows of it."""
+
+
+@dataclass(slots=True)
+class RedisAttempt:
+    """A `tool_runtime.attempts.Attempt`."""
+
+    attempts: RedisAttempts
+    answer: bytes
+    is_retry: bool
+    calls: list[_Call] = field(default_factory=list)
+
+    @asynccontextmanager
+    async def claimed(self, key: bytes, unknown: Outcome) -> AsyncIterator[Claimed]:
+        key, attempts = key_in(self.answer, key), self.attempts
+        told, untold = attempts.told.take(key), attempts.untold.take(key)
+        started = key.hex(), f"{time.time_ns():020d}{secrets.token_hex(4)}"
+        call = _Call(key, started, untold or told or unknown)
+        self.calls.append(call)
+        claimed = Claimed()
+        try:
+            claimed.outcome = await attempts.start(started, unknown) or untold
+            call.is_told = True
+        except BoardGone:
+            claimed.outcome = untold or told or (unknown if self.is_retry else None)
+        call.outcome = claimed.outcome or unknown
+        yield claimed
+        if claimed.kept is not None:
+            call.outcome = claimed.kept
+            await attempts.know(started, claimed.kept)
+
+    def ended(self, is_whole: bool) -> None:
+        calls, self.calls = self.calls, []
+        for call in calls if not is_whole else ():
+            (self.attempts.told if call.is_told else self.attempts.untold).lose(call.key, call.outcome)
+        self.attempts.leave([call.started for call in calls], is_whole)
+
+
+# ---- results of tools that gateways share, in Redis or Valkey
 
 CLAIM_MS = 3000
 RENEW_S = 1.0
@@ -29,7 +226,7 @@ _LET_GO = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[
 
 
 class RedisResults:
-    """A `tool_runtime.shared.Shared`."""
+    """A `tool_runtime.attempts.Shared`."""
 
     def __init__(self, redis: Any, prefix: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._redis = redis

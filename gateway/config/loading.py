@@ -19,8 +19,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from gateway.config.section import Section, help_of
-from gateway.config.settings import EngineEntry, Settings
+from gateway.config.settings import EngineEntry, Section, Settings, help_of
 from gateway.core.errors import ConfigError
 from gateway.engines.base import EngineAddress, KvEventSource
 from gateway.engines.hosts import host_urls, parse_address

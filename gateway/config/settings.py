@@ -1,34 +1,305 @@
-"""The schema of the configuration: frozen sections, each key with its default, its bounds and its help text.
-
-Nothing is read here; `gateway.config.loading` fills these from flags, environment and YAML. The text under a key
-is its help, in `--dump-config` too. A secret is only ever a reference (`env:NAME` or `file:/path`).
-"""
+"""What sections of the configuration are made of: the frozen base class, and numbers with bounds."""
 
 from __future__ import annotations
 
+import ast
 import re
+from inspect import cleandoc, getsource
+from ipaddress import ip_address
+from itertools import pairwise
+from textwrap import dedent
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from gateway.config.batches import Batches
-from gateway.config.cluster import Cluster
-from gateway.config.keys import Admin, KeyEntry, Price
-from gateway.config.section import (
-    Count,
-    Factor,
-    NotNegative,
-    Port,
-    Seconds,
-    SecondsOrZero,
-    SecretRef,
-    Share,
-    form,
-    is_loopback,
-)
-from gateway.config.section import Section as Section
-from gateway.config.tools import Tools
-from gateway.config.tracing import Tracing
+SecretRef = Annotated[str, Field(pattern=r"^(env:[A-Za-z_][A-Za-z0-9_]*|file:.+)$")]
+Port = Annotated[int, Field(ge=0, le=65535)]
+Seconds = Annotated[float, Field(gt=0)]
+SecondsOrZero = Annotated[float, Field(ge=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(gt=0, le=1)]
+Factor = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+
+
+def form(pattern: str, example: str) -> AfterValidator:
+    """Text of one form. What was written instead is not repeated: it may hold a password."""
+    fits = re.compile(pattern).match
+
+    def checked(text: str) -> str:
+        if not fits(text):
+            raise ValueError(f"write {example}")
+        return text
+
+    return AfterValidator(checked)
+
+
+class Section(BaseModel):
+    """Frozen; an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def help_of(section: type[Section]) -> dict[str, str]:
+    """What stands under each of its keys. Read from the source when it is shown: `use_attribute_docstrings` would
+    read it at every start, of which that was a tenth."""
+    (defined,) = ast.parse(dedent(getsource(section))).body
+    assert isinstance(defined, ast.ClassDef)
+    helps = {}
+    for statements in pairwise(defined.body):
+        match statements:
+            case ast.AnnAssign(target=ast.Name(id=key)), ast.Expr(value=ast.Constant(value=str(text))):
+                helps[key] = cleandoc(text)
+    return helps
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address to listen on is reached from this machine only."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+# ---- the schema of the section `batches`: where durable batches are kept, and what they may use
+
+
+class Batches(Section):
+    """Durable batches: /v1/files and /v1/batches."""
+
+    directory: str | None = None
+    """Directory for files and results, of one gateway process. null: no batches."""
+    redis: RedisUrl | None = None
+    """Redis or Valkey (`redis://host:6379/0`, or by reference, env:NAME) of gateways that share their batches: any
+    of them tells of each, and if the one that works on it is gone, another goes on. All must see one `directory`.
+    Needs `turngate[redis]`. null: each gateway has its own."""
+    file_bytes: Count = 200 * 2**20
+    """Largest file."""
+    in_flight: Count = 256
+    """Lines that are asked at once, at most. Other turns push it down, never below one."""
+    attempts: Count = 5
+    """Times that a line is asked that engines fail. While all are full, or none is up, it waits instead."""
+
+
+# ---- the schema of the section `cluster`: processes that serve as one
+
+RedisUrl = Annotated[
+    str,
+    form(
+        r"(rediss?|valkeys?|unix)://|(env:[A-Za-z_][A-Za-z0-9_]*|file:.+)$",
+        "redis://host:6379/0, or env:NAME or file:/path of what holds that",
+    ),
+]
+
+
+class Cluster(Section):
+    """Several processes that serve as one: workers of this machine, and gateways that share a Redis or Valkey."""
+
+    workers: Count = 1
+    """Processes on this machine. Each serves any request; a session's turns are decided on by one of them."""
+    redis: RedisUrl | None = None
+    """`redis://host:6379/0`, or by reference (env:NAME, file:/path) where it holds a password. Gateways that name
+    the same one, and have the same `identity.secret`, share the engines. Needs `turngate[redis]`. null: alone."""
+    host: str = "127.0.0.1"
+    """Address at which the other gateways reach this one."""
+    port: Port = 0
+    """Port for them, of the first worker; further workers take the next ones. 0: any free ones."""
+
+
+# ---- the schema of who may ask: client keys with their limits, prices of models, and the admin listener
+
+KeyRef = Annotated[
+    str,
+    Field(pattern=r"^(env:[A-Za-z_][A-Za-z0-9_]*|file:.+|sha256:[0-9a-f]{64}|scrypt:[0-9a-f]{32}:[0-9a-f]{64})$"),
+]
+"""A key by reference, or its hash as `turngate keys` prints it."""
+
+
+class KeyLimits(Section):
+    """What one key may use. null: no limit."""
+
+    requests: Count | None = None
+    """Requests per window."""
+    tokens: Count | None = None
+    """Prompt and output tokens per window."""
+    window_s: Seconds = 60
+    """Length of the window; it slides."""
+    concurrency: Count | None = None
+    """Requests in the gateway at once, waiting ones included."""
+    budget_tokens: Count | None = None
+    """Prompt and output tokens per budget window."""
+    budget_cost: Factor | None = None
+    """Cost per budget window, in the unit of `prices`."""
+    budget_window_s: Seconds = 86_400
+    """Length of the budget window."""
+
+
+class Price(Section):
+    """Of a million tokens of one model."""
+
+    prompt: NotNegative = 0
+    """Prompt tokens that were not cached."""
+    cached: NotNegative | None = None
+    """Prompt tokens that were cached, where the engine says so. null: as `prompt`."""
+    output: NotNegative = 0
+    """Output tokens."""
+
+
+class KeyEntry(Section):
+    """One client key."""
+
+    key: KeyRef
+    """The bearer token: env:NAME or file:/path, which may hold its hash, or the hash itself (`turngate keys`)."""
+    name: str = ""
+    """Its name in logs, audits and counters. Empty: the reference, or the first digits of the hash."""
+    tenant: str = Field("default", min_length=1)
+    """Sessions and caches of two tenants never meet."""
+    models: tuple[str, ...] = ("*",)
+    """Names or globs of the engine models that it may use."""
+    weight: Factor = 1
+    """Of its tenant's fair share of what is computed while sessions wait."""
+    urgency: Annotated[int, Field(ge=-100, le=100)] = 0
+    """Class of its turns, higher first: they go before all others, and their sessions lose their cache to none of
+    a lower class. Below 0: they wait for as long as others come."""
+    may_prioritise: bool = False
+    """Whether its own priority and worker pins are honoured."""
+    tools: tuple[str, ...] = ()
+    """Names or globs of the gateway's tools that it may use. Empty: none."""
+    isolate_cache: bool = False
+    """Whether its tenant's prompts are kept apart in engines' prefix caches: nobody else can find out by
+    `cached_tokens` or by time what was sent before, and nobody shares a prefix with it. Its requests go to engines
+    that can: vllm, sglang and dynamo, on all paths but /v1/messages (sglang, dynamo: nor /v1/responses)."""
+    limits: KeyLimits = KeyLimits()
+    """requests and tokens per window_s, concurrency, budget_tokens and budget_cost per budget_window_s."""
+
+    @property
+    def id(self) -> str:
+        """What tells this key from others, in logs too."""
+        return self.name or (self.key[:15] if self.key.startswith(("sha256:", "scrypt:")) else self.key)
+
+
+class Admin(Section):
+    """Who may see metrics, and what concerns all tenants."""
+
+    host: str = "127.0.0.1"
+    """Address of the admin listener. Anything but loopback needs `admin.key`, or `admin.open: true`."""
+    port: Port | None = None
+    """Its port: metrics and admin views are served there and nowhere else. 0: any free one. null: there is no such
+    listener; they are served beside the models, on loopback or with `admin.key`."""
+    key: KeyRef | None = None
+    """Bearer token for metrics and for the views of all tenants, written as in `keys`. null: none."""
+    open: bool = False
+    """Serve the admin listener to other machines although it has no key."""
+
+    @property
+    def is_loopback(self) -> bool:
+        return is_loopback(self.host)
+
+
+# ---- the schema of the section `tools`: which tools the gateway runs for models, and for whom
+
+Approval = Annotated[str, form(r"(never|always|https?://.+)$", "never, always, or the https:// address to ask")]
+
+
+class ToolRules(Section):
+    """What holds for the tools of one source. null: what the tool itself says."""
+
+    names: tuple[str, ...] = ("*",)
+    """Names or globs of those that are used of it."""
+    mode: Literal["offer", "intercept"] = "offer"
+    """offer: the gateway offers the tool to the model, and the client never sees it. intercept: the gateway runs
+    it for clients that offer a tool of this name themselves."""
+    models: tuple[str, ...] = ("*",)
+    """Names or globs of the models that get it, as clients or engines call them."""
+    effect: Literal["read_only", "idempotent", "destructive"] | None = None
+    """read_only tools are shared and cached between agents, idempotent ones shared while they run."""
+    timeout_s: Seconds | None = None
+    """Longest run of one call."""
+    concurrency: Count | None = None
+    """Calls that run at once. Tenants share them by their weights."""
+    rate_per_s: Factor | None = None
+    """Calls started per second. Tenants share them likewise."""
+    max_result_bytes: Count | None = None
+    """A longer result is cut, and says so."""
+    ttl_s: SecondsOrZero | None = None
+    """How long a result is served again. 0: not at all."""
+    negative_ttl_s: SecondsOrZero | None = None
+    """The same for errors."""
+    scope: Literal["session", "tenant", "global"] | None = None
+    """Who may share one result."""
+    approval: Approval | None = None
+    """never, always (refused unless somebody approves), or a URL that is asked before each call."""
+
+
+class ToolEntry(ToolRules):
+    """Tools in Python: your own, an installed package's, or built-in ones."""
+
+    use: str
+    """Import path `package.module:attribute`, name of an entry point, or of a built-in tool."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Of a built-in tool, or of what is called `build`."""
+    secrets: dict[str, SecretRef] = Field(default_factory=dict)
+    """Options that are secret, by reference."""
+
+
+class McpEntry(ToolRules):
+    """One MCP server: a command to start, or a URL."""
+
+    name: str
+    """Its name in metrics and logs."""
+    command: tuple[str, ...] = ()
+    """Program and arguments, for a server on standard input and output."""
+    url: str | None = None
+    """Of a server over streamable HTTP."""
+    env: dict[str, SecretRef] = Field(default_factory=dict)
+    """Variables of the command, by reference."""
+    headers: dict[str, SecretRef] = Field(default_factory=dict)
+    """Headers for the URL, by reference."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """prefix (of its tools' names), effects (by tool, where its hints are wrong), cwd, start_timeout_s,
+    max_message_bytes."""
+
+    @model_validator(mode="after")
+    def _is_somewhere(self) -> McpEntry:
+        if bool(self.command) == bool(self.url):
+            raise ValueError("give either its `command` or its `url`")
+        return self
+
+
+class Tools(Section):
+    """Tools that the gateway runs while a model answers. Nothing is on unless it is listed here."""
+
+    use: tuple[ToolEntry, ...] = ()
+    """Tools in Python. Example: [{use: "my_tools:search", effect: read_only, ttl_s: 60}]"""
+    mcp: tuple[McpEntry, ...] = ()
+    """MCP servers. Example: [{name: docs, command: [docs-server], names: ["search_*"]}]"""
+    max_rounds: Count = 16
+    """Model calls of one answer that may call tools; the next one has to answer without."""
+    max_calls: Count = 32
+    """Calls of our tools in one model call; further ones are refused."""
+    hidden_bytes: Count = 64 * 2**20
+    """Per tenant: memory for calls and results that clients were not shown, put back when their history comes."""
+    hidden_ttl_s: Seconds = 3600
+    """What is not asked for again in this time is forgotten."""
+    cache_bytes: Count = 64 * 2**20
+    """Memory for results that are served again."""
+
+
+# ---- the schema of traces
+
+
+class Tracing(Section):
+    """OpenTelemetry traces of requests, without content. Needs `turngate[otel]`."""
+
+    endpoint: Annotated[str, form("https?://.", "http://collector:4318")] | None = None
+    """OTLP/HTTP collector, such as http://collector:4318. Headers: OTEL_EXPORTER_OTLP_HEADERS. null: off."""
+    service_name: str = "turngate"
+    """Name of this gateway in traces."""
+    share: Share = 1
+    """Of the requests that bring no `traceparent`: how many are traced. One that does decides itself."""
+
+
+# ---- the schema of the configuration
 
 
 def _compiled(pattern: str) -> str:

@@ -11,8 +11,7 @@ from typing import Any
 import orjson
 
 from gateway.core import fields
-from gateway.core.fields import Json
-from gateway.core.trimmed import trimmed
+from gateway.core.fields import Json, trimmed
 from gateway.dialects.base import Tools
 
 VOLATILE = frozenset({"id", "status", "annotations", "logprobs", "cache_control", "provider_specific_fields"})

@@ -9,12 +9,12 @@ from gateway.core import fields
 from gateway.core.errors import Failure
 from gateway.core.fields import Json
 from gateway.core.reply import Reply, ToolCall
-from gateway.dialects import canonical, checks
+from gateway.dialects import base, canonical
 from gateway.dialects.base import Script, Tools
 from gateway.dialects.openai_format import Chunks, OpenAiFormat, chunks
-from policies.recognition.texts import Texts
+from policies.recognition.chains import Texts
 
-_SHAPES = checks.COMMON | {"messages": checks.LIST, "tools": checks.LIST}
+_SHAPES = base.COMMON | {"messages": base.LIST, "tools": base.LIST}
 _MAX_TOOL_CALLS = 1024
 """Above it an index of a stream is taken for nonsense."""
 
@@ -25,7 +25,7 @@ class Chat(OpenAiFormat):
     conversation_key = "messages"
 
     def check(self, body: Json) -> Failure | None:
-        return checks.wrong_field(body, _SHAPES, required="messages", objects_in=("messages", "tools"))
+        return base.wrong_field(body, _SHAPES, required="messages", objects_in=("messages", "tools"))
 
     def script(self, body: Json, tools: Tools | None = None) -> Script:
         if tools is None:

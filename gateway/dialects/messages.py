@@ -11,12 +11,12 @@ from gateway.core import fields, sse
 from gateway.core.errors import Failure
 from gateway.core.fields import Json
 from gateway.core.reply import Reply, ToolCall
-from gateway.dialects import canonical, checks
+from gateway.dialects import base, canonical
 from gateway.dialects.base import Script, Tools
-from gateway.dialects.failures import read_error
-from policies.recognition.texts import Texts
+from gateway.dialects.openai_format import read_error
+from policies.recognition.chains import Texts
 
-_SHAPES = checks.COMMON | {"messages": checks.LIST, "tools": checks.LIST, "system": checks.TEXT_OR_LIST}
+_SHAPES = base.COMMON | {"messages": base.LIST, "tools": base.LIST, "system": base.TEXT_OR_LIST}
 _VOLATILE_SYSTEM = "x-anthropic-billing-header:"
 """Claude Code's first system block, new in every request; engines leave it out too (vLLM pull request 36829)."""
 _TYPE_OF_STATUS = {
@@ -36,7 +36,7 @@ class Messages:
     conversation_key = "messages"
 
     def check(self, body: Json) -> Failure | None:
-        return checks.wrong_field(body, _SHAPES, required="messages", objects_in=("messages", "tools"))
+        return base.wrong_field(body, _SHAPES, required="messages", objects_in=("messages", "tools"))
 
     def script(self, body: Json, tools: Tools | None = None) -> Script:
         if tools is None:

@@ -12,9 +12,8 @@ from gateway.core.errors import Failure
 from gateway.core.fields import Json
 from gateway.core.reply import TextBuffer, ToolCall
 from gateway.dialects import canonical
-from gateway.dialects.calls import Spoken
 from gateway.dialects.messages import Pings
-from gateway.dialects.rounds import End, Round, Terms, added, mark
+from gateway.dialects.rounds import End, Round, Spoken, Terms, added, mark
 from tool_runtime.types import Result, Status, Tool
 
 _CUT_SHORT = ("max_tokens", "refusal", "model_context_window_exceeded")

@@ -6,7 +6,7 @@ from gateway.core import fields
 from gateway.core.errors import Failure
 from gateway.core.fields import Json
 from gateway.core.reply import Reply
-from gateway.dialects import checks
+from gateway.dialects import base
 from gateway.dialects.base import Script, Tools
 from gateway.dialects.openai_format import Chunks, OpenAiFormat
 
@@ -21,7 +21,7 @@ class Plain(OpenAiFormat):
         self.name = name
 
     def check(self, body: Json) -> Failure | None:
-        return checks.wrong_field(body, checks.COMMON)
+        return base.wrong_field(body, base.COMMON)
 
     def script(self, body: Json, tools: Tools | None = None) -> Script:
         return _NOTHING

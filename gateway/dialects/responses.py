@@ -12,15 +12,15 @@ from gateway.core import fields, sse
 from gateway.core.errors import Failure
 from gateway.core.fields import Json
 from gateway.core.reply import Reply, ToolCall
-from gateway.dialects import canonical, checks
+from gateway.dialects import base, canonical
 from gateway.dialects.base import Script, Tools
-from gateway.dialects.failures import openai_error, read_error
+from gateway.dialects.openai_format import openai_error, read_error
 
-_SHAPES = checks.COMMON | {
-    "input": checks.TEXT_OR_LIST,
-    "instructions": checks.TEXT,
-    "tools": checks.LIST,
-    "previous_response_id": checks.TEXT,
+_SHAPES = base.COMMON | {
+    "input": base.TEXT_OR_LIST,
+    "instructions": base.TEXT,
+    "tools": base.LIST,
+    "previous_response_id": base.TEXT,
 }
 _CALLS = ("function_call", "custom_tool_call")
 _ENDED = ("completed", "incomplete")
@@ -53,7 +53,7 @@ class Responses:
     conversation_key = ""
 
     def check(self, body: Json) -> Failure | None:
-        return checks.wrong_field(body, _SHAPES, objects_in=("input", "tools"))
+        return base.wrong_field(body, _SHAPES, objects_in=("input", "tools"))
 
     def script(self, body: Json, tools: Tools | None = None) -> Script:
         if tools is None:

@@ -12,9 +12,8 @@ from gateway.core.errors import Failure
 from gateway.core.fields import Json
 from gateway.core.reply import ToolCall
 from gateway.dialects import canonical
-from gateway.dialects.calls import Spoken
 from gateway.dialects.responses import NAMES, Numbered, failed, response_of
-from gateway.dialects.rounds import End, Round, Terms, added, mark
+from gateway.dialects.rounds import End, Round, Spoken, Terms, added, mark
 from tool_runtime.types import Result, Tool
 
 _CALL = "function_call"

@@ -1,18 +1,177 @@
-"""An answer before it is generated: its tokens, and which deltas the client sees after how many of them."""
+"""A tiny deterministic tokenizer: about four bytes per token, reversible, stable under appending.
+
+A token never crosses a newline or a chat marker. So the answer to a rendered prompt, sent back in the next turn,
+is cut exactly as it was generated, and its blocks are found in the cache.
+"""
 
 from __future__ import annotations
 
+import json
 import random
+import re
 import zlib
 from bisect import bisect_right
 from codecs import getincrementaldecoder
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import Any
 
-from gateway.embedded.prompt import CALL_TAIL, call_head
-from gateway.embedded.script import ScriptedAnswer
-from gateway.embedded.tokenizer import END_OF_TURN, tokens_of
+import orjson
+
+from gateway.core.fields import Json, integer, items, obj, text
+
+END_OF_TURN = b"<|im_end|>"
+
+_TOKEN = re.compile(rb"<\|(?:im_start|im_end|endoftext)\|>|[^\n<]{0,3}\n|[^\n<]{1,4}|<")
+_MARKERS = (b"<|endoftext|>", b"<|im_start|>", END_OF_TURN)
+_MARKER_IDS = {marker: number for number, marker in enumerate(_MARKERS)}
+
+
+def tokens_of(text: str) -> list[bytes]:
+    """The tokens of a text, as the bytes that they stand for."""
+    return _TOKEN.findall(text.encode(errors="replace"))
+
+
+def ids_of(tokens: Iterable[bytes]) -> list[int]:
+    """Numbers that say the bytes of a token and their count; below 2**33, exact in any JSON reader."""
+    return [_MARKER_IDS[t] if t in _MARKER_IDS else int.from_bytes(b"\1" + t, "big") for t in tokens]
+
+
+def tokens_from(ids: Iterable[int]) -> list[bytes]:
+    """The inverse of `ids_of`. Raises ValueError for a number that is no token."""
+    return [_token(number) for number in ids]
+
+
+def _token(number: int) -> bytes:
+    if 0 <= number < len(_MARKERS):
+        return _MARKERS[number]
+    raw = number.to_bytes(5, "big") if 0 <= number < 2**33 else b""
+    token = raw.lstrip(b"\0")
+    if len(token) < 2 or token[0] != 1:
+        raise ValueError(f"{number} is no token of this model")
+    return token[1:]
+
+
+def chain(tokens: Sequence[bytes], block_tokens: int, salt: str = "") -> list[int]:
+    """One id per full block, each covering all tokens before it. Texts of different salt share no block."""
+    last = hash(salt)
+    ids = []
+    for end in range(block_tokens, len(tokens) + 1, block_tokens):
+        last = hash((last, b"".join(tokens[end - block_tokens : end])))
+        ids.append(last)
+    return ids
+
+
+# ---- chat rendering
+
+
+def rendered_chat(body: Json) -> str:
+    """The prompt of a chat request, ending where the assistant begins."""
+    messages = [m for m in items(body, "messages") if isinstance(m, dict)]
+    system = ""
+    if messages and text(messages[0], "role") in ("system", "developer"):
+        system = content_text(messages.pop(0))
+    if tools := items(body, "tools"):
+        listed = "".join(f"\n{orjson.dumps(tool).decode()}" for tool in tools)
+        system += f"\n\n# Tools\n\nYou may call functions:\n<tools>{listed}\n</tools>"
+    parts = [f"<|im_start|>system\n{system}<|im_end|>\n"] if system else []
+    parts += map(_message, messages)
+    return "".join(parts) + "<|im_start|>assistant\n"
+
+
+def _message(message: Json) -> str:
+    role, content = text(message, "role") or "user", content_text(message)
+    if role == "tool":
+        role, content = "user", f"<tool_response>\n{content}\n</tool_response>"
+    calls = (obj(call, "function") for call in items(message, "tool_calls") if isinstance(call, dict))
+    content += "".join(call_text(text(c, "name") or "", text(c, "arguments") or "") for c in calls)
+    return f"<|im_start|>{role}\n{content}<|im_end|>\n"
+
+
+def call_head(name: str) -> str:
+    return f'\n<tool_call>\n{{"name": "{name}", "arguments": '
+
+
+CALL_TAIL = "}\n</tool_call>"
+
+
+def call_text(name: str, arguments: str) -> str:
+    """A tool call as the model writes it."""
+    return call_head(name) + arguments + CALL_TAIL
+
+
+def content_text(message: Json) -> str:
+    """The text of a message; other parts stand as their JSON, so that they take their share of the prompt."""
+    content: Any = message.get("content")
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    return "".join(text(part, "text") or orjson.dumps(part).decode() for part in parts if isinstance(part, dict))
+
+
+# ---- what a request asks the engine to answer, so that any client can drive it through a scripted task
+
+MARKER = "embedded_script:"
+
+
+class BadScript(ValueError):
+    """The request holds a script that cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedAnswer:
+    content: str
+    output_tokens: int | None
+    """Length of filler text in place of `content`. None: no filler."""
+    tool_calls: tuple[tuple[str, str], ...]
+    """Names and arguments, as the model writes them."""
+
+
+def scripted_answer(body: Json) -> ScriptedAnswer | None:
+    """The answer for this turn; None when the request leaves it to the engine. Raises BadScript."""
+    messages = [m for m in items(body, "messages") if isinstance(m, dict)]
+    script, position = body.get("embedded_script"), 0
+    if script is None:
+        script, position = _from_messages(messages or [{"role": "user", "content": body.get("prompt")}])
+    if script is None:
+        return None
+    if isinstance(script, list):
+        turn = sum(text(message, "role") == "assistant" for message in messages[position:])
+        if turn >= len(script):
+            return None
+        script = script[turn]
+    if not isinstance(script, dict):
+        raise BadScript("embedded_script is an answer object or a list of them")
+    return _answer(script, {text(obj(tool, "function"), "name") for tool in items(body, "tools")})
+
+
+def _from_messages(messages: list[Json]) -> tuple[Any, int]:
+    for position in range(len(messages) - 1, -1, -1):
+        if text(messages[position], "role") != "user":
+            continue
+        _, marker, rest = content_text(messages[position]).rpartition(MARKER)
+        if marker:
+            try:
+                return json.JSONDecoder().raw_decode(rest.lstrip())[0], position
+            except ValueError as error:
+                raise BadScript(f"no JSON after {MARKER} in a user message: {error}") from None
+    return None, 0
+
+
+def _answer(script: Json, offered: set[str | None]) -> ScriptedAnswer:
+    calls = []
+    for call in items(script, "tool_calls"):
+        if not isinstance(call, dict) or (name := text(call, "name")) is None:
+            raise BadScript("each of an answer's tool_calls is an object with a name")
+        arguments = call.get("arguments", {})
+        if name in offered:
+            written = arguments if isinstance(arguments, str) else orjson.dumps(arguments).decode()
+            calls.append((name, written))
+    return ScriptedAnswer(text(script, "content") or "", integer(script, "output_tokens"), tuple(calls))
+
+
+# ---- an answer before it is generated
 
 _WORDS = tuple(vowel.join(pair) for vowel in "aeiou" for pair in ("bd", "dn", "fr", "gl", "km", "lp", "rt", "st"))
 """Three letters each: with a space, one token."""

@@ -5,10 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gateway.core.fields import Json, flag, integer, items, obj, text
-from gateway.embedded.answer import Answer, answer_to
-from gateway.embedded.prompt import rendered_chat
-from gateway.embedded.script import BadScript, scripted_answer
-from gateway.embedded.tokenizer import tokens_from, tokens_of
+from gateway.embedded.answer import (
+    Answer,
+    BadScript,
+    answer_to,
+    rendered_chat,
+    scripted_answer,
+    tokens_from,
+    tokens_of,
+)
 from gateway.embedded.wire import Refusal, bad_request
 
 

@@ -1,29 +1,95 @@
-"""The embedded engine: OpenAI's chat and completions endpoints over the engine model, in real time.
-
-A handler for any transport. It answers as vLLM does, names its metrics as vLLM does, and stops generating as soon
-as its handler is cancelled. What it says is filler, or what the request scripts (`script.py`).
-"""
+"""Several prompts in one request: each is generated as if it had come alone, and answered under its index."""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, ExitStack
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 import orjson
 
+from gateway.config.settings import Embedded
 from gateway.core import sse
 from gateway.core.fields import Json, items, text
-from gateway.core.transport import BodyTooLarge, Request, Responder
-from gateway.dialects.prompt_parts import prompts_of
+from gateway.core.transport import BodyTooLarge, HeaderList, Request, Responder
+from gateway.dialects.completions import prompts_of
+from gateway.embedded.answer import chain, ids_of, tokens_from
 from gateway.embedded.driver import EngineDriver, EngineStopped, Generation
-from gateway.embedded.exposition import Exposition
-from gateway.embedded.lists import answer_list
 from gateway.embedded.model import EngineModel, EngineSpec, ModelRequest
 from gateway.embedded.request import Job, check_model, job_from, prompt_tokens
-from gateway.embedded.tokenizer import chain, ids_of, tokens_from
-from gateway.embedded.wire import AnthropicRefusal, ChatWire, CompletionWire, Refusal, Wire, bad_request
+from gateway.embedded.wire import (
+    AnthropicRefusal,
+    ChatWire,
+    CompletionWire,
+    Exposition,
+    Refusal,
+    Wire,
+    bad_request,
+)
+from gateway.engines.base import EngineAddress
+from gateway.transport.choice import transport_of
+
+
+async def answer_list(
+    driver: EngineDriver,
+    jobs: Sequence[Job],
+    block_tokens: int,
+    frame: Json,
+    responder: Responder,
+    headers: HeaderList,
+) -> None:
+    """A stream has one event per prompt, as soon as that is finished. `frame` is what is not choices or usage; its
+    id is this request's own. Raises EngineStopped."""
+    with ExitStack() as running:
+        generations = []
+        for index, job in enumerate(jobs):
+            request_id = f"{frame['id']}-{index}"
+            blocks = chain([*job.prompt, *job.answer.tokens], block_tokens, job.salt)
+            request = ModelRequest(request_id, blocks, len(job.prompt), len(job.answer.tokens), job.priority)
+            generations.append(driver.submit(request))
+            running.callback(driver.abort, request_id)
+        if not jobs[0].wants_stream:
+            await asyncio.gather(*(generation.all() for generation in generations))
+            choices = [_choice(index, job) for index, job in enumerate(jobs)]
+            body = frame | {"choices": choices, "usage": _summed_usage(jobs, generations)}
+            await responder.reply(200, [("content-type", "application/json")], orjson.dumps(body))
+            return
+        await responder.start(200, headers)
+
+        async def send(index: int) -> None:
+            await generations[index].all()
+            await responder.write(sse.event(orjson.dumps(frame | {"choices": [_choice(index, jobs[index])]})))
+
+        async with asyncio.TaskGroup() as group:
+            for index in range(len(jobs)):
+                group.create_task(send(index))
+        if jobs[0].wants_usage:
+            usage = frame | {"choices": [], "usage": _summed_usage(jobs, generations)}
+            await responder.write(sse.event(orjson.dumps(usage)))
+        await responder.write(sse.DONE)
+        await responder.end()
+
+
+def _choice(index: int, job: Job) -> Json:
+    text = "".join(delta.text for delta in job.answer.deltas)
+    return {"index": index, "text": text, "logprobs": None, "finish_reason": job.answer.finish_reason}
+
+
+def _summed_usage(jobs: Sequence[Job], generations: Sequence[Generation]) -> Json:
+    num_prompt = sum(len(job.prompt) for job in jobs)
+    num_output = sum(len(job.answer.tokens) for job in jobs)
+    return {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_output,
+        "total_tokens": num_prompt + num_output,
+        "prompt_tokens_details": {"cached_tokens": sum(generation.cached_tokens for generation in generations)},
+    }
+
+
+# ---- the embedded engine: OpenAI's chat and completions endpoints over the engine model, in real time
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
 JSON_HEADERS = (("content-type", "application/json"),)
@@ -235,3 +301,37 @@ def _usage(job: Job, generation: Generation) -> Json:
 
 async def _reply_json(responder: Responder, value: Json) -> None:
     await responder.reply(200, JSON_HEADERS, orjson.dumps(value))
+
+
+# ---- the embedded engine behind a port of its own, sized by the configuration
+
+BLOCK_TOKENS = 16
+
+
+class HostedEngine:
+    """Start it, point an engine address of kind `embedded` at the port, stop it."""
+
+    def __init__(self, section: Embedded) -> None:
+        num_blocks = max(1, section.capacity_tokens // BLOCK_TOKENS)
+        spec = EngineSpec(num_blocks, BLOCK_TOKENS, section.slots, priority_scheduling=True)
+        self._engine = EmbeddedEngine(EmbeddedSettings(spec, section.model, speed=section.speed))
+        self._server = transport_of().server(self._engine.handler)
+
+    async def start(self, host: str = "127.0.0.1", port: int = 0) -> int:
+        """Serve; returns the port. Raises OSError."""
+        await self._engine.start()
+        return await self._server.start(host, port)
+
+    async def stop(self) -> None:
+        """Answers in flight are cut."""
+        await self._server.stop(grace_s=0)
+        await self._engine.stop()
+
+
+async def hosted(address: EngineAddress, section: Embedded, running: AsyncExitStack) -> EngineAddress:
+    """The address of an engine; an embedded one is started for it on a loopback port, and stopped by `running`."""
+    if address.base_url:
+        return address
+    engine = HostedEngine(section)
+    running.push_async_callback(engine.stop)
+    return replace(address, base_url=f"http://127.0.0.1:{await engine.start()}")

@@ -9,10 +9,9 @@ from gateway.engines.anthropic import Anthropic
 from gateway.engines.base import Engine
 from gateway.engines.bedrock import Bedrock
 from gateway.engines.dynamo import Dynamo
-from gateway.engines.embedded import Embedded
 from gateway.engines.openai import OpenAI
 from gateway.engines.sglang import SGLang
-from gateway.engines.vllm import Vllm
+from gateway.engines.vllm import Embedded, Vllm
 
 KINDS: dict[str, type[Engine]] = {
     "vllm": Vllm,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.engines.base import CHAT, MESSAGES, Abilities, Advice, OutgoingRequest, Outgoing, Report
+from gateway.engines.base import CHAT, MESSAGES, Abilities, Advice, Outgoing, OutgoingRequest, Report
 from gateway.engines.openai import OpenAI
 from gateway.engines.providers.asked import CACHE_MARKERS
 

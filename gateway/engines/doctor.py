@@ -8,6 +8,7 @@ from typing import Any
 from gateway.engines.base import CONVERSATIONS, Advice
 from gateway.engines.hosts import EMBEDDED
 from gateway.engines.monitor import RunningEngine
+from gateway.engines.poller import counted_pools
 
 _SAID = {True: "yes", False: "no", None: "not known"}
 _ORDER = {
@@ -166,3 +167,21 @@ def _pool(replica: dict[str, Any]) -> str:
     size = "size not known: admission learns from evictions" if capacity is None else f"{capacity:,} tokens"
     parts = [size, f"blocks of {block}" if block else "", f"{slots} slots" if slots else ""]
     return f"{replica['id']}: {', '.join(part for part in parts if part)}"
+
+
+# ---- what is told at the start of a gateway: what was found at its engines
+
+
+def about(engine: RunningEngine) -> Iterator[str]:
+    if not engine.is_up:
+        yield f"{engine.name}: {engine.problem}; it is used as soon as it answers"
+        return
+    report, version = engine.report, engine.abilities.version
+    sizes = [pool.capacity_tokens for pool in report.pools]
+    size = f"{sum(filter(None, sizes)):,} tokens" if all(sizes) else "unknown size"
+    kind = (
+        f"{engine.address.kind} {version}".rstrip() if engine.address.kind != EMBEDDED else "a model of an engine"
+    )
+    yield f"{engine.name}: {kind} serving {', '.join(report.models)}; {counted_pools(report)}, {size}"
+    for advice in advice_of(engine):
+        yield f"  {advice.problem}: {advice.remedy}"

@@ -19,17 +19,16 @@ from gateway.engines.base import (
     MESSAGES,
     Abilities,
     Advice,
-    OutgoingRequest,
     Claims,
     Json,
     Outgoing,
+    OutgoingRequest,
     Pool,
     Repair,
     Report,
 )
 from gateway.engines.exposition import Sample, samples, total
-from gateway.engines.openai import OpenAI, json_page, read_models
-from gateway.engines.responses_input import typed_messages, without_tools
+from gateway.engines.openai import OpenAI, json_page, read_models, typed_messages, without_tools
 from policies.types import Hints
 
 PRIORITY_HEADER = "x-dynamo-request-priority"

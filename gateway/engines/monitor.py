@@ -6,13 +6,12 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 
-from gateway.core.faults import Fault
+from gateway.core.errors import Fault
 from gateway.core.transport import Upstream
 from gateway.engines.base import EngineAddress
 from gateway.engines.breaker import USUAL, Rules, State
-from gateway.engines.client import Asking
+from gateway.engines.poller import Asking, Surroundings, Watch
 from gateway.engines.poller import RunningEngine as RunningEngine
-from gateway.engines.poller import Surroundings, Watch
 from policies.types import Fact, ReplicaId, value
 
 LOG = logging.getLogger(__name__)

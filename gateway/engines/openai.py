@@ -1,20 +1,122 @@
-"""Any OpenAI-compatible server: nothing is assumed, nothing is hinted. The other kinds start from here."""
+"""Read token usage from an answer of any dialect: every engine kind answers in all of them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 from typing import Any
 
 import orjson
 
 from gateway.core import fields
-from gateway.engines.base import NO_CLAIMS, Abilities, Advice, OutgoingRequest, Claims, Json, Outgoing, Pool, Repair, Report
-from gateway.engines.refusals import names_field
-from gateway.engines.responses_input import NONE
-from gateway.engines.usage import usage_of
+from gateway.engines.base import (
+    NO_CLAIMS,
+    RESPONSES,
+    Abilities,
+    Advice,
+    Claims,
+    Json,
+    Outgoing,
+    OutgoingRequest,
+    Pool,
+    Repair,
+    Report,
+)
 from policies.types import Usage
+
+
+def usage_of(event: Mapping[str, Any]) -> Usage | None:
+    """Usage in an answer body or stream event: at its top, in its `response`, or in its `message`.
+
+    Anthropic's `input_tokens` leave out what was read from and written to the cache; `prompt_tokens` here is
+    always the whole prompt.
+    """
+    raw = (
+        fields.obj(event, "usage")
+        or fields.obj(fields.obj(event, "response"), "usage")
+        or fields.obj(fields.obj(event, "message"), "usage")
+    )
+    if not raw:
+        return None
+    if "prompt_tokens" in raw:
+        cached = fields.integer(fields.obj(raw, "prompt_tokens_details"), "cached_tokens")
+        return Usage(fields.integer(raw, "prompt_tokens"), cached, fields.integer(raw, "completion_tokens"))
+    prompt, output = fields.integer(raw, "input_tokens"), fields.integer(raw, "output_tokens")
+    if "input_tokens_details" in raw:
+        return Usage(prompt, fields.integer(fields.obj(raw, "input_tokens_details"), "cached_tokens"), output)
+    cached = fields.integer(raw, "cache_read_input_tokens")
+    if prompt is not None:
+        prompt += (cached or 0) + (fields.integer(raw, "cache_creation_input_tokens") or 0)
+    return Usage(prompt, cached, output)
+
+
+# ---- whose field an engine refuses, from the text of its 400
+
+# Where engines put the name of a refused field: pydantic (`body.x`), serde (unknown field `x`), Dynamo
+# (Unsupported parameter(s): `x`, `y`), vLLM (Got x 5 but ...). A name elsewhere, such as in a list of what was
+# expected or in the client's own text that the engine repeats, is no complaint about it.
+_BEFORE = (
+    r"(?:body[.'\", ]+|unknown field |unsupported parameter\(s\): (?:`\w+`, )*|got |unexpected keyword argument )"
+)
+_EXPECTED = re.compile(r"expected one of.*", re.DOTALL)
+
+
+def names_field(message: str, name: str) -> bool:
+    """Whether an error text complains about the request field `name`."""
+    complaint = rf"{_BEFORE}[`'\"]?{re.escape(name)}\b"
+    return re.search(complaint, _EXPECTED.sub("", message), re.IGNORECASE) is not None
+
+
+# ---- what clients send to `/v1/responses` and an engine refuses with 400, said in a way that it takes. Pure
+
+NONE = Repair()
+
+
+def typed_messages(path: str, body: Json) -> Repair:
+    """An assistant's list of parts says that it is a message. OpenAI's `type` is optional and OpenCode leaves it
+    out; vLLM 0.32 and Dynamo 1.6 then match no item type."""
+    items = body.get("input")
+    if path != RESPONSES or not isinstance(items, list) or not any(map(_lacks_type, items)):
+        return NONE
+    typed = [{"type": "message", **item} if _lacks_type(item) else item for item in items]
+    return Repair({"input": typed}, ("input: assistant messages were given their type",))
+
+
+def without_tools(path: str, body: Json, types: Collection[str]) -> Repair:
+    """Tools of types that the engine does not have are not offered to the model."""
+    tools = body.get("tools")
+    if path != RESPONSES or not isinstance(tools, list):
+        return NONE
+    kept = [tool for tool in tools if _type(tool) not in types]
+    gone = sorted({str(_type(tool)) for tool in tools} & set(types))
+    return Repair({"tools": kept}, (f"tools: {', '.join(gone)} left out",)) if gone else NONE
+
+
+def without_grammars(path: str, body: Json) -> Repair:
+    """Custom tools take any text: vLLM 0.32 runs them, but not under a grammar (Codex's `apply_patch`)."""
+    tools = body.get("tools")
+    if path != RESPONSES or not isinstance(tools, list) or not any(map(_has_grammar, tools)):
+        return NONE
+    free = [{**tool, "format": {"type": "text"}} if _has_grammar(tool) else tool for tool in tools]
+    return Repair({"tools": free}, ("tools: custom tools lost their grammar",))
+
+
+def _lacks_type(item: Any) -> bool:
+    if not isinstance(item, dict) or item.get("type") is not None:
+        return False
+    return item.get("role") == "assistant" and isinstance(item.get("content"), list)
+
+
+def _has_grammar(tool: Any) -> bool:
+    return _type(tool) == "custom" and bool(_type(tool.get("format")) == "grammar")
+
+
+def _type(value: Any) -> Any:
+    return value.get("type") if isinstance(value, dict) else None
+
+
+# ---- any OpenAI-compatible server
 
 _REFUSAL_STATUSES = frozenset((400, 422))
 _LENGTH_KEYS = ("max_model_len", "context_window")

@@ -14,10 +14,10 @@ from gateway.engines.base import (
     MESSAGES,
     Abilities,
     Advice,
-    OutgoingRequest,
     Claims,
     Json,
     Outgoing,
+    OutgoingRequest,
     Pool,
     Report,
 )

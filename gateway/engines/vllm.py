@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from gateway.core import fields
 from gateway.engines.base import (
@@ -13,16 +14,24 @@ from gateway.engines.base import (
     RESPONSES,
     Abilities,
     Advice,
-    OutgoingRequest,
     Json,
     Outgoing,
+    OutgoingRequest,
     Pool,
     Repair,
     Report,
 )
 from gateway.engines.exposition import Sample, samples, total
-from gateway.engines.openai import OpenAI, is_at_least, json_object, json_page, read_models
-from gateway.engines.responses_input import NONE, typed_messages, without_grammars
+from gateway.engines.openai import (
+    NONE,
+    OpenAI,
+    is_at_least,
+    json_object,
+    json_page,
+    read_models,
+    typed_messages,
+    without_grammars,
+)
 
 PRIORITY_HEADER = "X-Vllm-Priority"
 RANK_HEADER = "X-data-parallel-rank"
@@ -187,3 +196,19 @@ def _count(label: str | None) -> int | None:
 
 def _number(rank: str) -> tuple[int, str]:
     return (int(rank) if rank.isdecimal() else -1, rank)
+
+
+# ---- the embedded engine: it speaks as vLLM does, and states its slots, which vLLM does not
+
+_SLOTS = "embedded:max_num_seqs"
+
+
+class Embedded(Vllm):
+    kind = "embedded"
+
+    def parse_report(self, pages: Mapping[str, str]) -> Report:
+        report = super().parse_report(pages)
+        slots = total(samples(pages.get("/metrics", ""), (_SLOTS,)), _SLOTS)
+        if slots is None:
+            return report
+        return replace(report, pools=tuple(replace(pool, slots=int(slots)) for pool in report.pools))

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 import orjson
 
-from gateway.access.callers import Caller
+from gateway.access.client_keys import Caller
 from gateway.core import fields, sse
 from gateway.core.errors import Failure, Outcome, Refused
 from gateway.core.fields import Json
-from gateway.core.splice import members_of, splice
+from gateway.core.json_edit import members_of, splice
 from gateway.core.transport import Handler, HeaderList, Responder
-from gateway.dialects.prompt_parts import CHARS_PER_TOKEN, Part, cut, prompts_of
+from gateway.dialects.completions import CHARS_PER_TOKEN, Part, cut, prompts_of
 from gateway.exchange import Exchange
 from gateway.prompt_lists.part_executor import PartFailed, PartRequest, Sink, Streamed, Template, Whole
 from gateway.request.inprocess import Begun

@@ -12,14 +12,14 @@ from gateway.core.errors import STATUS, Failure, Outcome, Refused
 from gateway.core.transport import Responder
 from gateway.exchange import Exchange, ToolLoop
 from gateway.request.attempts import Attempts
+from gateway.request.background_calls import WarmUps
 from gateway.request.drain import TurnedAway, stopping
 from gateway.request.engine_errors import EngineFailed
 from gateway.request.gate import Gate, Place, Rejected
-from gateway.request.homes import Home, Homes
 from gateway.request.keep_alive import Waiting
 from gateway.request.model_call import Forward, ModelCall
+from gateway.request.stored_responses import Home, Homes
 from gateway.request.upstream_response import Answer
-from gateway.request.warmup import WarmUps
 from gateway.telemetry.observer import Observer
 from policies.types import Dispatch, Ending, Refusal, ReplicaId, Turn, TurnKind
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from gateway.core.faults import Fault
+from gateway.core.errors import Fault
 from gateway.request.engine_errors import EngineFailed
 from policies.types import ReplicaId, Turn
 

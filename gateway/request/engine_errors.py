@@ -9,12 +9,11 @@ from typing import Any
 import orjson
 
 from gateway.core import fields
-from gateway.core.errors import Failure, Outcome, Refused
-from gateway.core.faults import Fault, NoAnswer, of_break
+from gateway.core.errors import Failure, Fault, NoAnswer, Outcome, Refused, of_break
 from gateway.core.sse import EventTooLong
 from gateway.core.transport import UpstreamCut, UpstreamReply
 from gateway.dialects.base import Dialect
-from gateway.dialects.failures import kind_of
+from gateway.dialects.openai_format import kind_of
 from gateway.exchange import Exchange
 from policies.types import Ending
 

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Protocol
 import orjson
 
 from gateway.access.allowance import Limiter
-from gateway.access.callers import Caller
-from gateway.access.keys import Keys, may_use, model_not_allowed, says_one_model
+from gateway.access.client_keys import Caller, Keys, may_use, model_not_allowed, says_one_model
 from gateway.config.live_settings import RequestSettings
 from gateway.core import fields
 from gateway.core.errors import Failure, Outcome, Refused
-from gateway.core.splice import splice
+from gateway.core.json_edit import splice
 from gateway.core.transport import BodyTooLarge, Handler, HeaderList, Request, Responder
 from gateway.dialects import BY_PATH
 from gateway.dialects.base import Dialect
@@ -29,17 +28,16 @@ from gateway.request.body_limits import too_many
 from gateway.request.drain import Drain, stopping
 from gateway.request.engine_errors import EngineFailed
 from gateway.request.gate import Gate
-from gateway.request.homes import Home
 from gateway.request.inprocess import HandedOn, InProcessRequest
 from gateway.request.isolation import leaking
 from gateway.request.keep_alive import error_event
 from gateway.request.stateless import PlainCalls, serves_path
-from gateway.request.stored_responses import StoredResponses
+from gateway.request.stored_responses import Home, StoredResponses
 from gateway.sessions import claims
 from gateway.sessions.identity import Identity
 from gateway.sessions.prefix_breaks import PrefixBreaks
 from gateway.sessions.session_locations import Trail
-from gateway.sessions.sessions import Sessions
+from gateway.sessions.session_table import Sessions
 from gateway.telemetry.observer import Observer
 from policies.types import ReplicaId, SessionEnded, Turn, TurnKind
 

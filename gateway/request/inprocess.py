@@ -6,7 +6,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
-from gateway.access.callers import Caller
+from gateway.access.client_keys import Caller
 from gateway.config.live_settings import RequestSettings
 from gateway.core.transport import BodyTooLarge, Handler, HeaderList, by_name
 

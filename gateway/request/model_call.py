@@ -6,19 +6,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from gateway.core import fields
-from gateway.core.faults import OVERLOADS, Fault, NoAnswer
+from gateway.core.errors import OVERLOADS, Fault, NoAnswer
 from gateway.core.reply import Reply
 from gateway.core.sse import EventTooLong
 from gateway.core.transport import Timeouts, Upstream, UpstreamCut, UpstreamRefused, UpstreamReply
-from gateway.dialects.prompt_parts import longest_chars
+from gateway.dialects.completions import longest_chars
 from gateway.engines.base import OutgoingRequest
 from gateway.engines.monitor import Monitor, RunningEngine
 from gateway.exchange import Exchange
-from gateway.request import engine_errors, fitting
+from gateway.request import engine_errors, upstream_request
 from gateway.request.engine_errors import EngineFailed
-from gateway.request.fitting import Bound
 from gateway.request.isolation import salted
-from gateway.request.upstream_request import Call, turn_call
+from gateway.request.upstream_request import Bound, Call, turn_call
 from gateway.request.upstream_response import Answer
 from gateway.telemetry.observer import Observer
 from policies.types import Dispatch
@@ -174,7 +173,7 @@ class ModelCall:
         max_model_len = self._target.engine.report.max_model_len.get(exchange.engine_model)
         if max_model_len is None or (asked_tokens := _asked_tokens(exchange)) is None:
             return None
-        bound = fitting.before_asking(asked_tokens, _chars(exchange), max_model_len, _may_omit(exchange))
+        bound = upstream_request.before_asking(asked_tokens, _chars(exchange), max_model_len, _may_omit(exchange))
         return _noted(exchange, bound)
 
     def _bound_after(self, failed: EngineFailed) -> Bound | None:
@@ -184,7 +183,7 @@ class ModelCall:
             return None
         message = failed.failure.message
         return _noted(
-            exchange, fitting.after_refusal(message, asked_tokens, _chars(exchange), _may_omit(exchange))
+            exchange, upstream_request.after_refusal(message, asked_tokens, _chars(exchange), _may_omit(exchange))
         )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gateway.core.errors import Failure, Outcome, Refused
-from gateway.core.splice import splice
+from gateway.core.json_edit import splice
 from gateway.core.transport import Responder, UpstreamCut, UpstreamReply, taken
 from gateway.engines.monitor import Monitor, RunningEngine
 from gateway.engines.openai import json_object

@@ -1,19 +1,59 @@
-"""Finds stored responses: by what is remembered, else by asking the engines that store them under ids of ours."""
+"""Which replica holds the answer that a stateful request builds on."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from dataclasses import dataclass
 
-from gateway.access.keys import Keys
+from gateway.access.client_keys import Keys
 from gateway.core import response_ids
 from gateway.core.errors import Failure, Outcome, Refused
 from gateway.core.excerpt import excerpt
 from gateway.engines.base import RESPONSES
-from gateway.engines.client import Asking
 from gateway.engines.monitor import Monitor
 from gateway.engines.openai import json_object
-from gateway.request.homes import Home, Homes
+from gateway.engines.poller import Asking
+from policies.types import ReplicaId, value
+
+
+@value
+class Home:
+    """Where a stored answer is."""
+
+    replica_id: ReplicaId
+    engine_id: str
+    """By which the engine there knows it."""
+
+
+class Homes:
+    """Stored answers (`/v1/responses`) by id; the oldest is forgotten first. A tenant sees its own only."""
+
+    def __init__(self, max_kept: int = 100_000) -> None:
+        self._max_kept = max_kept
+        self._homes: OrderedDict[str, tuple[str, Home]] = OrderedDict()
+
+    def remember(self, tenant: str, answer_id: str, home: Home) -> None:
+        """`answer_id`: by which its client knows it."""
+        self._homes[answer_id] = (tenant, home)
+        if len(self._homes) > self._max_kept:
+            self._homes.popitem(last=False)
+
+    def home(self, tenant: str, answer_id: str) -> Home | None:
+        """None: not known here, or another tenant's."""
+        owner, home = self._homes.get(answer_id, ("", None))
+        return home if owner == tenant else None
+
+    def is_known(self, answer_id: str) -> bool:
+        """Whether it was stored through this process."""
+        return answer_id in self._homes
+
+    def is_anothers(self, tenant: str, answer_id: str) -> bool:
+        """Whether it is known to be another tenant's, which engines cannot tell."""
+        return answer_id in self._homes and self._homes[answer_id][0] != tenant
+
+
+# ---- finds stored responses
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,9 @@ from typing import Any
 import orjson
 
 from gateway.core.fields import Json
-from gateway.core.literal import Path, locate, without
+from gateway.core.json_edit import Path, locate, without
 from gateway.exchange import Exchange
-from policies.recognition.prefix_breaks import Found
-from policies.recognition.volatile import Cuts, Volatile
+from policies.recognition.prefix_breaks import Cuts, Found, Volatile
 
 _SYSTEM_KEYS = {"chat": (), "messages": ("system",), "responses": ("instructions",)}
 _CONVERSATION_KEY = {"chat": "messages", "messages": "messages", "responses": "input"}

@@ -1,14 +1,13 @@
-"""The metrics of the gateway, `turngate_*`, in a registry of their own. Every label set is bounded.
-
-Gauges about the fleet are read when Prometheus asks, from a copy of the Scheduler's state.
-"""
+"""Counters of the hot path: to count is one addition; Prometheus is told at a scrape."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from importlib.metadata import version
+from itertools import accumulate
 from typing import Generic, Protocol, TypeVar
 
 from prometheus_client import (
@@ -19,13 +18,97 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
-from gateway.telemetry.counts import MAX_LABEL_SETS, Counter
-from gateway.telemetry.durations import Histogram
 from policies.types import Hold, SessionState
 from policies.view import FleetView
+
+MAX_LABEL_SETS = 1_000
+
+
+class Counter(Collector):
+    """A number for each label set; past the bound all further label sets are `other`. Owned by the event loop's
+    thread: the library's own takes a lock for each addition, which costs ten times as much."""
+
+    def __init__(
+        self, name: str, text: str, labels: Sequence[str] = (), max_label_sets: int = MAX_LABEL_SETS
+    ) -> None:
+        self._name, self._text, self._labels = name, text, labels
+        self._max_label_sets = max_label_sets
+        self._counts: dict[tuple[str, ...], float] = {} if labels else {(): 0}
+
+    def add(self, amount: float, *labels: str) -> None:
+        counts = self._counts
+        if labels in counts:
+            counts[labels] += amount
+            return
+        if len(counts) >= self._max_label_sets:
+            labels = ("other",) * len(labels)
+        counts[labels] = counts.get(labels, 0) + amount
+
+    def describe(self) -> Iterable[CounterMetricFamily]:
+        return [self._family()]
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        family = self._family()
+        for labels, count in self._counts.items():
+            family.add_metric([str(label) for label in labels], count)
+        yield family
+
+    def _family(self) -> CounterMetricFamily:
+        return CounterMetricFamily(self._name, self._text, labels=self._labels)
+
+
+# ---- histograms of the hot path
+
+
+class Durations:
+    """What was observed under one label set."""
+
+    __slots__ = ("counts", "sum_s")
+
+    def __init__(self, num_bounds: int) -> None:
+        self.counts = [0] * (num_bounds + 1)
+        """Of each bucket alone; the last has no upper bound."""
+        self.sum_s = 0.0
+
+
+class Histogram(Collector):
+    """Durations by label set, of which there are few. Owned by the event loop's thread: the library's own takes a
+    lock for each number, which costs ten times as much."""
+
+    def __init__(self, name: str, text: str, bounds_s: Sequence[float], labels: Sequence[str] = ()) -> None:
+        self._name, self._text, self._labels = name, text, labels
+        self._bounds = bounds_s
+        self._limits = [*map(floatToGoString, bounds_s), "+Inf"]
+        self._children: dict[tuple[str, ...], Durations] = {}
+        if not labels:
+            self._children[()] = Durations(len(bounds_s))
+
+    def observe(self, seconds: float, *labels: str) -> None:
+        seen = self._children.get(labels)
+        if seen is None:
+            seen = self._children[labels] = Durations(len(self._bounds))
+        seen.counts[bisect_left(self._bounds, seconds)] += 1
+        seen.sum_s += seconds
+
+    def describe(self) -> Iterable[HistogramMetricFamily]:
+        return [self._family()]
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        family = self._family()
+        for labels, seen in self._children.items():
+            buckets = [*zip(self._limits, map(float, accumulate(seen.counts)), strict=True)]
+            family.add_metric([str(label) for label in labels], buckets, seen.sum_s)
+        yield family
+
+    def _family(self) -> HistogramMetricFamily:
+        return HistogramMetricFamily(self._name, self._text, labels=self._labels)
+
+
+# ---- the metrics of the gateway, `turngate_*`, in a registry of their own. Every label set is bounded
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

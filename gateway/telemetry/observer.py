@@ -6,8 +6,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
-from gateway.core.errors import Outcome
-from gateway.core.faults import Fault
+from gateway.core.errors import Fault, Outcome
 from gateway.core.fields import Json
 from gateway.exchange import Exchange, Recognition
 from gateway.telemetry.factlog import FactLog

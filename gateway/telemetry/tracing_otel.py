@@ -1,4 +1,7 @@
-"""Traces as OpenTelemetry has them: one server span per request; below it its wait, model calls and tools."""
+"""Names in our spans. OpenTelemetry's conventions for GenAI are still in development: they change here alone.
+
+https://opentelemetry.io/docs/specs/semconv/gen-ai/
+"""
 
 from __future__ import annotations
 
@@ -22,9 +25,52 @@ from gateway.core.errors import Outcome
 from gateway.core.excerpt import excerpt
 from gateway.core.transport import HeaderList
 from gateway.exchange import Exchange, Trace
-from gateway.telemetry import tracing_names as names
 from policies.types import Usage
 from tool_runtime.types import Call, Result
+
+OPERATION = "gen_ai.operation.name"
+PROVIDER = "gen_ai.provider.name"
+CONVERSATION = "gen_ai.conversation.id"
+REQUEST_MODEL = "gen_ai.request.model"
+REQUEST_MAX_TOKENS = "gen_ai.request.max_tokens"
+RESPONSE_MODEL = "gen_ai.response.model"
+RESPONSE_ID = "gen_ai.response.id"
+FINISH_REASONS = "gen_ai.response.finish_reasons"
+INPUT_TOKENS = "gen_ai.usage.input_tokens"
+CACHED_TOKENS = "gen_ai.usage.cache_read.input_tokens"
+OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
+FIRST_CHUNK_S = "gen_ai.response.time_to_first_chunk"
+TOOL = "gen_ai.tool.name"
+TOOL_CALL = "gen_ai.tool.call.id"
+
+METHOD = "http.request.method"
+ROUTE = "http.route"
+URL_PATH = "url.path"
+SERVER = "server.address"
+PORT = "server.port"
+ERROR = "error.type"
+
+REQUEST_ID = "turngate.request.id"
+TENANT = "turngate.tenant"
+FAMILY = "turngate.family.id"
+PARENT = "turngate.session.parent_id"
+TURN = "turngate.turn"
+KIND = "turngate.turn.kind"
+OUTCOME = "turngate.outcome"
+REASON = "turngate.reason"
+REPLICA = "turngate.replica"
+ATTEMPT = "turngate.attempt"
+EXPECTED_CACHED_TOKENS = "turngate.expected_cached_tokens"
+TOOL_STATUS = "turngate.tool.status"
+TOOL_ORIGIN = "turngate.tool.origin"
+
+CHAT = "chat"
+COMPLETION = "text_completion"
+EXECUTE_TOOL = "execute_tool"
+WAIT = "turngate.wait"
+
+
+# ---- traces as OpenTelemetry has them
 
 W3C = TraceContextTextMapPropagator()
 _CONTEXT_HEADERS = frozenset(("traceparent", "tracestate"))
@@ -62,9 +108,9 @@ class OtelTracing:
             W3C.extract(carrier),
             SpanKind.SERVER,
             {
-                names.METHOD: method,
-                names.URL_PATH: path,
-                names.REQUEST_ID: exchange.id,
+                METHOD: method,
+                URL_PATH: path,
+                REQUEST_ID: exchange.id,
             },
         )
         return OtelTrace(self._tracer, span, time.time() - self._clock()) if span.is_recording() else None
@@ -86,7 +132,7 @@ class OtelTrace:
 
     def asks(self, exchange: Exchange, engine: str, base_url: str, headers: HeaderList) -> HeaderList:
         self.asked(exchange)  # what the engine refused of it is asked once more
-        operation = names.COMPLETION if exchange.dialect.name == "completions" else names.CHAT
+        operation = COMPLETION if exchange.dialect.name == "completions" else CHAT
         place, bound_key = urlsplit(base_url), exchange.dialect.max_tokens_key(exchange.body)
         dispatch = exchange.dispatch
         self._call = self._tracer.start_span(
@@ -95,16 +141,16 @@ class OtelTrace:
             SpanKind.CLIENT,
             _known(
                 {
-                    names.OPERATION: operation,
-                    names.PROVIDER: engine,
-                    names.REQUEST_MODEL: exchange.engine_model,
-                    names.REQUEST_MAX_TOKENS: fields.integer(exchange.body, bound_key) if bound_key else None,
-                    names.CONVERSATION: exchange.recognition.session_id if exchange.recognition else None,
-                    names.SERVER: place.hostname,
-                    names.PORT: place.port,
-                    names.ATTEMPT: exchange.num_attempts,
-                    names.REPLICA: dispatch.replica_id if dispatch else None,
-                    names.EXPECTED_CACHED_TOKENS: dispatch.expected_cached_tokens if dispatch else None,
+                    OPERATION: operation,
+                    PROVIDER: engine,
+                    REQUEST_MODEL: exchange.engine_model,
+                    REQUEST_MAX_TOKENS: fields.integer(exchange.body, bound_key) if bound_key else None,
+                    CONVERSATION: exchange.recognition.session_id if exchange.recognition else None,
+                    SERVER: place.hostname,
+                    PORT: place.port,
+                    ATTEMPT: exchange.num_attempts,
+                    REPLICA: dispatch.replica_id if dispatch else None,
+                    EXPECTED_CACHED_TOKENS: dispatch.expected_cached_tokens if dispatch else None,
                 }
             ),
         )
@@ -120,35 +166,35 @@ class OtelTrace:
         span.set_attributes(
             _known(
                 {
-                    names.RESPONSE_MODEL: excerpt(reply.model),
-                    names.RESPONSE_ID: excerpt(reply.id),
-                    names.FINISH_REASONS: [excerpt(reply.finish_reason)] if reply.finish_reason else None,
+                    RESPONSE_MODEL: excerpt(reply.model),
+                    RESPONSE_ID: excerpt(reply.id),
+                    FINISH_REASONS: [excerpt(reply.finish_reason)] if reply.finish_reason else None,
                     **_usage(reply.usage),
                 }
             )
         )
         if not (reply.is_complete or exchange.is_delivered):
-            span.set_attribute(names.ERROR, str(reply.status) if reply.status >= 400 else "incomplete")
+            span.set_attribute(ERROR, str(reply.status) if reply.status >= 400 else "incomplete")
             span.set_status(Status(StatusCode.ERROR))
         span.end()
 
     async def tool(self, call: Call, running: Awaitable[Result]) -> Result:
         name = excerpt(call.name)
-        about = {names.OPERATION: names.EXECUTE_TOOL, names.TOOL: name, names.TOOL_CALL: excerpt(call.id)}
+        about = {OPERATION: EXECUTE_TOOL, TOOL: name, TOOL_CALL: excerpt(call.id)}
         with self._tracer.start_as_current_span(
-            f"{names.EXECUTE_TOOL} {name}", self._context, SpanKind.INTERNAL, about, record_exception=False
+            f"{EXECUTE_TOOL} {name}", self._context, SpanKind.INTERNAL, about, record_exception=False
         ) as span:
             result = await running
-            span.set_attributes({names.TOOL_STATUS: result.status, names.TOOL_ORIGIN: result.origin})
+            span.set_attributes({TOOL_STATUS: result.status, TOOL_ORIGIN: result.origin})
         return result
 
     def finished(self, exchange: Exchange) -> None:
         self.asked(exchange)
         self._waited(exchange)
         span, outcome = self._span, exchange.outcome or Outcome.GATEWAY_ERROR
-        span.set_attributes(_known(_about(exchange) | {names.OUTCOME: outcome.value}))
+        span.set_attributes(_known(_about(exchange) | {OUTCOME: outcome.value}))
         if outcome not in _FINE:
-            span.set_attribute(names.ERROR, outcome.value)
+            span.set_attribute(ERROR, outcome.value)
             span.set_status(Status(StatusCode.ERROR))
         span.end()
 
@@ -158,9 +204,9 @@ class OtelTrace:
         until = times.leased_at if times.leased_at is not None else times.finished_at
         if times.recognised_at is None or until is None:
             return
-        about = {names.REASON: dispatch.reason.value, names.REPLICA: dispatch.replica_id} if dispatch else None
+        about = {REASON: dispatch.reason.value, REPLICA: dispatch.replica_id} if dispatch else None
         began = self._tracer.start_span(
-            names.WAIT, self._context, SpanKind.INTERNAL, about, start_time=self._ns(times.recognised_at)
+            WAIT, self._context, SpanKind.INTERNAL, about, start_time=self._ns(times.recognised_at)
         )
         began.end(self._ns(until))
 
@@ -171,26 +217,26 @@ class OtelTrace:
 def _about(exchange: Exchange) -> dict[str, AttributeValue | None]:
     who, times = exchange.recognition, exchange.timings
     told: dict[str, AttributeValue | None] = {
-        names.TENANT: exchange.tenant,
-        names.REQUEST_MODEL: exchange.told_model,
-        names.FIRST_CHUNK_S: times.first_byte_at - times.received_at if times.first_byte_at is not None else None,
+        TENANT: exchange.tenant,
+        REQUEST_MODEL: exchange.told_model,
+        FIRST_CHUNK_S: times.first_byte_at - times.received_at if times.first_byte_at is not None else None,
     }
     if who is not None:
         told |= {
-            names.CONVERSATION: who.session_id,
-            names.FAMILY: who.family_id,
-            names.PARENT: who.parent_id,
-            names.TURN: who.turn_index,
-            names.KIND: who.kind.value,
+            CONVERSATION: who.session_id,
+            FAMILY: who.family_id,
+            PARENT: who.parent_id,
+            TURN: who.turn_index,
+            KIND: who.kind.value,
         }
     return told
 
 
 def _usage(usage: Usage) -> dict[str, AttributeValue | None]:
     return {
-        names.INPUT_TOKENS: usage.prompt_tokens,
-        names.CACHED_TOKENS: usage.cached_tokens,
-        names.OUTPUT_TOKENS: usage.output_tokens,
+        INPUT_TOKENS: usage.prompt_tokens,
+        CACHED_TOKENS: usage.cached_tokens,
+        OUTPUT_TOKENS: usage.output_tokens,
     }
 
 

@@ -14,9 +14,8 @@ from hashlib import blake2b
 
 import orjson
 
-from gateway.core.fields import Json
-from gateway.core.list_edit import Edit
-from gateway.core.trimmed import trimmed
+from gateway.core.fields import Json, trimmed
+from gateway.core.json_edit import Edit
 from gateway.dialects.rounds import Format
 
 _STORED = "stored "

@@ -12,17 +12,15 @@ from typing import Any, Protocol, TypeAlias
 import orjson
 
 from gateway.core.fields import Json
-from gateway.core.list_edit import Edit, edited
+from gateway.core.json_edit import Edit, edited, splice
 from gateway.core.reply import TextBuffer
-from gateway.core.splice import splice
 from gateway.dialects.base import Script
-from gateway.dialects.calls import Spoken
-from gateway.dialects.rounds import End, Format, Round, Terms
+from gateway.dialects.rounds import End, Format, Round, Spoken, Terms
 from gateway.exchange import Exchange
 from gateway.sessions.claims import lost_s, read_claim, says_retry
 from gateway.tools.hidden import Hidden, follow
 from policies.types import Blocks, Turn, TurnKind
-from tool_runtime.shared import Attempt
+from tool_runtime.attempts import Attempt
 from tool_runtime.types import Call, Context, Effect, Result, Tool
 
 PATIENT_S = 3600.0

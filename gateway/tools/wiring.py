@@ -1,33 +1,189 @@
-"""From the section `tools` to tools that run."""
+"""Asks a callback URL whether a tool call may run."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-from prometheus_client import CollectorRegistry
+import orjson
+from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from gateway.config.loading import secret
-from gateway.config.tools import McpEntry, ToolRules, Tools
+from gateway.config.settings import McpEntry, ToolRules, Tools
+from gateway.core import fields
 from gateway.core.errors import ConfigError
-from gateway.core.transport import Upstream
+from gateway.core.excerpt import excerpt
+from gateway.core.fields import Json
+from gateway.core.transport import Timeouts, Upstream
 from gateway.dialects.base import Script
 from gateway.exchange import Exchange
-from gateway.tools.approval import Approvals
-from gateway.tools.audit import ToolAudit
+from gateway.telemetry.metrics import Bounded
 from gateway.tools.hidden import Hidden
 from gateway.tools.loop import Means, Residency, Rules
-from gateway.tools.offers import matches
-from gateway.tools.toolbox import Toolbox
+from gateway.tools.toolbox import Toolbox, matches
 from policies.types import Blocks
+from tool_runtime.attempts import Shared
 from tool_runtime.load import load
 from tool_runtime.runtime import ToolRuntime
-from tool_runtime.shared import Shared
-from tool_runtime.types import Effect, Limits, Scope, Tool
+from tool_runtime.types import (
+    Call,
+    Context,
+    Effect,
+    Execution,
+    Limits,
+    Origin,
+    Result,
+    Scope,
+    Status,
+    Tool,
+    Verdict,
+)
 
 if TYPE_CHECKING:
-    from tool_runtime.mcp.source import McpServers
+    from tool_runtime.mcp.server import McpServers
+
+
+_TIMEOUTS = Timeouts(connect_s=5.0, first_byte_s=600.0, idle_s=30.0)
+_MAX_BYTES = 64 * 1024
+_ASK_NOBODY = "always"
+
+
+class Approvals:
+    """A `tool_runtime.Approve`: POSTs who asks for what, and reads `{"approved": true}`. Anything else is a no."""
+
+    def __init__(self, upstream: Upstream) -> None:
+        self._upstream = upstream
+
+    async def __call__(self, tool: Tool, arguments: Json, context: Context) -> Verdict:
+        """Raises what the upstream raises; then the call is refused as well."""
+        url = tool.limits.approval
+        if url == _ASK_NOBODY:
+            return Verdict(False, "it needs approval, and no callback is configured that could give it")
+        question = {
+            "tool": tool.name,
+            "arguments": arguments,
+            "tenant": context.tenant,
+            "session": context.session_id,
+            "turn": context.turn_id,
+            "key": context.key_id,
+        }
+        headers = [("Content-Type", "application/json"), ("Accept-Encoding", "identity")]
+        reply = await self._upstream.call("POST", url, headers, orjson.dumps(question), _TIMEOUTS)
+        try:
+            body = await reply.read(_MAX_BYTES)
+        finally:
+            reply.close(reuse=False)
+        try:
+            answer = orjson.loads(body)
+        except orjson.JSONDecodeError:
+            answer = None
+        if reply.status != 200 or not isinstance(answer, dict):
+            return Verdict(False, "the approval callback did not answer the question")
+        if fields.flag(answer, "approved"):
+            return Verdict(True)
+        return Verdict(False, fields.text(answer, "reason") or "it was not approved")
+
+
+# ---- tells what became of tool calls
+
+LOG = logging.getLogger("turngate.tool")
+
+BUCKETS_S = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_MAX_NAME_CHARS = 64
+UNKNOWN = "unknown"
+"""Label of a name that the model made up: those are not bounded."""
+
+
+class ToolAudit:
+    """Told by the ToolRuntime, and by loops that refuse a call before it gets there."""
+
+    def __init__(self, registry: CollectorRegistry, is_tool: Callable[[str], bool]) -> None:
+        """`is_tool`: whether there is a tool of this name now."""
+
+        def counter(name: str, text: str, *labels: str) -> Bounded[Counter]:
+            return Bounded(Counter(f"turngate_tool_{name}", text, ("tool", *labels), registry=registry))
+
+        self._is_tool = is_tool
+        self._requested = counter("requested", "Calls of our tools, by models")
+        self._executed = counter("executed", "Executions of our tools")
+        self._coalesced = counter("coalesced", "Calls that shared a running execution")
+        self._cached = counter("cached", "Calls that were answered from the cache")
+        self._failed = counter("failed", "Calls that did not end well", "status")
+        self._saved = counter("saved_seconds", "Execution time that sharing saved")
+        took = "Time of an execution"
+        self._seconds = Bounded(
+            Histogram("turngate_tool_seconds", took, ("tool",), buckets=BUCKETS_S, registry=registry)
+        )
+
+    def executed(self, execution: Execution) -> None:
+        """A `ToolRuntime.audit`."""
+        if execution.status is not Status.REFUSED:
+            label = self._label(execution.tool)
+            self._executed(label).inc()
+            self._seconds(label).observe(execution.seconds)
+        level = logging.INFO if execution.status is Status.OK else logging.WARNING
+        LOG.log(level, "tool", extra={"fields": _line(execution)})
+
+    def answered(self, result: Result) -> None:
+        """A `ToolRuntime.answered`."""
+        label = self._label(result.call.name)
+        self._requested(label).inc()
+        if result.origin is Origin.COALESCED:
+            self._coalesced(label).inc()
+        elif result.origin is Origin.CACHED:
+            self._cached(label).inc()
+        if result.status is not Status.OK:
+            self._failed(label, result.status.value).inc()
+        self._saved(label).inc(result.saved_s)
+
+    def refused(self, call: Call, context: Context, now: float) -> Result:
+        """The result of a call that its request may not make."""
+        digest = sha256(call.arguments.encode("utf-8", "surrogatepass")).hexdigest()
+        execution = Execution(
+            tool=excerpt(call.name, _MAX_NAME_CHARS),
+            source="",
+            call_id=call.id,
+            context=context,
+            arguments_sha256=digest,
+            started_at=now,
+            seconds=0.0,
+            status=Status.REFUSED,
+            shared_by=1,
+        )
+        self.executed(execution)
+        result = Result(
+            call=call, status=Status.REFUSED, text="Error: this tool cannot be called here, or not again now."
+        )
+        self.answered(result)
+        return result
+
+    def _label(self, name: str) -> str:
+        return name if self._is_tool(name) else UNKNOWN
+
+
+def _line(execution: Execution) -> Json:
+    context = execution.context
+    told = {
+        "tool": execution.tool,
+        "source": execution.source,
+        "status": execution.status,
+        "error": execution.error,
+        "tenant": context.tenant,
+        "key": context.key_id,
+        "session": context.session_id,
+        "turn": context.turn_id,
+        "call": excerpt(execution.call_id),
+        "arguments_sha256": execution.arguments_sha256,
+        "ms": round(execution.seconds * 1000, 1),
+        "shared_by": execution.shared_by,
+    }
+    return {key: value for key, value in told.items() if value not in (None, "")}
+
+
+# ---- from the section `tools` to tools that run
 
 _LIMITS = (
     "timeout_s",
@@ -137,7 +293,7 @@ class OwnTools:
     def _mcp_servers(self) -> McpServers:
         """Imported here: it needs the extra `mcp`."""
         try:
-            from tool_runtime.mcp.source import McpServers
+            from tool_runtime.mcp.server import McpServers
         except ImportError as error:
             raise ConfigError(f"tools.mcp: {error.name} is not installed: pip install 'turngate[mcp]'") from None
         return McpServers(map(_server, self._mcp.values()), self._offered)

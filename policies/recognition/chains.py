@@ -9,11 +9,12 @@ leave the process. What does is made by `digest`. Characters are counted in UTF-
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b
-from typing import TypeAlias
+from typing import TypeAlias, overload
 
-from policies.types import BLOCK_CHARS
+from policies.types import BLOCK_CHARS, value
 
 Chain: TypeAlias = "array[int]"
 
@@ -74,3 +75,108 @@ def common(one: Sequence[int], other: Sequence[int]) -> int:
         else:
             high = middle - 1
     return low
+
+
+# ---- the canonical messages of a prompt, each written when somebody looks at it
+
+Sizes: TypeAlias = "array[int]"
+
+
+@value
+class Known:
+    """The beginning of a prompt as it was hashed before; shared, never changed."""
+
+    chain: Chain
+    sizes: Sizes
+    """Bytes of its messages: one less than links."""
+
+
+class Texts(Sequence[bytes]):
+    """As a tuple of the texts. `write(index)`: the text of a message."""
+
+    def __init__(self, count: int, write: Callable[[int], bytes]) -> None:
+        self._texts: list[bytes | None] = [None] * count
+        self._write = write
+        self._sizes = array("I")
+        self.fingerprints: Sequence[int] = ()
+        """One per beginning of the prompt, shortest first; equal only where key, system text and messages are,
+        byte for byte. Empty: there are none."""
+
+    def know(self, known: Known) -> None:
+        """The first messages are these."""
+        self._sizes = array("I", known.sizes)
+
+    @property
+    def sizes(self) -> Sizes:
+        """Bytes of each. Only what is not known is written for that."""
+        if len(self._sizes) < len(self._texts):
+            self._sizes.extend(map(len, self[len(self._sizes) :]))
+        return self._sizes
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    @overload
+    def __getitem__(self, at: int) -> bytes: ...
+    @overload
+    def __getitem__(self, at: slice) -> tuple[bytes, ...]: ...
+    def __getitem__(self, at: int | slice) -> bytes | tuple[bytes, ...]:
+        found = self._texts[at]
+        if isinstance(found, bytes):
+            return found
+        if isinstance(at, slice):
+            for index in range(*at.indices(len(self._texts))):
+                if self._texts[index] is None:
+                    self._texts[index] = self._write(index)
+            return tuple(self._texts[at])  # type: ignore[arg-type]  # all are written now
+        text = self._texts[at] = self._write(range(len(self._texts))[at])
+        return text
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self[:])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def size_of(messages: Sequence[bytes], stop: int | None = None) -> int:
+    """Bytes of the first `stop` messages, of all without it. No text is written for that if its size is known."""
+    sizes = messages.sizes if type(messages) is Texts else array("I", map(len, messages))
+    return sum(sizes[:stop])
+
+
+class Beginnings:
+    """What was hashed of the latest prompts, by a fingerprint of their raw text; at most `limit`."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._known: OrderedDict[int, Known] = OrderedDict()
+
+    def chain(self, key: bytes, system: bytes, messages: Sequence[bytes]) -> Chain:
+        """`message_chain`, hashing only what was not hashed before: of a growing conversation its new end."""
+        if type(messages) is not Texts or not messages.fingerprints:
+            return message_chain(key, system, messages)
+        known = self._longest(messages.fingerprints)
+        if known is not None:
+            messages.know(known)
+        chain = message_chain(key, system, messages, known.chain if known is not None else ())
+        self._keep(messages.fingerprints[-1], Known(chain, messages.sizes))
+        return chain
+
+    def _longest(self, fingerprints: Sequence[int]) -> Known | None:
+        """Of a prompt with these. The prompt takes its place, since siblings that go on from one are rare."""
+        for at in range(len(fingerprints) - 1, -1, -1):
+            known = self._known.get(fingerprints[at])
+            if known is not None:
+                if at < len(fingerprints) - 1:
+                    del self._known[fingerprints[at]]
+                return known
+        return None
+
+    def _keep(self, fingerprint: int, known: Known) -> None:
+        self._known[fingerprint] = known
+        self._known.move_to_end(fingerprint)
+        if len(self._known) > self._limit:
+            self._known.popitem(last=False)

@@ -19,9 +19,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import StrEnum
 
-from policies.recognition.chains import Chain, common
+from policies.recognition.chains import Chain, common, size_of
 from policies.recognition.conversations import TAIL, Strand
-from policies.recognition.texts import size_of
 from policies.types import SessionId, TurnKind, value
 
 SEARCHED = 64

@@ -1,14 +1,4 @@
-"""Which family a first turn belongs to: agents that share their tools and the head of their system text.
-
-A family's id is a hash of content, so several gateways with one key find the same family without talking:
-all tools plus the first block of the system text. Real siblings agree there: OpenCode's differ 8.8 KB into the
-system text, Qwen Code's 25 KB into it, and a prompt smaller than a block (mini-swe-agent: one tool, 64
-characters) counts whole. Where that misses (a directory or a date at the very start, one tool more), a first
-turn joins a known family with which it shares at least half of both static prefixes, and never less than two
-blocks: half keeps a sub-agent with other tools apart (OpenCode's child shares 40 %), two blocks is the
-least whose cache is worth anything. A `prompt_cache_key` joins only what content leaves apart, because
-Codex and OpenCode send a new one per run.
-"""
+"""What first prompts of one agent have in common, system text and tools, hashed once for all of them."""
 
 from __future__ import annotations
 
@@ -16,9 +6,48 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from policies.recognition.chains import digest, name
-from policies.recognition.heads import Heads
+from policies.recognition.chains import Chain, block_chain, digest, name
 from policies.types import BLOCK_CHARS, FamilyId
+
+MAX_HEADS = 512
+
+
+class Head:
+    """Hashes of a system text and of tools; no content."""
+
+    __slots__ = ("_system_first", "family_id", "static", "system_hash")
+
+    def __init__(self, key: bytes, tools: Sequence[bytes], system: bytes) -> None:
+        self.static = block_chain(key, (*tools, system))
+        self.system_hash = digest(key, b"system", system)
+        self.family_id: FamilyId = name(key, b"family", system[:BLOCK_CHARS], *tools)
+        self._system_first = block_chain(key, (system, *tools)) if tools else self.static
+
+    def blocks(self, tools_first: bool) -> Chain:
+        """Its whole blocks, in the order in which the model renders."""
+        return self.static if tools_first else self._system_first
+
+
+class Heads:
+    """The latest ones."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[int, Head] = OrderedDict()
+
+    def of(self, key: bytes, tools: tuple[bytes, ...], system: bytes) -> Head:
+        known = self._known
+        seen = hash((key, tools, system))
+        head = known.get(seen)
+        if head is None:
+            head = known[seen] = Head(key, tools, system)
+            if len(known) > MAX_HEADS:
+                known.popitem(last=False)
+        else:
+            known.move_to_end(seen)
+        return head
+
+
+# ---- which family a first turn belongs to
 
 _LEAST_BLOCKS = 2
 _MOST_JOINS_BITS = 8

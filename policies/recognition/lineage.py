@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies.recognition.chains import Chain, block_chain, common, own_name
+from policies.recognition.chains import Beginnings, Chain, Texts, block_chain, common, own_name, size_of
 from policies.recognition.continuation import (
     NOBODY,
     SEARCHED,
@@ -20,7 +20,6 @@ from policies.recognition.continuation import (
 from policies.recognition.conversations import Strand, Strands
 from policies.recognition.families import Families, Kin
 from policies.recognition.summaries import OPENING_BYTES, Summaries, Telling, latest, opening, telling
-from policies.recognition.texts import Beginnings, Texts, size_of
 from policies.types import BLOCK_CHARS, Blocks, FamilyId, SessionId, TurnKind, value
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from batch_agent import AgentError, AgentResult, Usage, cli
-from batch_agent.progress import Progress
+from batch_agent.cli import Progress
 from tests.batch_agent.scripted import Asked, Scripted, calls, refusal, says
 
 TOOLS = """

@@ -5,7 +5,7 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batch_agent.slots import Slots
+from batch_agent.calls import Slots
 from tests.deadline import DEADLINE_S
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batch_agent.template import fill
+from batch_agent.plan import fill
 
 VALUES = {"item": "x", "n": 3, "row": {"id": 7}}
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.cluster import redis
+from gateway.cluster import membership
 from tests.deadline import DEADLINE_S
 
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis, "TIMEOUT_S", DEADLINE_S)
+    monkeypatch.setattr(membership, "TIMEOUT_S", DEADLINE_S)

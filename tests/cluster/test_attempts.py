@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from gateway.cluster import attempts
-from gateway.cluster.redis import connected
+from gateway.cluster import tool_results
+from gateway.cluster.membership import connected
 from gateway.cluster.tool_results import RedisResults
 from tests.deadline import DEADLINE_S
 from tests.valkey import valkey as valkey
 from tests.valkey import valkey_server as valkey_server
+from tool_runtime.attempts import Attempt
 from tool_runtime.runtime import ToolRuntime
-from tool_runtime.shared import Attempt
 from tool_runtime.types import Call, Context, Result, Status, Tool
 
 ANSWER = b"the one that is asked for"
@@ -122,7 +122,7 @@ async def test_other_requests_arguments_and_tenants_are_other_calls(gateways: li
 async def test_equal_requests_that_all_live_each_run_their_own(
     gateways: list[Gateway], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attempts, "BEAT_S", 0.1)
+    monkeypatch.setattr(tool_results, "BEAT_S", 0.1)
     first, second = gateways
     for gateway in (first, first, second):
         await gateway.run(gateway.attempt())
@@ -132,8 +132,8 @@ async def test_equal_requests_that_all_live_each_run_their_own(
 async def test_what_a_process_that_died_had_started_is_not_started_again(
     gateways: list[Gateway], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attempts, "ALIVE_MS", 300)
-    monkeypatch.setattr(attempts, "BEAT_S", 60.0)  # it is not heard again, as one that was killed
+    monkeypatch.setattr(tool_results, "ALIVE_MS", 300)
+    monkeypatch.setattr(tool_results, "BEAT_S", 60.0)  # it is not heard again, as one that was killed
     first, second = gateways
     await first.run(first.attempt())
     assert (await second.run(second.attempt())).text == "order 1"
@@ -225,7 +225,7 @@ async def test_while_valkey_is_gone_a_client_that_says_that_it_asks_again_starts
 async def test_what_was_lost_while_valkey_was_gone_is_told_once_it_is_back(
     way: Way, far: list[Gateway], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attempts, "BEAT_S", 0.05)
+    monkeypatch.setattr(tool_results, "BEAT_S", 0.05)
     first, second = far
     lost = first.attempt()
     await first.run(lost)

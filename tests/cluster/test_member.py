@@ -9,8 +9,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.cluster.member import Member, by_preference
-from gateway.sessions.origin import Origin, origin_of
+from gateway.cluster.membership import Member, by_preference
+from gateway.sessions.session_locations import Origin, origin_of
 
 MEMBERS = [Member(gateway, worker, "") for gateway in ("a:1", "b:1", "c:1") for worker in range(3)]
 JSON: Any = st.recursive(

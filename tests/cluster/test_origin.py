@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.transport import by_name
-from gateway.sessions.origin import Origin, origin_of
+from gateway.sessions.session_locations import Origin, origin_of
 
 SYSTEM = "You are an engineer. " * 30
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.cluster.shares import EQUAL, shares
+from gateway.cluster.replica_shares import EQUAL, shares
 from policies.capacity import Capacity
 from policies.types import Replica
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.cluster.sums import summed
+from gateway.cluster.views import summed
 
 
 def page(scale: int) -> str:

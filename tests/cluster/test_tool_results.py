@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.cluster import tool_results
-from gateway.cluster.redis import connected
+from gateway.cluster.membership import connected
 from gateway.cluster.tool_results import RedisResults
 from tests.deadline import DEADLINE_S
 from tests.valkey import valkey as valkey

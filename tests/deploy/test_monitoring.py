@@ -11,7 +11,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.core.faults import Fault
+from gateway.core.errors import Fault
 from policies.types import Usage
 from tests.gateway.observed import exchange, observer
 

@@ -1,9 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.embedded.answer import answer_to
-from gateway.embedded.prompt import call_text
-from gateway.embedded.script import ScriptedAnswer
+from gateway.embedded.answer import ScriptedAnswer, answer_to, call_text
 
 NATURAL = range(20, 30)
 

@@ -5,8 +5,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from gateway.embedded.driver import EngineDriver, EngineStopped
-from gateway.embedded.model import EngineModel, EngineSpec, ModelRequest
-from gateway.embedded.timing import Timing
+from gateway.embedded.model import EngineModel, EngineSpec, ModelRequest, Timing
 from tests.tool_runtime.virtual import VirtualLoop, virtual
 
 SPEC = EngineSpec(num_blocks=10_000)

@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from gateway.config.settings import Embedded
-from gateway.embedded.in_process import HostedEngine
+from gateway.embedded.server import HostedEngine
 
 PROMPTS = [f"Prompt {n}: " + "word " * n for n in range(12)]
 

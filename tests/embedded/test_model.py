@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.embedded.model import EngineModel, EngineSpec, ModelRequest, NeverFits, Step
-from gateway.embedded.timing import Timing
+from gateway.embedded.model import EngineModel, EngineSpec, ModelRequest, NeverFits, Step, Timing
 
 SPEC = EngineSpec(num_blocks=100, block_tokens=4, max_num_seqs=8, max_batched_tokens=64)
 

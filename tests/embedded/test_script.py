@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from gateway.embedded.script import BadScript, ScriptedAnswer, scripted_answer
+from gateway.embedded.answer import BadScript, ScriptedAnswer, scripted_answer
 
 TOOLS = [{"type": "function", "function": {"name": "ls"}}]
 CALL = {"name": "ls", "arguments": {"path": "."}}

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.embedded.timing import Timing
+from gateway.embedded.model import Timing
 
 TIMING = Timing()
 

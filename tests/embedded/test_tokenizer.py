@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.embedded.tokenizer import chain, ids_of, tokens_from, tokens_of
+from gateway.embedded.answer import chain, ids_of, tokens_from, tokens_of
 
 TEXTS = st.lists(st.sampled_from(["a", "word ", "\n", "<", "<|im_start|>", "<|im_end|>", "é", "漢字", "🙂"])).map(
     "".join

@@ -119,7 +119,9 @@ def test_a_worker_that_is_gone_is_dropped_for_that_call_only() -> None:
     assert refused == {"x-dynamo-worker-instance-id"}
     known.remember(refused, sent)
     assert known.refused_fields == set()
-    assert not DYNAMO.refused_fields(400, "Invalid request", DYNAMO.outgoing(OutgoingRequest(CHAT, {}, HINTS), known))
+    assert not DYNAMO.refused_fields(
+        400, "Invalid request", DYNAMO.outgoing(OutgoingRequest(CHAT, {}, HINTS), known)
+    )
 
 
 def test_a_refused_hint_is_left_out_and_the_rest_stays() -> None:
@@ -128,7 +130,9 @@ def test_a_refused_hint_is_left_out_and_the_rest_stays() -> None:
     refused = DYNAMO.refused_fields(400, "unknown field `osl`, expected one of `priority` at line 1", sent)
     assert refused == {"nvext.agent_hints.osl"}
     known.remember(refused, sent)
-    assert DYNAMO.outgoing(OutgoingRequest(CHAT, {}, HINTS), known).body == {"nvext": {"extra_fields": ["worker_id"]}}
+    assert DYNAMO.outgoing(OutgoingRequest(CHAT, {}, HINTS), known).body == {
+        "nvext": {"extra_fields": ["worker_id"]}
+    }
 
 
 def test_a_mistake_of_the_client_costs_no_hint() -> None:
@@ -157,7 +161,9 @@ def test_ranks_and_workers_of_a_client_count_only_if_it_is_entitled() -> None:
 
 def test_ranks_in_the_body_are_overridden_by_our_headers_unless_entitled() -> None:
     body = {"nvext": {"agent_hints": {"priority": 999}, "backend_instance_id": 7}}
-    entitled = DYNAMO.outgoing(OutgoingRequest(CHAT, body, HINTS, pool=WORKERS[0], may_prioritise=True), abilities())
+    entitled = DYNAMO.outgoing(
+        OutgoingRequest(CHAT, body, HINTS, pool=WORKERS[0], may_prioritise=True), abilities()
+    )
     assert dict(entitled.headers).keys() == {"x-dynamo-session-id", "x-dynamo-parent-session-id"}
     other = DYNAMO.outgoing(OutgoingRequest(CHAT, body, HINTS, pool=WORKERS[0]), abilities())
     assert {"x-dynamo-request-priority", other.pin} <= dict(other.headers).keys()

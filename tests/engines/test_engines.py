@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.engines import KINDS, named
-from gateway.engines.base import CHAT, OutgoingRequest, Engine, Outgoing
+from gateway.engines.base import CHAT, Engine, Outgoing, OutgoingRequest
 from gateway.engines.openai import OpenAI, is_at_least
 from policies.types import Hints
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.engines import responses_input
+from gateway.engines import openai
 from gateway.engines.base import CHAT, RESPONSES
 from gateway.engines.dynamo import Dynamo
 from gateway.engines.openai import OpenAI
@@ -25,14 +25,14 @@ SEARCH = {"type": "web_search"}
 def test_only_an_assistants_list_of_parts_is_given_its_type() -> None:
     plain = {"role": "assistant", "content": "Hello"}
     body = {"input": [ASKED, SAID, CALL, plain, {"type": "message", **SAID}]}
-    repair = responses_input.typed_messages(RESPONSES, body)
+    repair = openai.typed_messages(RESPONSES, body)
     assert repair.body == {"input": [ASKED, {"type": "message", **SAID}, CALL, plain, {"type": "message", **SAID}]}
     assert repair.notes
 
 
 @pytest.mark.parametrize("items", ["Hi", [ASKED, CALL], [], None, [7, "x", None]])
 def test_input_that_engines_take_stays_as_it_is(items: Any) -> None:
-    assert responses_input.typed_messages(RESPONSES, {"input": items}) == responses_input.NONE
+    assert openai.typed_messages(RESPONSES, {"input": items}) == openai.NONE
 
 
 def test_vllm_gets_custom_tools_without_their_grammar() -> None:
@@ -58,5 +58,5 @@ def test_dynamo_gets_only_the_tool_types_that_it_has() -> None:
 )
 def test_nothing_is_repaired_that_is_not_broken(engine: OpenAI, path: str, body: dict[str, Any]) -> None:
     before = copy.deepcopy(body)
-    assert engine.repaired(path, body) == responses_input.NONE
+    assert engine.repaired(path, body) == openai.NONE
     assert body == before

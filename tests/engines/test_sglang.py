@@ -105,7 +105,9 @@ def test_a_clients_own_priority_counts_only_if_it_is_entitled() -> None:
     bare = learned(enable_priority_scheduling=False)
     assert SGLANG.outgoing(OutgoingRequest(CHAT, body, HINTS), bare).drop == {"priority"}
     unset: dict[str, Any] = {"priority": None, "session_id": "mine"}
-    assert SGLANG.outgoing(OutgoingRequest(CHAT, unset, HINTS, may_prioritise=True), learned()).body == {"priority": 3}
+    assert SGLANG.outgoing(OutgoingRequest(CHAT, unset, HINTS, may_prioritise=True), learned()).body == {
+        "priority": 3
+    }
 
 
 @pytest.mark.parametrize("path", [CHAT, MESSAGES, EMBEDDINGS])
@@ -114,7 +116,9 @@ def test_who_may_not_rank_or_place_itself_does_so_by_no_name(path: str) -> None:
     body = {"routed_dp_rank": 1, "data_parallel_rank": 1}
     sent = SGLANG.outgoing(OutgoingRequest(path, body, HINTS, "0", headers=headers), learned())
     assert (sent.drop, sent.drop_headers) == (frozenset(body), frozenset(headers))
-    honoured = SGLANG.outgoing(OutgoingRequest(path, body, HINTS, "0", may_prioritise=True, headers=headers), learned())
+    honoured = SGLANG.outgoing(
+        OutgoingRequest(path, body, HINTS, "0", may_prioritise=True, headers=headers), learned()
+    )
     assert (honoured.drop, honoured.drop_headers, honoured.pin) == (frozenset(), frozenset(), "")
     assert "priority" not in honoured.body
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.engines.base import CHAT, MESSAGES, RESPONSES, Abilities, OutgoingRequest, Outgoing, Pool
+from gateway.engines.base import CHAT, MESSAGES, RESPONSES, Abilities, Outgoing, OutgoingRequest, Pool
 from gateway.engines.vllm import Vllm
 from policies.types import Hints
 from tests.engines.recorded import pages, text
@@ -110,7 +110,9 @@ def test_a_clients_own_priority_counts_only_if_it_is_entitled(
 
 
 def test_a_session_id_of_the_client_stays() -> None:
-    assert VLLM.outgoing(OutgoingRequest(CHAT, {"session_id": "mine"}, Hints(session_id="s1")), new()) == Outgoing()
+    assert (
+        VLLM.outgoing(OutgoingRequest(CHAT, {"session_id": "mine"}, Hints(session_id="s1")), new()) == Outgoing()
+    )
     own = {"x-session-id": "mine"}
     assert VLLM.outgoing(OutgoingRequest(CHAT, {}, Hints(session_id="s1"), headers=own), new()) == Outgoing()
 

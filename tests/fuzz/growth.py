@@ -17,23 +17,23 @@ import orjson
 
 from batch_agent.replies import events_of, joined
 from benchmarks.fuzz.targets import FuzzedGateway
-from gateway.access.keys import ANYBODY
-from gateway.batches.multipart import BadForm, FormSplitter, boundary_of
+from gateway.access.client_keys import ANYBODY
+from gateway.batches.upload import BadForm, FormSplitter, boundary_of
 from gateway.config.live_settings import RequestSettings
 from gateway.core import sse
 from gateway.core.fields import Json
-from gateway.core.list_edit import Edit, edited
+from gateway.core.json_edit import Edit, edited
 from gateway.core.reply import Reply, ToolCall
 from gateway.core.transport import Request, Responder, Timeouts
 from gateway.dialects import BY_PATH
-from gateway.dialects.prompt_parts import Part
+from gateway.dialects.completions import Part
+from gateway.engines.openai import names_field
 from gateway.engines.providers import anthropic
 from gateway.engines.providers.asked import read
 from gateway.engines.providers.told import BodyTeller, StreamTeller
-from gateway.engines.refusals import names_field
 from gateway.exchange import Exchange, Timings
 from gateway.prompt_lists.part_executor import PartFailed, PartRequest, Streamed
-from gateway.request import fitting
+from gateway.request import upstream_request
 from gateway.request.inprocess import Begun, InProcessRequest
 from gateway.sessions.identity import Identity
 from gateway.sessions.rewrite import Rewrite, owner_of
@@ -41,9 +41,8 @@ from gateway.transport.choice import Name, transport_of
 from policies.recognition.chains import message_chain
 from policies.recognition.continuation import Asked, Call, Carried
 from policies.recognition.conversations import Strands
-from policies.recognition.prefix_breaks import Break, Found, Gap, after, before
+from policies.recognition.prefix_breaks import LEARNED_AFTER, Break, Found, Gap, after, before
 from policies.recognition.summaries import Summaries, Telling
-from policies.recognition.volatile import LEARNED_AFTER
 from tool_runtime.arguments import Schema
 
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
@@ -659,7 +658,7 @@ def put_back(body: Json) -> Work:
 def refused(quoted: str) -> Work:
     """A 400 in which an engine quotes what a client sent."""
     message = f"This model's maximum context length is 10 tokens. expected one of `x`, got {quoted}"
-    return lambda: (fitting.after_refusal(message, 1, 1, may_omit=True), names_field(message, "priority"))
+    return lambda: (upstream_request.after_refusal(message, 1, 1, may_omit=True), names_field(message, "priority"))
 
 
 def checked(arguments: Json) -> Work:

@@ -9,7 +9,7 @@ from typing import Any
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from gateway.core.faults import Fault
+from gateway.core.errors import Fault
 from gateway.core.transport import Upstream
 from gateway.engines.base import EngineAddress, Report
 from gateway.engines.monitor import Monitor

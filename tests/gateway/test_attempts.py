@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.errors import Failure, Outcome
-from gateway.core.faults import Fault
+from gateway.core.errors import Failure, Fault, Outcome
 from gateway.request.attempts import FIRST_S, LONGEST_S, Attempts
 from gateway.request.engine_errors import EngineFailed
 from policies.types import Ending

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.access import key_hash
-from gateway.access.callers import Caller, callers
+from gateway.access import client_keys
+from gateway.access.client_keys import Caller, callers
 from gateway.config import loading
-from gateway.config.section import Section, help_of
-from gateway.config.settings import Policy, Settings
+from gateway.config.settings import Policy, Section, Settings, help_of
 from gateway.core.errors import ConfigError
 from gateway.engines.base import KvEventSource
 
@@ -180,7 +179,7 @@ def test_a_secret_comes_from_the_environment_or_a_file(tmp_path: Path) -> None:
 def test_a_client_key_stands_for_its_tenant(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEAM_A", "sk-a")
     settings = loading.load({"keys": "[{key: env:TEAM_A, tenant: a, may_prioritise: true}]"}, environ=NOTHING)
-    assert callers(settings) == {key_hash.fast("sk-a"): Caller("a", True, id="env:TEAM_A")}
+    assert callers(settings) == {client_keys.fast("sk-a"): Caller("a", True, id="env:TEAM_A")}
 
 
 @pytest.mark.parametrize(

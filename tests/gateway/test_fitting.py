@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.request.fitting import Bound, after_refusal, before_asking
+from gateway.request.upstream_request import Bound, after_refusal, before_asking
 
 VLLM = "This model's maximum context length is 16384 tokens. However, you requested 15000 output tokens and your prompt contains {} input tokens, for a total of 17000 tokens."  # noqa: E501
 OLDER = "'max_tokens' or 'max_completion_tokens' is too large: 15000. This model's maximum context length is 16384 tokens and your request has {} input tokens (15000 > 16384 - 2013)."  # noqa: E501

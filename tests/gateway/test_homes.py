@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.request.homes import Home, Homes
+from gateway.request.stored_responses import Home, Homes
 
 HERE = Home("e1", "resp_of_engine")
 

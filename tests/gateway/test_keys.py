@@ -10,17 +10,16 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.access import key_hash
+from gateway.access import client_keys
 from gateway.access.access import Access, Viewer
-from gateway.access.callers import Caller, callers, plain_keys
-from gateway.access.keys import ANYBODY, MOST_WAITING, Keys, may_use
+from gateway.access.client_keys import ANYBODY, MOST_WAITING, Caller, Keys, callers, may_use, plain_keys
 from gateway.access.meters import Quantity
 from gateway.cli import main
 from gateway.config import loading
 from gateway.config.settings import Settings
 from gateway.core.errors import ConfigError
 
-LONG, SHORT = key_hash.new_key(), "swordfish"
+LONG, SHORT = client_keys.new_key(), "swordfish"
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -33,7 +32,7 @@ def of(*entries: dict[str, Any], **sections: Any) -> Settings:
 
 @pytest.mark.parametrize("key", [LONG, SHORT], ids=["long", "short"])
 async def test_a_hashed_key_is_known_and_any_other_is_nobody(key: str) -> None:
-    keys = Keys(callers(of({"key": key_hash.hashed(key), "tenant": "a"})))
+    keys = Keys(callers(of({"key": client_keys.hashed(key), "tenant": "a"})))
     for _ in range(2):  # a short one is derived once
         found = await keys.caller(bearer(key))
         assert found is not None
@@ -47,20 +46,20 @@ async def test_a_hashed_key_is_known_and_any_other_is_nobody(key: str) -> None:
 
 async def test_a_hash_itself_opens_nothing() -> None:
     for key in (LONG, SHORT):
-        hashed = key_hash.hashed(key)
+        hashed = client_keys.hashed(key)
         keys = Keys(callers(of({"key": hashed})))
         assert await keys.caller(bearer(hashed)) is None
 
 
 def test_a_short_key_gets_a_salted_slow_hash_and_a_random_one_a_fast_hash() -> None:
-    assert key_hash.hashed(LONG) == key_hash.hashed(LONG)
-    assert key_hash.is_slow(key_hash.hashed(SHORT))
-    assert key_hash.hashed(SHORT) != key_hash.hashed(SHORT)
-    assert len({key_hash.new_key() for _ in range(100)}) == 100
+    assert client_keys.hashed(LONG) == client_keys.hashed(LONG)
+    assert client_keys.is_slow(client_keys.hashed(SHORT))
+    assert client_keys.hashed(SHORT) != client_keys.hashed(SHORT)
+    assert len({client_keys.new_key() for _ in range(100)}) == 100
 
 
 async def test_unknown_keys_do_not_pile_up_before_the_slow_comparison() -> None:
-    keys = Keys(callers(of({"key": key_hash.hashed(SHORT)})))
+    keys = Keys(callers(of({"key": client_keys.hashed(SHORT)})))
     asked = [asyncio.ensure_future(keys.caller(bearer(f"guess{n}"))) for n in range(3 * MOST_WAITING)]
     await asyncio.sleep(0)
     assert sum(task.done() for task in asked) == 2 * MOST_WAITING
@@ -71,21 +70,21 @@ async def test_unknown_keys_do_not_pile_up_before_the_slow_comparison() -> None:
 
 
 async def test_a_key_that_is_taken_away_while_it_is_compared_stays_away() -> None:
-    keys = Keys(callers(of({"key": key_hash.hashed(SHORT)})))
+    keys = Keys(callers(of({"key": client_keys.hashed(SHORT)})))
     asked = asyncio.ensure_future(keys.caller(bearer(SHORT)))
     await asyncio.sleep(0)
-    keys.become(callers(of({"key": key_hash.hashed(LONG)})))
+    keys.become(callers(of({"key": client_keys.hashed(LONG)})))
     assert await asked is None
     assert await keys.caller(bearer(SHORT)) is None
     assert await keys.caller(bearer(LONG)) is not None
 
 
 async def test_a_key_that_stays_is_known_also_while_others_change() -> None:
-    entry = {"key": key_hash.hashed(SHORT), "name": "n"}
+    entry = {"key": client_keys.hashed(SHORT), "name": "n"}
     keys = Keys(callers(of(entry)))
     asked = asyncio.ensure_future(keys.caller(bearer(SHORT)))
     await asyncio.sleep(0)
-    keys.become(callers(of(entry | {"tenant": "b"}, {"key": key_hash.hashed(LONG)})))
+    keys.become(callers(of(entry | {"tenant": "b"}, {"key": client_keys.hashed(LONG)})))
     found = await asked
     assert found is not None
     assert found.tenant == "b"
@@ -95,7 +94,7 @@ async def test_a_key_that_stays_is_known_also_while_others_change() -> None:
 async def test_a_reference_may_lead_to_a_key_or_to_its_hash(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "k").write_text(key_hash.hashed(LONG) + "\n")
+    (tmp_path / "k").write_text(client_keys.hashed(LONG) + "\n")
     monkeypatch.setenv("PLAIN", "plain")
     entries: list[dict[str, Any]] = [
         {"key": f"file:{tmp_path / 'k'}", "tenant": "a"},
@@ -110,20 +109,20 @@ async def test_a_reference_may_lead_to_a_key_or_to_its_hash(
 
 
 async def test_no_key_stays_in_memory() -> None:
-    keys = Keys(callers(of({"key": key_hash.hashed(SHORT), "name": "n"})))
+    keys = Keys(callers(of({"key": client_keys.hashed(SHORT), "name": "n"})))
     await keys.caller(bearer(SHORT))
     assert SHORT not in repr(vars(keys))
 
 
 def test_two_entries_never_share_a_key_or_a_name() -> None:
-    hashed = key_hash.hashed(LONG)
-    for second in ({"key": hashed, "name": "other"}, {"key": key_hash.fast("x"), "name": "one"}):
+    hashed = client_keys.hashed(LONG)
+    for second in ({"key": hashed, "name": "other"}, {"key": client_keys.fast("x"), "name": "one"}):
         with pytest.raises(ConfigError, match="is there twice"):
             callers(of({"key": hashed, "name": "one"}, second))
 
 
 def test_a_budget_in_money_needs_a_price_of_every_model() -> None:
-    entry = {"key": key_hash.fast("x"), "name": "one", "limits": {"budget_cost": 5}}
+    entry = {"key": client_keys.fast("x"), "name": "one", "limits": {"budget_cost": 5}}
     with pytest.raises(ConfigError, match=r"one: limits\.budget_cost needs a price of every model"):
         callers(of(entry, prices={"m": {"prompt": 1}}))
     [caller] = callers(of(entry, prices={"*": {"prompt": 1}})).values()
@@ -176,10 +175,10 @@ def admitted(settings: Settings) -> Access:
     return Access.of(settings, Keys(callers(settings)))
 
 
-CLIENT, ADMIN = key_hash.new_key(), key_hash.new_key()
-KEYS = [{"key": key_hash.hashed(CLIENT), "tenant": "a"}]
+CLIENT, ADMIN = client_keys.new_key(), client_keys.new_key()
+KEYS = [{"key": client_keys.hashed(CLIENT), "tenant": "a"}]
 PUBLIC = {"listen": {"host": "0.0.0.0"}}
-WITH_KEY = {"admin": {"key": key_hash.hashed(ADMIN)}}
+WITH_KEY = {"admin": {"key": client_keys.hashed(ADMIN)}}
 
 
 @pytest.mark.parametrize(
@@ -193,7 +192,7 @@ WITH_KEY = {"admin": {"key": key_hash.hashed(ADMIN)}}
         ({**WITH_KEY}, False, {ADMIN}, {""}),
         ({"admin": {"port": 0}}, False, set(), {""}),
         ({"admin": {"port": 0}}, True, {""}, set()),
-        ({"keys": KEYS, "admin": {"port": 0, "key": key_hash.hashed(ADMIN)}}, True, {ADMIN}, {"", CLIENT}),
+        ({"keys": KEYS, "admin": {"port": 0, "key": client_keys.hashed(ADMIN)}}, True, {ADMIN}, {"", CLIENT}),
     ],
 )
 async def test_metrics_are_shown_to_operators_only(

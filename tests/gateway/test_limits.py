@@ -12,8 +12,7 @@ from gateway.access.allowance import CHARS_PER_TOKEN, Allowance, Limiter
 from gateway.access.counters import LocalCounters
 from gateway.access.meters import Quantity, Terms
 from gateway.access.report import report
-from gateway.config.keys import KeyLimits, Price
-from gateway.config.settings import Limits
+from gateway.config.settings import KeyLimits, Limits, Price
 from gateway.core.errors import Outcome, Refused
 from gateway.dialects import BY_PATH
 from gateway.exchange import Exchange, Timings

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.literal import locate, without
+from gateway.core.json_edit import locate, without
 
 TEXT = st.text(st.sampled_from('ab"\\/{}[],: \n\té\u2028\U0001f600'), max_size=12)
 VALUES = st.recursive(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import orjson
 
-from gateway.core.faults import Fault
+from gateway.core.errors import Fault
 from gateway.engines.base import EngineAddress
 from gateway.engines.breaker import USUAL, State
 from gateway.engines.monitor import Monitor

@@ -16,7 +16,7 @@ from gateway.config.settings import Logging
 from gateway.core.errors import Failure, Outcome
 from gateway.core.transport import Request
 from gateway.exchange import Recognition, Timings
-from gateway.telemetry.counts import Counter
+from gateway.telemetry.metrics import Counter
 from gateway.telemetry.observer import Observer, Recomputation
 from policies.types import (
     Tick,

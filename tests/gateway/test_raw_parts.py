@@ -14,8 +14,7 @@ from gateway.core.fields import Json
 from gateway.core.transport import Request
 from gateway.dialects import BY_PATH
 from gateway.exchange import Exchange, Timings
-from gateway.sessions.identity import Identity
-from gateway.sessions.raw_parts import Cutter
+from gateway.sessions.identity import Cutter, Identity
 from tests.gateway.observed import Asked
 
 PATHS = ("/v1/chat/completions", "/v1/messages")

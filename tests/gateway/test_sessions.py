@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from gateway.exchange import Exchange, Recognition, Timings
-from gateway.sessions.sessions import Sessions
+from gateway.sessions.session_table import Sessions
 from policies.types import TurnKind, Usage
 from tests.gateway.observed import exchange
 

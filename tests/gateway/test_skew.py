@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 from aiohttp import web
 
-from gateway.cli.skew import skew_s
+from gateway.cli.machine import skew_s
 from gateway.engines import named
 from gateway.engines.base import Abilities, EngineAddress, Report
 from gateway.engines.monitor import RunningEngine

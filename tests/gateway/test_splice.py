@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.fields import Json
-from gateway.core.splice import splice
+from gateway.core.json_edit import splice
 
 TEXT = st.text(st.sampled_from('abc"\\{}[],: \n\té\u2028'), max_size=6)
 JSON = st.recursive(

@@ -2,7 +2,7 @@ import sys
 
 import orjson
 
-from gateway.core.trimmed import trimmed
+from gateway.core.fields import trimmed
 
 
 def test_text_that_is_kept_takes_no_more_memory_than_it_has_bytes() -> None:

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.engines.kvevents.index import BlockIndex, Losses
-from gateway.engines.kvevents.wire import Cleared, Hash, Removed, Stored
+from gateway.engines.kvevents.listener import BlockIndex, Cleared, Hash, Losses, Removed, Stored
 
 SIZE = 128
 

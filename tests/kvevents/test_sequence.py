@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.engines.kvevents.sequence import Heard, Sequence
+from gateway.engines.kvevents.listener import Heard, Sequence
 
 
 def test_batches_in_order_are_next() -> None:

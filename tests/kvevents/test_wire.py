@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.engines.kvevents.wire import Cleared, Removed, Stored, decode
+from gateway.engines.kvevents.listener import Cleared, Removed, Stored, decode
 from tests.kvevents.batches import as_array, batch, cleared, removed, stored
 
 

@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from gateway.api.snapshot import Phase
-from gateway.cli.screen import COLOURS, SORTS, Screen, amount, gauge, seconds
+from gateway.cli.top import COLOURS, SORTS, Screen, amount, gauge, seconds
 from tests.live.told import session, snapshot
 
 

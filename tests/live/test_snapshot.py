@@ -12,8 +12,7 @@ from gateway.api import snapshot as live
 from gateway.api.live import Live
 from gateway.core.errors import Outcome
 from gateway.exchange import Exchange, Recognition, Timings
-from gateway.sessions.sessions import Seen, Sessions
-from gateway.sessions.timeline import Span, Timeline
+from gateway.sessions.session_table import Seen, Sessions, Span, Timeline
 from policies.types import SessionId, SessionState, TurnKind
 from policies.view import FleetView, SessionView
 from tests.gateway.observed import FLEET, exchange

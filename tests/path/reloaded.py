@@ -19,12 +19,12 @@ from aiohttp import web
 from openai.types import Batch
 
 from gateway.app import App
-from gateway.cluster.member import Member, by_preference
+from gateway.cluster.membership import Member, by_preference
 from gateway.cluster.worker_identity import Place
 from gateway.config.settings import Settings
 from gateway.core.transport import HeaderList, Timeouts, Upstream, UpstreamReply
 from gateway.reload import reload
-from gateway.sessions.origin import origin_of
+from gateway.sessions.session_locations import origin_of
 from tests.clock import Clock
 from tests.path.batches import asks, create, over, rows_of
 from tests.path.conftest import Answer, Gateway, rest_of

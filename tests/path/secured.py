@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.access import key_hash
+from gateway.access import client_keys
 
 ADMIN = "tg-the-administrator-s-own-key-0123456789"
 
@@ -17,7 +17,7 @@ def key_of(tenant: str) -> str:
 def keys(*tenants: str, **more: Any) -> list[dict[str, Any]]:
     """One entry for each tenant; `more` holds for all."""
     return [
-        {"key": key_hash.hashed(key_of(t)), "name": f"key-{t}", "tenant": t, "tools": ["*"]} | more
+        {"key": client_keys.hashed(key_of(t)), "name": f"key-{t}", "tenant": t, "tools": ["*"]} | more
         for t in tenants
     ]
 
@@ -28,4 +28,4 @@ def by(tenant: str) -> Mapping[str, str]:
 
 
 def admin_key() -> dict[str, Any]:
-    return {"key": key_hash.hashed(ADMIN)}
+    return {"key": client_keys.hashed(ADMIN)}

@@ -14,7 +14,7 @@ import orjson
 import pytest
 from aiohttp import web
 
-from gateway.batches import agent_asked, runner
+from gateway.batches import agent_runs, runner
 from gateway.batches.sqlite import SqliteStore
 from tests.deadline import DEADLINE_S
 from tests.path import batch_tools
@@ -275,7 +275,7 @@ async def test_a_line_on_which_the_gateway_fails_is_an_error_row_and_the_others_
     def fail(text: str) -> str:
         raise RuntimeError("ours")
 
-    monkeypatch.setattr(agent_asked, "_unfenced", fail)
+    monkeypatch.setattr(agent_runs, "_unfenced", fail)
     script(engine, says(text="{}"))
     client = sdk(await start(engine, batches=kept))
     done = await over(client, await create(client, [run("bad", schema=SCHEMA), run("good")], endpoint=URL))

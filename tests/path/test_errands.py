@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.engines import sglang
-from gateway.request.warmup import OWN_BYTES
+from gateway.request.background_calls import OWN_BYTES
 from policies.types import Release, WarmUp
 from tests.path.conftest import Gateway, Start
 from tests.path.fake_engine import FakeEngine, cuts_after

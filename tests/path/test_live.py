@@ -11,8 +11,8 @@ import orjson
 import pytest
 from rich.console import Console
 
-from gateway.cli import live_snapshot, top
-from gateway.cli.top_command import key_of
+from gateway.cli import top
+from gateway.cli.top import key_of
 from gateway.config.settings import Settings
 from gateway.transport.aiohttp_upstream import AiohttpUpstream
 from tests.deadline import DEADLINE_S
@@ -114,7 +114,7 @@ async def once(url: str, key: str = "") -> tuple[int, str]:
     upstream, out = AiohttpUpstream(), io.StringIO()
     try:
         told = await top.once(
-            lambda: live_snapshot.ask(upstream, url, key, 5.0, 10), url, "phase", Console(file=out, width=80)
+            lambda: top.ask(upstream, url, key, 5.0, 10), url, "phase", Console(file=out, width=80)
         )
     finally:
         await upstream.close()

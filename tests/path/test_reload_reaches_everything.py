@@ -17,7 +17,7 @@ from gateway.cluster.counters import SharedCounters
 from gateway.config.live_settings import LINE_DEADLINE_S
 from gateway.core.transport import Timeouts
 from gateway.reload import AT_RUN_TIME
-from gateway.request.homes import Home
+from gateway.request.stored_responses import Home
 from tests.path.batches import create, over
 from tests.path.conftest import Clock
 from tests.path.reloaded import CHAT, NEW, OLD, OTHER, WAYS, Case, Json, Seen, Stage, Staging

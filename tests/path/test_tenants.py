@@ -16,7 +16,7 @@ import pytest
 
 from gateway.app import App
 from gateway.config.settings import Embedded, Settings
-from gateway.embedded.in_process import HostedEngine
+from gateway.embedded.server import HostedEngine
 from tests.deadline import DEADLINE_S
 from tests.path.secured import by, keys
 from tests.transports.loops import carrier

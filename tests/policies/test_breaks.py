@@ -10,8 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.recognition.kinds import kind_of
-from policies.recognition.prefix_breaks import CHECKED_ALL, CHECKED_EVERY, MAX_SPAN_CHARS, Break, Breaks, Found
+from policies.recognition.prefix_breaks import (
+    CHECKED_ALL,
+    CHECKED_EVERY,
+    MAX_SPAN_CHARS,
+    Break,
+    Breaks,
+    Found,
+    kind_of,
+)
 from tests.policies.siblings import LINES, Agent, path_line, text
 
 FAMILY = "family"

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.admission import Limits
-from policies.residency import Ledger
+from policies.ledger import Ledger
 from policies.scheduler import Scheduler
 from policies.turns import Turns
 from policies.types import Arrived, CacheLost, Dispatch, ReplicaReported, Turn

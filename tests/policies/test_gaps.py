@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.gaps import MOST, Gaps
+from policies.idle_times import MOST, Gaps
 
 
 @given(st.lists(st.floats(0, 100), max_size=3 * MOST), st.floats(0, 100))

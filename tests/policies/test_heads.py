@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from policies.recognition.chains import block_chain
-from policies.recognition.families import Families, Kin
-from policies.recognition.heads import MAX_HEADS, Heads
+from policies.recognition.families import MAX_HEADS, Families, Heads, Kin
 from policies.types import BLOCK_CHARS
 
 KEY, TOOLS, SYSTEM = b"key", (b"tool " * 200, b"other " * 200), b"system " * 300

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.held import Bucket, HeldTurns
+from policies.admission_queue import Bucket, HeldTurns
 from tests.policies.turns_of import turn
 
 T = [(0, "t")]

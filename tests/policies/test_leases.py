@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from policies.gaps import Gaps
-from policies.leases import LEAST_S, MOST_S, UNKNOWN_S, lease_s
+from policies.idle import LEAST_S, MOST_S, UNKNOWN_S, lease_s
+from policies.idle_times import Gaps
 from policies.types import Family, Session
 
 SESSION = Session("s", "f", "t", num_begun=1)

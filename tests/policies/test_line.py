@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from policies.held import Bucket
-from policies.line import Line
+from policies.admission_queue import Bucket, Line
 from tests.policies.turns_of import turn
 
 BUCKET = Bucket(0, False, "t", "f", 1, None)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import random
 
-from policies.overtaking import Overtaking
+from policies.admission_queue import Overtaking
 
 
 def test_a_turn_is_due_when_those_before_it_could_have_been_let_in() -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from policies.parking import token_turns
+from policies.admission import token_turns
 from policies.types import Dispatch, Family
 from tests.policies.test_scheduler import Fleet, ids
 from tests.policies.turns_of import done, turn

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from policies.line import FAIR
-from policies.ready import Ready
+from policies.admission_queue import FAIR
+from policies.dispatch_queue import Ready
 from policies.types import Turn
 from tests.policies.turns_of import turn
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from policies.remaining import PRIOR_TURNS, expected_turns, hazard, will_return
+from policies.forecast import PRIOR_TURNS, expected_turns, hazard, will_return
 from policies.types import Family, Session
 
 

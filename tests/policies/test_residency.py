@@ -3,8 +3,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.residency import Ledger
-from policies.union import shared_length
+from policies.ledger import Ledger, shared_length
 from tests.policies.turns_of import chain
 
 

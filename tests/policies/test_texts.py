@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.recognition.chains import message_chain
-from policies.recognition.texts import Beginnings, Texts, size_of
+from policies.recognition.chains import Beginnings, Texts, message_chain, size_of
 
 KEY, SYSTEM = b"key", b"system"
 

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.union import BOTH, CACHED, RESIDENT, Union, Way
+from policies.ledger import BOTH, CACHED, RESIDENT, Union, Way
 from tests.policies.turns_of import chain
 
 PARTS = st.lists(st.tuples(st.sampled_from("xyz"), st.integers(1, 4)), max_size=4)

@@ -8,8 +8,7 @@ from random import Random
 import pytest
 
 from policies.recognition.chains import block_chain, common
-from policies.recognition.prefix_breaks import Breaks
-from policies.recognition.volatile import LEARNED_AFTER, Cuts, Volatile
+from policies.recognition.prefix_breaks import LEARNED_AFTER, Breaks, Cuts, Volatile
 from tests.policies.siblings import LINES, Agent, path_line
 
 OWNER = 1

@@ -16,10 +16,8 @@ import pytest
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 
-from gateway.cli.demo.agents import Client, Fleet
-from gateway.cli.demo.workload import PlannedSession, Shape, draw
-from gateway.cli.live_snapshot import ask
-from gateway.cli.screen import Screen
+from gateway.cli.demo.fleet import Client, Fleet, PlannedSession, Shape, draw
+from gateway.cli.top import Screen, ask
 from gateway.transport.aiohttp_upstream import AiohttpUpstream
 from tests.real import parts
 from tests.real.gateway import gateway

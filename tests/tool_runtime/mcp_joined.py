@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.deadline import DEADLINE_S
-from tool_runtime.mcp.source import McpServers
+from tool_runtime.mcp.server import McpServers
 from tool_runtime.runtime import ToolRuntime
 from tool_runtime.types import Call, Context, Result, Tool
 

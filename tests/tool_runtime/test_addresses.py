@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tool_runtime.addresses import Network, refusal
+from tool_runtime.web import Network, refusal
 
 LOCAL_V4 = [
     *("0.0.0.0", "0.1.2.3", "10.0.0.1", "100.64.0.1", "100.100.100.200", "127.0.0.1", "127.255.255.254"),

@@ -9,8 +9,8 @@ import threading
 import pytest
 
 from tests.tool_runtime.fakes import Observed
-from tool_runtime.calling import in_thread
 from tool_runtime.define import define
+from tool_runtime.execution import in_thread
 from tool_runtime.types import Effect, Limits, Status
 
 WHO = contextvars.ContextVar("WHO", default="nobody")

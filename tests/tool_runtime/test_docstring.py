@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tool_runtime.docstring import parameters_of, summary_of
+from tool_runtime.define import parameters_of, summary_of
 
 GOOGLE = """Find rows.
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.tool_runtime.fakes import ANN, ANY_OBJECT, EVE, Observed, Slow, leave
 from tests.tool_runtime.virtual import virtual
-from tool_runtime.limits import PRESENT_S, Claim, Places, TokenBucket
+from tool_runtime.execution import PRESENT_S, Claim, Places, TokenBucket
 from tool_runtime.types import Context, Effect, Json, Limits, Result, Scope, Status, Tool
 
 

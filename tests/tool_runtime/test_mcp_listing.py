@@ -16,7 +16,7 @@ from mcp_types import (
 )
 from mcp_types import Tool as Listed
 
-from tool_runtime.mcp.listing import MAX_SCHEMA_CHARS, MAX_TOOLS, Listing, Terms, listing, text_of
+from tool_runtime.mcp.server import MAX_SCHEMA_CHARS, MAX_TOOLS, Listing, Terms, listing, text_of
 from tool_runtime.types import Effect, Json, Run
 
 

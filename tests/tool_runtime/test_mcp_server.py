@@ -14,9 +14,7 @@ import pytest
 from tests.deadline import DEADLINE_S
 from tests.tool_runtime.mcp_joined import Http, joined, joined_by, stdio
 from tool_runtime.mcp import server
-from tool_runtime.mcp.options import Options
-from tool_runtime.mcp.server import McpServer
-from tool_runtime.mcp.source import McpServers
+from tool_runtime.mcp.server import McpServer, McpServers, Options
 from tool_runtime.types import Status
 
 

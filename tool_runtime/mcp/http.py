@@ -14,7 +14,7 @@ import httpx2
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import CONNECTION_CLOSED
 
-from tool_runtime.mcp.link import Link, MendedStream, Streams
+from tool_runtime.mcp.stdio import Link, MendedStream, Streams
 
 NOT_SENT = -32090
 """Our code for a request that did not reach the server."""

@@ -1,32 +1,200 @@
-"""Keeps one MCP server running and calls its tools, through the official SDK.
-
-One task owns the connection: it starts the server, lists its tools, lists them again when they change, and starts
-the server anew when it is lost. The last list stays offered meanwhile, so that prompts stay as they are.
-"""
+"""How one MCP server is configured."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import math
+import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import anyio
 from mcp import Client, MCPError
 from mcp.client.subscriptions import SubscriptionLost
-from mcp_types import CONNECTION_CLOSED, PARSE_ERROR, ToolListChangedNotification
+from mcp_types import (
+    CONNECTION_CLOSED,
+    PARSE_ERROR,
+    CallToolResult,
+    ContentBlock,
+    EmbeddedResource,
+    ResourceLink,
+    TextContent,
+    TextResourceContents,
+    ToolAnnotations,
+    ToolListChangedNotification,
+)
 from mcp_types import Tool as Listed
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
+from tool_runtime.arguments import Schema
 from tool_runtime.mcp import http, stdio
-from tool_runtime.mcp.link import Link, Transport
-from tool_runtime.mcp.listing import Listing, Terms, listing, text_of
-from tool_runtime.mcp.options import Options
-from tool_runtime.types import Context, Json, OutcomeUnknown, Tool, ToolError
+from tool_runtime.mcp.stdio import Link, Transport
+from tool_runtime.options import read
+from tool_runtime.types import Context, Effect, Json, OutcomeUnknown, Run, Tool, ToolError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Settings of one server."""
+
+    name: str
+    command: str = ""
+    """Started as a child that speaks over its standard input and output; or"""
+    args: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Added to PATH, HOME and the like; nothing else of our environment is given to it."""
+    cwd: str | None = None
+    url: str = ""
+    """reached by streamable HTTP."""
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    prefix: str | None = None
+    """Put before the names of its tools. None: its own name and `_`."""
+    effects: Mapping[str, str] = field(default_factory=dict)
+    """`read_only`, `idempotent` or `destructive` by tool, where the server's hints are missing or wrong."""
+    start_timeout_s: float = 30.0
+    """From the start of the server to its list of tools."""
+    max_message_bytes: int = 8 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9_-]{1,32}", self.name):
+            raise ValueError(f"a server's name has at most 32 letters, digits, _ and -, unlike {self.name!r}")
+        if bool(self.command) == bool(self.url):
+            raise ValueError("a server has either a command or a url")
+        for effect in self.effects.values():
+            if effect not in set(Effect):
+                raise ValueError(f"there is no effect {effect!r}; there are {', '.join(Effect)}")
+
+
+# ---- what an MCP server says, in our terms: its list of tools, and what a call gave
+
+MAX_TOOLS = 256
+MAX_SCHEMA_CHARS = 64_000
+MAX_DESCRIPTION_CHARS = 8_000
+_BY_NAME = ("properties", "$defs", "definitions", "dependentSchemas")
+"""Keywords that hold schemas by names, which may be those of keywords."""
+_VALUES = ("const", "enum", "default", "examples")
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The tools of one server, and why others of it are left out."""
+
+    tools: tuple[Tool, ...] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """How a server's tools are offered."""
+
+    source: str
+    prefix: str
+    effects: Mapping[str, str]
+    """What the operator knows better than the server's hints, by the server's name of the tool."""
+
+
+def listing(listed: Iterable[Listed], terms: Terms, run: Callable[[str], Run]) -> Listing:
+    """`run` gives what calls the tool of a name."""
+    tools: dict[str, Tool] = {}
+    left_out: dict[str, str] = {}
+    for tool in listed:
+        name = terms.prefix + re.sub(r"[^A-Za-z0-9_-]", "_", tool.name)
+        if reason := _fault(tool, name, tools):
+            left_out[tool.name] = reason
+            continue
+        tools[name] = Tool(
+            name=name,
+            description=(tool.description or tool.title or "")[:MAX_DESCRIPTION_CHARS],
+            parameters=_without_patterns(tool.input_schema),
+            run=run(tool.name),
+            effect=_effect(tool, terms),
+            source=terms.source,
+        )
+    return Listing(tuple(tools.values()), left_out)
+
+
+def _fault(tool: Listed, name: str, tools: Mapping[str, Tool]) -> str:
+    """Why a tool cannot be offered; empty if it can."""
+    if not _NAME.fullmatch(name):
+        return f"{name!r} is no name that models can call: at most 64 letters, digits, _ and -"
+    if name in tools:
+        return f"another tool is named {name!r}"
+    if len(tools) >= MAX_TOOLS:
+        return f"the server has more than {MAX_TOOLS} tools"
+    if len(json.dumps(tool.input_schema)) > MAX_SCHEMA_CHARS:
+        return f"its schema is longer than {MAX_SCHEMA_CHARS} characters"
+    try:
+        Schema(tool.input_schema)
+    except ValueError as error:
+        return str(error)
+    if foreign := next(_foreign_references(tool.input_schema), ""):
+        return f"its schema refers to {foreign}, which lies outside it"
+    return ""
+
+
+def _foreign_references(schema: Any) -> Iterator[str]:
+    if isinstance(schema, dict):
+        reference = schema.get("$ref")
+        if isinstance(reference, str) and not reference.startswith("#"):
+            yield reference
+    for part in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
+        yield from _foreign_references(part)
+
+
+def _without_patterns(schema: Any, is_schema: bool = True) -> Any:
+    """A server's regular expressions would run here, where one can take forever. The server itself checks them."""
+    if isinstance(schema, list):
+        return [_without_patterns(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: part
+        if is_schema and key in _VALUES
+        else _without_patterns(part, not is_schema or key not in _BY_NAME)
+        for key, part in schema.items()
+        if not is_schema or key not in ("pattern", "patternProperties")
+    }
+
+
+def _effect(tool: Listed, terms: Terms) -> Effect:
+    """Hints that contradict each other count as none."""
+    if tool.name in terms.effects:
+        return Effect(terms.effects[tool.name])
+    hints = tool.annotations or ToolAnnotations()
+    if hints.read_only_hint and not hints.destructive_hint:
+        return Effect.READ_ONLY
+    return Effect.IDEMPOTENT if hints.idempotent_hint and not hints.read_only_hint else Effect.DESTRUCTIVE
+
+
+def text_of(result: CallToolResult) -> str:
+    """What the model reads: texts as they are, of pictures and sounds that they are there."""
+    if not result.content and result.structured_content is not None:
+        return json.dumps(result.structured_content, ensure_ascii=False)
+    return "\n".join(map(_block, result.content))
+
+
+def _block(block: ContentBlock) -> str:
+    match block:
+        case TextContent():
+            return block.text
+        case ResourceLink():
+            return f"[{block.name}: {block.uri}]"
+        case EmbeddedResource(resource=TextResourceContents() as resource):
+            return resource.text
+        case EmbeddedResource():
+            return f"[{block.resource.uri}: {block.resource.mime_type or 'data'}, not shown]"
+        case _:
+            return f"[{block.mime_type}, not shown]"
+
+
+# ---- keeps one MCP server running and calls its tools, through the official SDK
 
 LOG = logging.getLogger(__name__)
 
@@ -275,3 +443,44 @@ def _told(error: BaseException) -> str:
     if isinstance(error, FileNotFoundError):
         return "its command, or the cwd of its options, is not there"
     return f"{type(error).__name__}: {error}".partition("\n")[0]
+
+
+# ---- mCP servers as sources of tools. Needs the extra `mcp`; imported only where servers are configured
+
+START_WAIT_S = 10.0
+_FOREIGN_LOGS = ("mcp", "client", "httpx2")
+"""The SDK writes its own, with session ids and what servers have sent. What matters of it, we say."""
+
+
+class McpServers:
+    """All configured servers, each on its own: none waits for another, and none ends with another."""
+
+    def __init__(self, servers: Iterable[Mapping[str, Any]], offer: Offer) -> None:
+        """`offer` is told of the tools of each server when it is up, and when they change.
+
+        Raises ValueError for settings that are wrong.
+        """
+        options = [read(Options, settings, f"MCP server {settings.get('name', '?')}") for settings in servers]
+        names = [each.name for each in options]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"two MCP servers are named {', '.join(twice)}")
+        self._servers = [McpServer(each, offer) for each in options]
+        for name in _FOREIGN_LOGS:
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+
+    @property
+    def states(self) -> list[State]:
+        return [server.state for server in self._servers]
+
+    async def start(self, wait_s: float = START_WAIT_S) -> None:
+        """Start all. Waits until each is up or has failed, at most so long: the rest come up while others work."""
+        for server in self._servers:
+            server.start()
+        if waiting := [asyncio.create_task(server.settled()) for server in self._servers]:
+            _, late = await asyncio.wait(waiting, timeout=wait_s)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+
+    async def close(self) -> None:
+        await asyncio.gather(*(server.close() for server in self._servers))

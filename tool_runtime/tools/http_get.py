@@ -12,12 +12,11 @@ from typing import Any
 
 from yarl import URL
 
-from tool_runtime.addresses import refusal
-from tool_runtime.calling import in_thread
+from tool_runtime.execution import in_thread
 from tool_runtime.options import read
 from tool_runtime.pages import text_of
 from tool_runtime.types import Context, Effect, Json, Limits, Refused, Tool, ToolError
-from tool_runtime.web import Reply, Resolver, fetch
+from tool_runtime.web import Reply, Resolver, fetch, refusal
 
 MAX_REDIRECTS = 5
 _REDIRECTS = {301, 302, 303, 307, 308}

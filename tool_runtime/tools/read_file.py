@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from tool_runtime.calling import in_thread
+from tool_runtime.execution import in_thread
 from tool_runtime.options import read
 from tool_runtime.roots import Roots
 from tool_runtime.types import Context, Effect, Json, Tool, ToolError

@@ -10,7 +10,7 @@ from typing import Any
 
 from yarl import URL
 
-from tool_runtime.calling import in_thread
+from tool_runtime.execution import in_thread
 from tool_runtime.options import read
 from tool_runtime.pages import text_of
 from tool_runtime.types import Context, Effect, Json, Limits, Tool, ToolError

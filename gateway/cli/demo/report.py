@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gateway.cli.demo.agents import SessionRecord
+from gateway.cli.demo.fleet import SessionRecord
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gateway.cli.demo.agents import SessionRecord
+from gateway.cli.demo.fleet import SessionRecord
 from gateway.cli.demo.report import Arm
 
 COLOURS = {"queued": "#c9ccd1", "prefill": "#d1495b", "decode": "#2e86ab", "tool": "#f0c75e"}

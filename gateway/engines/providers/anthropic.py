@@ -8,7 +8,7 @@ import orjson
 
 from gateway.core import fields, sse
 from gateway.core.fields import Json
-from gateway.engines.providers.asked import ChatRequest, Block, Image, ToolResult, ToolUse
+from gateway.engines.providers.asked import Block, ChatRequest, Image, ToolResult, ToolUse
 from gateway.engines.providers.told import StreamTeller, Teller
 
 DEFAULT_MAX_TOKENS = 8192

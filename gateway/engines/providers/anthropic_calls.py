@@ -10,8 +10,7 @@ from gateway.core.transport import HeaderList, Timeouts, Upstream, UpstreamReply
 from gateway.engines.base import CHAT, Json
 from gateway.engines.providers import anthropic
 from gateway.engines.providers.asked import Untranslatable, read
-from gateway.engines.providers.listing import Listing
-from gateway.engines.providers.replies import TranslatedReply, untranslatable
+from gateway.engines.providers.replies import Listing, TranslatedReply, untranslatable
 from gateway.engines.providers.told import BodyTeller, StreamTeller
 
 VERSION = ("anthropic-version", "2023-06-01")

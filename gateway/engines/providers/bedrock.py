@@ -8,7 +8,7 @@ import orjson
 
 from gateway.core import fields
 from gateway.core.fields import Json
-from gateway.engines.providers.asked import ChatRequest, Block, Image, ToolResult, ToolUse, Untranslatable
+from gateway.engines.providers.asked import Block, ChatRequest, Image, ToolResult, ToolUse, Untranslatable
 from gateway.engines.providers.told import StreamTeller, Teller
 
 _REASONS = {

@@ -15,8 +15,14 @@ from gateway.engines.base import CHAT, Json
 from gateway.engines.providers import bedrock
 from gateway.engines.providers.asked import ChatRequest, Untranslatable, read
 from gateway.engines.providers.aws import EventStream, NoCredentials, Signer
-from gateway.engines.providers.listing import MAX_BYTES, Listing
-from gateway.engines.providers.replies import TranslatedReply, WholeReply, refusal, untranslatable
+from gateway.engines.providers.replies import (
+    MAX_BYTES,
+    Listing,
+    TranslatedReply,
+    WholeReply,
+    refusal,
+    untranslatable,
+)
 from gateway.engines.providers.told import BodyTeller, StreamTeller
 
 _MODELS = "/v1/models"

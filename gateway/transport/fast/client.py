@@ -138,7 +138,7 @@ class FastReply(Pushing):
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-# --- One connection to an engine: one call at a time, and how far its answer has come.
+# ---- one connection to an engine: one call at a time, and how far its answer has come
 
 _BODILESS = frozenset((204, 304))
 
@@ -298,7 +298,7 @@ class EngineConnection(asyncio.Protocol):
             reply.cut(fault)
 
 
-# --- The open connections to one engine.
+# ---- the open connections to one engine
 
 # uvicorn, below vLLM and SGLang, closes idle connections after 5 s; a pool that forgets them first meets no
 # closed one.
@@ -372,7 +372,7 @@ class Pool:
             await asyncio.wait([connection.lost for connection in open_], timeout=CLOSE_S)
 
 
-# --- The calling edge of the fast transport: a call goes out in one write on a pooled connection.
+# ---- the calling edge of the fast transport: a call goes out in one write on a pooled connection
 
 # A pooled connection that its peer had closed fails within a round trip. Later, the engine has worked on it.
 STALE_WITHIN_S = 1.0

@@ -168,7 +168,7 @@ class FastRequest:
             self._waiter.set_result(None)
 
 
-# --- Bytes of one client to requests: what llhttp lets pass and we do not is refused here.
+# ---- bytes of one client to requests: what llhttp lets pass and we do not is refused here
 
 _FRAMING = frozenset((b"content-length", b"transfer-encoding"))
 

@@ -127,7 +127,7 @@ class FastResponder(Direct):
             assert self._left_bytes >= 0, "the body is longer than was told"
 
 
-# --- One client's connection: requests to the handler one after the other, answers in their order.
+# ---- one client's connection: requests to the handler one after the other, answers in their order
 
 MAX_PIPELINED = 16
 """Requests that wait on one connection; then reading pauses."""
@@ -351,7 +351,7 @@ class Connection(asyncio.Protocol):
         return Phase.HEAD if self._reader.is_in_head else Phase.IDLE
 
 
-# --- The listening edge of the fast transport: its connections, their time-outs, and the drain.
+# ---- the listening edge of the fast transport: its connections, their time-outs, and the drain
 
 
 class FastServer:

@@ -41,7 +41,7 @@ class Sweep:
         self._tick(self.now)
 
 
-# --- Which time-out a client's connection is under, and whether it is over.
+# ---- which time-out a client's connection is under, and whether it is over
 
 
 class Phase(Enum):

@@ -4,8 +4,7 @@ import pytest
 
 from benchmarks.fleet.cells import FleetFigures, figures
 from benchmarks.fleet.fleets import FleetSpec
-from gateway.cli.demo.agents import SessionRecord, TurnRecord
-from gateway.cli.demo.workload import PlannedSession, PlannedTurn, Shape
+from gateway.cli.demo.fleet import PlannedSession, PlannedTurn, SessionRecord, Shape, TurnRecord
 
 FLEET = FleetSpec(Shape(2, (2,)), num_blocks=100)
 TURNS = (PlannedTurn(1_000, 100, 0.5), PlannedTurn(1_500, 100, 0.5))

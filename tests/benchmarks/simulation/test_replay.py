@@ -9,8 +9,7 @@ import pytest
 
 from benchmarks.simulation.replay import replay
 from gateway.app import App
-from gateway.cli.demo.agents import Fleet
-from gateway.cli.demo.workload import Shape, draw
+from gateway.cli.demo.fleet import Fleet, Shape, draw
 from gateway.config.settings import Settings
 from gateway.telemetry import factlog
 from gateway.telemetry.factlog import FactLog

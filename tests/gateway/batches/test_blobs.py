@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.batches.blobs import CHUNK_BYTES, Blobs
+from gateway.batches.upload import CHUNK_BYTES, Blobs
 
 
 @pytest.fixture

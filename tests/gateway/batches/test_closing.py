@@ -7,11 +7,11 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.batches.blobs import Blobs
-from gateway.batches.finalizer import Closing
 from gateway.batches.objects import Batch, Finished, Status
+from gateway.batches.runner import Closing
 from gateway.batches.sqlite import SqliteStore
 from gateway.batches.store import Page
+from gateway.batches.upload import Blobs
 from tests.gateway.batches.test_store import LINES, batch
 
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.batches.pace import Load, Pace
-from gateway.request.retries import PASSING, OVERLOADED, LONGEST_S, again_in_s
+from gateway.batches.concurrency_limiter import Load, Pace
+from gateway.request.retries import LONGEST_S, OVERLOADED, PASSING, again_in_s
 from policies.types import Hold
 from policies.view import FleetView, ReplicaView
 

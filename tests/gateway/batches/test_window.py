@@ -5,8 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.batches.concurrency_limiter import LOW, ORDINARY, STARVED_S, Window
-from gateway.batches.pace import Load, Pace
+from gateway.batches.concurrency_limiter import LOW, ORDINARY, STARVED_S, Load, Pace, Window
 from tests.deadline import DEADLINE_S
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.engines.providers.asked import Image, ToolResult, ToolUse, ChatTurn, Untranslatable, read
+from gateway.engines.providers.asked import ChatTurn, Image, ToolResult, ToolUse, Untranslatable, read
 
 
 def user(content: Any) -> dict[str, Any]:

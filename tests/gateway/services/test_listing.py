@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.engines.providers.listing import KEEP_S, Listing
-from gateway.engines.providers.replies import WholeReply, refusal
+from gateway.engines.providers.replies import KEEP_S, Listing, WholeReply, refusal
 
 
 async def test_it_is_asked_for_again_only_after_a_while_and_a_refusal_is_not_kept() -> None:

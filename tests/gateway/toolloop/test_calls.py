@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.reply import TextBuffer
-from gateway.dialects.calls import Calls, ObjectEnd, Spoken
+from gateway.dialects.rounds import Calls, ObjectEnd, Spoken
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-1000, 1000) | st.text(),

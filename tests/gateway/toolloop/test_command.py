@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.cli import main
-from gateway.config.tools import Tools
+from gateway.config.settings import Tools
 from gateway.core.errors import ConfigError
 from gateway.tools.wiring import python_tools
 from tests.path.toolkit import Bench

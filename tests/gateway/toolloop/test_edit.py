@@ -8,7 +8,7 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.list_edit import Edit, edited
+from gateway.core.json_edit import Edit, edited
 
 ITEMS = st.lists(
     st.dictionaries(st.text(max_size=3), st.integers(0, 9) | st.text(max_size=4), max_size=2), max_size=6

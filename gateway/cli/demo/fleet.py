@@ -1,0 +1,236 @@
+"""Agent fleets as data: sessions that share a prompt prefix, grow turn by turn, and wait for tools."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from gateway.core.fields import integer, obj
+from gateway.core.sse import EventSplitter, data_of
+from gateway.core.transport import Timeouts, Upstream, UpstreamCut, UpstreamRefused
+
+CHARS_PER_TOKEN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A fleet by its sizes; tokens and seconds. A range is drawn uniformly, seeded."""
+
+    num_sessions: int
+    lengths: Sequence[int] = (4,)
+    """Turns per session; session i has lengths[i % len(lengths)] after a seeded shuffle."""
+    shared_tokens: int = 2_008
+    first_tokens: int = 400
+    append_tokens: int = 400
+    """Tool result that a turn adds, beyond the answer before it."""
+    output_tokens: tuple[int, int] = (72, 168)
+    gap_s: tuple[float, float] = (0.3, 0.8)
+    arrival_rate_per_s: float | None = None
+    """Poisson arrivals; None: all at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTurn:
+    prompt_tokens: int
+    output_tokens: int
+    gap_s: float
+    """Tool time after the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedSession:
+    id: str
+    family_id: str
+    arrives_at: float
+    shared_tokens: int
+    turns: tuple[PlannedTurn, ...]
+
+
+def draw(shape: Shape, seed: int) -> list[PlannedSession]:
+    """The sessions of one fleet in order of arrival; equal seeds give equal fleets."""
+    rng = random.Random(seed)  # noqa: S311 - repeatable, not secret
+    lengths = [shape.lengths[i % len(shape.lengths)] for i in range(shape.num_sessions)]
+    rng.shuffle(lengths)
+    at = 0.0
+    sessions = []
+    for number, length in enumerate(lengths):
+        if shape.arrival_rate_per_s is not None:
+            at += rng.expovariate(shape.arrival_rate_per_s)
+        prompt_tokens = shape.shared_tokens + shape.first_tokens
+        turns = []
+        for _ in range(length):
+            output_tokens = rng.randint(*shape.output_tokens)
+            turns.append(PlannedTurn(prompt_tokens, output_tokens, rng.uniform(*shape.gap_s)))
+            prompt_tokens += output_tokens + shape.append_tokens
+        sessions.append(PlannedSession(f"s{number}", "family", at, shape.shared_tokens, tuple(turns)))
+    return sessions
+
+
+# ---- the demo's agents
+
+TIMEOUTS = Timeouts(connect_s=10.0, first_byte_s=600.0, idle_s=600.0)
+_WORDS = ("state", "cache", "agent", "index", "token", "queue", "slots", "merge", "patch", "build")
+
+
+@dataclass(slots=True)
+class TurnRecord:
+    """One turn as its client saw it; seconds since the fleet started."""
+
+    index: int
+    wanted_at: float
+    admitted_at: float = 0.0
+    """When it stopped waiting: gateway and engine queues are behind it."""
+    first_token_at: float = 0.0
+    done_at: float = 0.0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+
+
+@dataclass(slots=True)
+class SessionRecord:
+    id: str
+    arrived_at: float
+    turns: list[TurnRecord] = field(default_factory=list)
+    failure: str | None = None
+    """Why it did not run to its end."""
+
+    @property
+    def completion_s(self) -> float:
+        return self.turns[-1].done_at - self.arrived_at
+
+
+def prose(name: str, num_chars: int) -> str:
+    """Filler text of that length that depends on `name` alone."""
+    rng = random.Random(name)  # noqa: S311 - filler text
+    words = (rng.choice(_WORDS) + str(rng.randrange(10_000)) for _ in range(num_chars // 5))
+    return " ".join(words)[:num_chars]
+
+
+class Client:
+    """What an agent's client does around its model calls; this one, unmodified, does nothing."""
+
+    def headers(self, session: PlannedSession, index: int) -> list[tuple[str, str]]:
+        """Of the call of turn `index`."""
+        return []
+
+    def place(self, session: PlannedSession, index: int) -> AbstractAsyncContextManager[None]:
+        """Held during a model call; the turn's clock runs while it is waited for."""
+        return nullcontext()
+
+    async def left(self, session: PlannedSession) -> None:
+        """The session has ended, well or not."""
+
+
+class Fleet:
+    """Runs planned sessions against one base URL, all on one connection pool."""
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        base_url: str,
+        model: str,
+        on_turn: Callable[[], None],
+        chars_per_token: float = CHARS_PER_TOKEN,
+        client: Client | None = None,
+    ) -> None:
+        self._upstream = upstream
+        self._chars_per_token = chars_per_token
+        self._url = f"{base_url}/v1/chat/completions"
+        self._model = model
+        self._on_turn = on_turn
+        self._client = client or Client()
+        self._started_at = 0.0
+
+    async def run(self, sessions: Sequence[PlannedSession], within_s: float | None = None) -> list[SessionRecord]:
+        """A session that fails, or is not done in time, says so in its record."""
+        self._started_at = time.monotonic()
+        records = [SessionRecord(session.id, session.arrives_at) for session in sessions]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s), asyncio.TaskGroup() as group:
+                for session, record in zip(sessions, records, strict=True):
+                    group.create_task(self._attend(session, record))
+        return records
+
+    def _now(self) -> float:
+        return time.monotonic() - self._started_at
+
+    def _prose(self, name: str, num_tokens: int) -> str:
+        return prose(name, round(num_tokens * self._chars_per_token))
+
+    async def _attend(self, session: PlannedSession, record: SessionRecord) -> None:
+        try:
+            await self._session(session, record)
+        except (RuntimeError, UpstreamRefused, UpstreamCut) as error:
+            record.failure = str(error) or type(error).__name__
+        except asyncio.CancelledError:
+            record.failure = "not done in time"
+            raise
+        finally:
+            await self._client.left(session)
+
+    async def _session(self, session: PlannedSession, record: SessionRecord) -> None:
+        await asyncio.sleep(session.arrives_at)
+        record.arrived_at = self._now()
+        shared = self._prose(session.family_id, session.shared_tokens)
+        messages: list[dict[str, Any]] = [{"role": "system", "content": shared}]
+        known_tokens = session.shared_tokens
+        for index, turn in enumerate(session.turns):
+            name = f"{session.id} {index}"
+            messages.append({"role": "user", "content": self._prose(name, turn.prompt_tokens - known_tokens)})
+            record.turns.append(TurnRecord(index, self._now()))
+            async with self._client.place(session, index):
+                answer = await self._call(session, record.turns[-1], turn, messages)
+            messages.append({"role": "assistant", "content": answer})
+            known_tokens = turn.prompt_tokens + turn.output_tokens
+            self._on_turn()
+            if index + 1 < len(session.turns):
+                await asyncio.sleep(turn.gap_s)
+
+    async def _call(
+        self, session: PlannedSession, record: TurnRecord, turn: PlannedTurn, messages: list[dict[str, Any]]
+    ) -> str:
+        body = {
+            "model": self._model,
+            "messages": messages,
+            "max_tokens": turn.output_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        headers = [("content-type", "application/json"), *self._client.headers(session, record.index)]
+        reply = await self._upstream.call("POST", self._url, headers, orjson.dumps(body), TIMEOUTS)
+        if reply.status != 200:
+            refusal = await reply.read(10_000)
+            raise RuntimeError(f"{self._url} answered {reply.status}: {refusal.decode(errors='replace')}")
+        splitter, words = EventSplitter(), []
+        queue_ms = float(reply.headers.get("x-turngate-queue-ms", "0"))
+        async for chunk in reply.chunks():
+            for event in splitter.feed(chunk):
+                data = data_of(event)
+                if data is not None and data != b"[DONE]":
+                    words.append(self._read(orjson.loads(data), record, queue_ms))
+        record.done_at = self._now()
+        reply.close(reuse=True)
+        return "".join(words)
+
+    def _read(self, event: dict[str, Any], record: TurnRecord, queue_ms: float) -> str:
+        """Text of one event; notes the first token and the usage."""
+        usage = obj(event, "usage")
+        if usage:
+            record.prompt_tokens = integer(usage, "prompt_tokens") or 0
+            record.cached_tokens = integer(obj(usage, "prompt_tokens_details"), "cached_tokens") or 0
+            queue_ms += integer(usage, "embedded_queue_ms") or 0
+            record.admitted_at = min(record.first_token_at, record.wanted_at + queue_ms / 1000)
+        choices = event.get("choices") or [{}]
+        words = obj(choices[0], "delta").get("content") or ""
+        if words and not record.first_token_at:
+            record.first_token_at = self._now()
+        return str(words)

@@ -1,0 +1,224 @@
+"""Set and remove top-level keys in the text of a JSON object; every other byte stays as it came."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, TypeAlias
+
+import orjson
+
+from gateway.core.fields import Json
+
+_STRING = rb'"[^"\\]*(?:\\.[^"\\]*)*"'
+_KEY = re.compile(rb"\s*(" + _STRING + rb")\s*:\s*", re.DOTALL)
+_SCALAR = re.compile(_STRING + rb"|[^\s,{}\[\]]+", re.DOTALL)
+# Everything up to the next bracket that is not inside a string: one match per bracket, at C speed.
+_BRACKET = re.compile(rb'[^"{}\[\]]*(?:' + _STRING + rb'[^"{}\[\]]*)*[{}\[\]]', re.DOTALL)
+_COMMA = re.compile(rb"\s*,")
+
+
+def splice(raw: bytes, body: Mapping[str, Any], put: Mapping[str, Any], drop: Collection[str]) -> bytes:
+    """`raw` with the keys of `put` set and those of `drop` gone. `body` is `raw` parsed.
+
+    A key that is there keeps its place, a new one goes to the end; `put` wins over `drop`. All occurrences of
+    a repeated key change. The text is scanned only when a key that is there changes.
+    """
+    dropped = {key for key in drop if key in body and key not in put}
+    replaced = {key: value for key, value in put.items() if key in body}
+    if dropped or replaced:
+        raw = _change(raw, replaced, dropped)
+    added = [orjson.dumps(key) + b":" + orjson.dumps(value) for key, value in put.items() if key not in body]
+    if not added:
+        return raw
+    end = raw.rindex(b"}")
+    comma = b"," if len(body) > len(dropped) else b""
+    return b"".join((raw[:end], comma, b",".join(added), raw[end:]))
+
+
+def _change(raw: bytes, replaced: Mapping[str, Any], dropped: Collection[str]) -> bytes:
+    """A member that stays brings the separator before it, unless it is the first that stays."""
+    members = list(members_of(raw))
+    out = [raw[: members[0][1]]]
+    end_before = None
+    is_first = True
+    for key, start, value_start, end in members:
+        if key not in dropped:
+            if not is_first:
+                out.append(raw[end_before:start])
+            if key in replaced:
+                out += raw[start:value_start], orjson.dumps(replaced[key])
+            else:
+                out.append(raw[start:end])
+            is_first = False
+        end_before = end
+    out.append(raw[end_before:])
+    return b"".join(out)
+
+
+def members_of(raw: bytes, start: int = 0) -> Iterator[tuple[str, int, int, int]]:
+    """Key, start of the key, start of the value and end of the value of each member of the object at `start`."""
+    at: int | None = raw.index(b"{", start) + 1
+    while at is not None:
+        key = _KEY.match(raw, at)
+        assert key is not None, "raw is not the text of body"
+        end = value_end(raw, key.end())
+        yield orjson.loads(key[1]), key.start(1), key.end(), end
+        comma = _COMMA.match(raw, end)
+        at = comma.end() if comma else None
+
+
+def value_end(raw: bytes, start: int) -> int:
+    """Where the JSON value that starts at `start` ends."""
+    if raw[start] not in b"{[":
+        scalar = _SCALAR.match(raw, start)
+        assert scalar is not None, "raw is not the text of body"
+        return scalar.end()
+    at, depth = start, 0
+    while True:
+        bracket = _BRACKET.match(raw, at)
+        assert bracket is not None, "raw is not the text of body"
+        at = bracket.end()
+        depth += 1 if raw[at - 1] in b"{[" else -1
+        if depth == 0:
+            return at
+
+
+# ---- find strings in the text of a JSON value, and cut pieces out of one
+
+Path: TypeAlias = tuple[str | int, ...]
+"""Keys and indices of a value, from the outside in."""
+Span: TypeAlias = tuple[int, int]
+
+_SPACE = re.compile(rb"\s*")
+# Text without escapes, or one escaped character; a surrogate pair is one.
+_PIECE = re.compile(rb"[^\\]+|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[0-9a-fA-F]{4}|\\u[0-9a-fA-F]{4}|\\.", re.DOTALL)
+
+
+def locate(raw: bytes, paths: Collection[Path]) -> dict[Path, Span]:
+    """Start and end of the value at each path. All must be there. The text is read once, however many they are."""
+    start = _SPACE.match(raw).end()  # type: ignore[union-attr]  # it always matches
+    return dict(_located(raw, (start, len(raw)), paths, 0))
+
+
+def _located(raw: bytes, span: Span, paths: Collection[Path], depth: int) -> Iterator[tuple[Path, Span]]:
+    """Those below the value at `span`, to which the first `depth` steps of all these paths lead."""
+    below: dict[str | int, list[Path]] = {}
+    for path in paths:
+        if len(path) == depth:
+            yield path, span
+        else:
+            below.setdefault(path[depth], []).append(path)
+    if below:
+        for step, inner in _children(raw, span[0], below).items():
+            yield from _located(raw, inner, below[step], depth + 1)
+
+
+def _children(raw: bytes, start: int, steps: Mapping[str | int, object]) -> dict[str | int, Span]:
+    """What these steps lead to from the value at `start`."""
+    if raw[start] == ord("{"):
+        # Of a repeated key the last counts, as for every parser.
+        return {key: (begun, ended) for key, _, begun, ended in members_of(raw, start) if key in steps}
+    last = max(step for step in steps if isinstance(step, int))
+    elements = enumerate(islice(_elements(raw, start), last + 1))
+    return {index: span for index, span in elements if index in steps}
+
+
+def without(literal: bytes, cuts: Iterable[tuple[int, int]]) -> bytes:
+    """A string's text, quotes included, less what lies between the given UTF-8 offsets of the string.
+
+    `cuts`: in order, apart from each other, at the ends of characters.
+    """
+    offsets = _Offsets(literal)
+    kept, done = [], 0
+    for start, end in cuts:
+        kept.append(literal[done : offsets.raw(start)])
+        done = offsets.raw(end)
+    return b"".join((*kept, literal[done:]))
+
+
+class _Offsets:
+    """Where UTF-8 offsets of a string are in its JSON text; asked in order."""
+
+    def __init__(self, literal: bytes) -> None:
+        self._pieces = _PIECE.finditer(literal, 1, len(literal) - 1)
+        self._start, self._size = 0, 0
+        self._raw_start, self._raw_size = 1, 0
+
+    def raw(self, offset: int) -> int:
+        while offset > self._start + self._size:
+            piece = next(self._pieces)
+            self._start += self._size
+            self._raw_start, self._raw_size = piece.start(), len(piece[0])
+            is_escape = piece[0].startswith(b"\\")
+            self._size = len(orjson.loads(b'"' + piece[0] + b'"').encode()) if is_escape else self._raw_size
+        if offset == self._start + self._size:
+            return self._raw_start + self._raw_size
+        return self._raw_start + offset - self._start
+
+
+# ---- changes a list in the text of a request: items replaced or added; every other byte stays as it came
+
+_NEXT = re.compile(rb"[\s,]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """`items` in the place of those from `start` to `end`."""
+
+    start: int
+    end: int
+    items: Sequence[Json]
+
+
+def edited(raw: bytes, body: Json, key: str, edits: Sequence[Edit]) -> tuple[bytes, Json]:
+    """Text and value of a request whose list under `key` was edited. `edits`: in order, apart from each other.
+
+    A list that is not there is made.
+    """
+    if not edits:
+        return raw, body
+    there = body.get(key)
+    old = there if isinstance(there, list) else []
+    new, at = [], 0
+    for edit in edits:
+        new += [*old[at : edit.start], *edit.items]
+        at = edit.end
+    changed = body | {key: new + old[at:]}
+    if not isinstance(there, list):
+        return splice(raw, body, {key: changed[key]}, ()), changed
+    start, end = _value_of(raw, key)
+    return raw[:start] + _list(raw, start, edits) + raw[end:], changed
+
+
+def _list(raw: bytes, start: int, edits: Sequence[Edit]) -> bytes:
+    spans = list(_elements(raw, start))
+    parts: list[bytes] = []
+    at = 0
+    for edit in edits:
+        parts += [raw[begun:ended] for begun, ended in _joined(spans[at : edit.start])]
+        parts += map(orjson.dumps, edit.items)
+        at = edit.end
+    parts += [raw[begun:ended] for begun, ended in _joined(spans[at:])]
+    return b"[" + b",".join(parts) + b"]"
+
+
+def _joined(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """One span for neighbours, with what stands between them."""
+    return [(spans[0][0], spans[-1][1])] if spans else []
+
+
+def _value_of(raw: bytes, key: str) -> tuple[int, int]:
+    # Of a repeated key the last counts, as for every parser.
+    return [(start, end) for name, _, start, end in members_of(raw) if name == key][-1]
+
+
+def _elements(raw: bytes, start: int) -> Iterator[Span]:
+    """The values of the list at `start`."""
+    at = _NEXT.match(raw, start + 1).end()  # type: ignore[union-attr]  # it always matches
+    while raw[at] != ord("]"):
+        end = value_end(raw, at)
+        yield at, end
+        at = _NEXT.match(raw, end).end()  # type: ignore[union-attr]

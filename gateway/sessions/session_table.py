@@ -1,0 +1,208 @@
+"""The last turns, each with the times at which it changed its phase. Bounded; no content."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import NamedTuple, TypeAlias
+
+from gateway.core.errors import Outcome
+from gateway.core.fields import Json
+from gateway.exchange import Exchange, Recognition
+from policies.types import SessionState, TurnKind
+
+MAX_TURNS = 5_000
+
+_Values: TypeAlias = tuple[str, int, str, float, float | None, float | None, float | None, tuple[float, ...], bool]
+"""Those of a Span."""
+
+
+class Span(NamedTuple):
+    """One turn; monotonic seconds, None: not reached."""
+
+    session_id: str
+    turn: int
+    replica: str
+    began_at: float
+    leased_at: float | None
+    first_byte_at: float | None
+    ended_at: float | None
+    tools_at: tuple[float, ...]
+    """Begin and end of each time that the gateway ran its tools; the last end may be missing."""
+    is_answered: bool
+
+
+class Timeline:
+    """Of one gateway. Spans are made for whoever looks at them."""
+
+    def __init__(self, max_turns: int = MAX_TURNS) -> None:
+        self._ended: deque[_Values] = deque(maxlen=max_turns)
+
+    def ended(self, exchange: Exchange, now: float) -> None:
+        """A turn of a recognised session is over, however."""
+        self._ended.append(_values(exchange, now))
+
+    def of(self, session_ids: Collection[str], since: float) -> Iterator[Span]:
+        """Ended turns of these sessions that ended since then, newest first."""
+        for ended in map(Span._make, reversed(self._ended)):
+            if ended.ended_at is not None and ended.ended_at < since:
+                return
+            if ended.session_id in session_ids:
+                yield ended
+
+
+def span(exchange: Exchange, ended_at: float | None) -> Span:
+    """A turn that has ended, or one that is in the gateway now."""
+    return Span(*_values(exchange, ended_at))
+
+
+def _values(exchange: Exchange, ended_at: float | None) -> _Values:
+    who, times, dispatch = exchange.recognition, exchange.timings, exchange.dispatch
+    assert who is not None
+    return (
+        who.session_id,
+        who.turn_index,
+        dispatch.replica_id if dispatch is not None else "",
+        times.received_at,
+        times.leased_at,
+        times.first_byte_at,
+        ended_at,
+        tuple(exchange.tools_at),
+        exchange.outcome is Outcome.ANSWERED,
+    )
+
+
+# ---- who is here
+
+
+@dataclass(slots=True, eq=False)
+class Seen:
+    """One session. The family and the parent are those of its first request."""
+
+    who: Recognition
+    """Of its latest turn; of a side request only while there is no turn."""
+    tenant: str
+    first_at: float
+    last_at: float
+    num_turns: int = 0
+    num_side_requests: int = 0
+    model: str = ""
+    replica: str = ""
+    prompt_tokens: int | None = None
+    open: tuple[Exchange, ...] = ()
+    """Its requests that are in the gateway now."""
+
+    @property
+    def state(self) -> SessionState:
+        if any(exchange.timings.leased_at is not None for exchange in self.open):
+            return SessionState.RUNNING
+        return SessionState.WAITING if self.open else SessionState.IDLE
+
+
+class Sessions:
+    """At most `limit`, none that was not heard of for `ttl_s`; the least recently heard of goes first."""
+
+    def __init__(self, limit: int, ttl_s: float) -> None:
+        self._limit = limit
+        self._ttl_s = ttl_s
+        self._seen: OrderedDict[str, Seen] = OrderedDict()
+        self._busy: dict[str, Seen] = {}
+        """Those with a request in the gateway."""
+        self.timeline = Timeline()
+
+    def recognised(self, exchange: Exchange, now: float) -> None:
+        """A request of a session has arrived."""
+        who = exchange.recognition
+        assert who is not None
+        seen = self._seen.get(who.session_id)
+        if seen is None:
+            seen = self._seen[who.session_id] = Seen(who, exchange.tenant, now, now)
+        if who.kind is TurnKind.SIDE:
+            seen.num_side_requests += 1
+        else:
+            seen.who = who
+            seen.num_turns = max(seen.num_turns, who.turn_index + 1)
+        seen.model = exchange.engine_model
+        seen.open = (*seen.open, exchange)
+        self._busy[who.session_id] = seen
+        seen.last_at = now
+        self._seen.move_to_end(who.session_id)
+        self._forget(now)
+
+    def finished(self, exchange: Exchange, now: float) -> None:
+        """It has ended; harmless for what was never recognised."""
+        who = exchange.recognition
+        seen = self._seen.get(who.session_id) if who is not None else None
+        if seen is None or exchange not in seen.open:
+            return
+        seen.open = () if len(seen.open) == 1 else tuple([one for one in seen.open if one is not exchange])
+        if not seen.open:
+            self._busy.pop(seen.who.session_id, None)
+        self.timeline.ended(exchange, now)
+        if exchange.dispatch is not None:
+            seen.replica = exchange.dispatch.replica_id
+        if exchange.reply.usage.prompt_tokens is not None and seen.who is who:
+            seen.prompt_tokens = exchange.reply.usage.prompt_tokens
+        seen.last_at = now
+        self._seen.move_to_end(seen.who.session_id)
+
+    def sessions(self, tenant: str | None, now: float) -> list[Json]:
+        """Those of one tenant, None: of all, by name; in order of first arrival."""
+        named = tenant is None
+        return [_about(seen, now) | ({"tenant": seen.tenant} if named else {}) for seen in self._of(tenant)]
+
+    def families(self, tenant: str | None) -> list[Json]:
+        """Those of one tenant, None: of all; with the sessions of each counted by kind and by state."""
+        families: dict[str, Json] = {}
+        for seen in self._of(tenant):
+            family = families.setdefault(
+                seen.who.family_id, {"family": seen.who.family_id, "turns": 0, "sessions": {}, "states": {}}
+            )
+            family["turns"] += seen.num_turns
+            for counts, name in ((family["sessions"], seen.who.kind), (family["states"], seen.state)):
+                counts[name.value] = counts.get(name.value, 0) + 1
+        return list(families.values())
+
+    def page(self, tenant: str | None, offset: int, limit: int) -> tuple[list[Seen], int]:
+        """Some of one tenant's, None: of all; and how many there are. Those with a request in the gateway come
+        first, then the latest heard of."""
+        seen, everybody = self._seen.values(), tenant is None
+        rest = (each for each in reversed(seen) if not each.open)
+        mine = (each for each in chain(self._busy.values(), rest) if everybody or each.tenant == tenant)
+        num = len(seen) if everybody else sum(each.tenant == tenant for each in seen)
+        return list(islice(mine, offset, offset + limit)), num
+
+    def _of(self, tenant: str | None) -> Iterator[Seen]:
+        mine = (seen for seen in self._seen.values() if tenant in (None, seen.tenant))
+        return iter(sorted(mine, key=lambda seen: seen.first_at))
+
+    def _forget(self, now: float) -> None:
+        while self._seen:
+            oldest = next(iter(self._seen.values()))
+            if len(self._seen) <= self._limit and oldest.last_at >= now - self._ttl_s:
+                return
+            session_id, _ = self._seen.popitem(last=False)
+            self._busy.pop(session_id, None)
+
+
+def _about(seen: Seen, now: float) -> Json:
+    """One row; keys without a value are left out."""
+    who = seen.who
+    row: Json = {
+        "session": who.session_id,
+        "family": who.family_id,
+        "parent": who.parent_id,
+        "kind": who.kind,
+        "state": seen.state,
+        "turns": seen.num_turns,
+        "side_requests": seen.num_side_requests,
+        "source": who.source,
+        "confidence": who.confidence,
+        "model": seen.model,
+        "replica": seen.replica,
+        "prompt_tokens": seen.prompt_tokens,
+        "idle_s": None if seen.open else round(now - seen.last_at, 3),
+    }
+    return {key: value for key, value in row.items() if value not in (None, "")}

@@ -1,0 +1,115 @@
+"""Turns that may run on one replica as soon as a slot is free: tenants by their shares, in each the best turn
+first, and none overtaken for ever."""
+
+from __future__ import annotations
+
+import heapq
+from typing import TypeAlias
+
+from policies.admission_queue import FAIR
+from policies.shares import Flow, Shares, firsts, flow_of
+from policies.types import Turn, TurnId
+
+USUAL_MS = 3_000.0
+"""Until turns have shown how long they hold a slot."""
+Key: TypeAlias = tuple[float, ...]
+
+
+class _Queue:
+    """The turns of one flow."""
+
+    __slots__ = ("best", "num_waiting", "oldest")
+
+    def __init__(self) -> None:
+        self.num_waiting = 0
+        self.best: list[tuple[Key, int, TurnId]] = []
+        self.oldest: list[tuple[float, int, TurnId]] = []
+        """Each with the number of starts at which it has seen FAIR times as many as in the order of arrivals."""
+
+
+class Ready:
+    """In a flow in the order given at entry. A turn of a class below 0 waits for as long as others come."""
+
+    def __init__(self) -> None:
+        self.shares = Shares()
+        """Of the time of its slots, in milliseconds."""
+        self.usual_ms = USUAL_MS
+        """For which a turn holds its slot."""
+        self._turns: dict[TurnId, Turn] = {}
+        self._queues: dict[Flow, _Queue] = {}
+        self._num_put = 0
+        self._num_started = 0
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    def __contains__(self, turn_id: TurnId) -> bool:
+        return turn_id in self._turns
+
+    def put(self, turn: Turn, key: Key, now: float) -> None:
+        queue = self._queues.get(flow := (turn.urgency, turn.tenant))
+        if queue is None:
+            queue = self._queues[flow] = _Queue()
+        if not queue.num_waiting and len(self._queues) > 1:
+            self.shares.joined(flow, self._waiting(), now)
+        self._num_put += 1
+        self._turns[turn.id] = turn
+        queue.num_waiting += 1
+        heapq.heappush(queue.best, (key, self._num_put, turn.id))
+        if turn.urgency >= 0:
+            due = self._num_started + FAIR * len(self._turns)
+            heapq.heappush(queue.oldest, (turn.arrived_at, int(due), turn.id))
+        if len(queue.best) + len(queue.oldest) > 128 + 4 * queue.num_waiting:  # most have left from the middle
+            queue.best = [entry for entry in queue.best if entry[2] in self._turns]
+            queue.oldest = [entry for entry in queue.oldest if entry[2] in self._turns]
+            heapq.heapify(queue.best)
+            heapq.heapify(queue.oldest)
+
+    def pop(self, arrived_at: float, now: float) -> Turn:
+        """The best turn of the flow that is next, unless the oldest came so early and was overtaken too often; the
+        caller knows that there is one."""
+        self._num_started += 1
+        turns = self._turns
+        if len(turns) == 1:
+            _, turn = turns.popitem()
+            self._queues[turn.urgency, turn.tenant].num_waiting -= 1
+            return turn
+        queue, oldest_queue = self._next(now)
+        if oldest_queue is not None:
+            arrived, due, turn_id = oldest_queue.oldest[0]
+            if arrived <= arrived_at and due <= self._num_started:
+                oldest_queue.num_waiting -= 1
+                return turns.pop(turn_id)
+        while (turn_id := heapq.heappop(queue.best)[2]) not in turns:
+            pass
+        queue.num_waiting -= 1
+        return turns.pop(turn_id)
+
+    def take(self, turn_id: TurnId) -> Turn:
+        turn = self._turns.pop(turn_id)
+        self._queues[flow_of(turn)].num_waiting -= 1
+        return turn
+
+    def drain(self) -> list[Turn]:
+        """All of them, in the order of their entry; nothing stays."""
+        turns = list(self._turns.values())
+        self._turns.clear()
+        self._queues.clear()
+        return turns
+
+    def _waiting(self) -> list[Flow]:
+        return [flow for flow, queue in self._queues.items() if queue.num_waiting]
+
+    def _next(self, now: float) -> tuple[_Queue, _Queue | None]:
+        """The queue of the flow that is next; and of those that are next in their classes the one with the oldest
+        turn."""
+        if len(self._queues) == 1:
+            [queue] = nexts = list(self._queues.values())
+        else:
+            nexts = [self._queues[flow] for flow in firsts(self.shares.in_order(self._waiting(), now))]
+            queue = nexts[0]
+        for one in nexts:
+            while one.oldest and one.oldest[0][2] not in self._turns:
+                heapq.heappop(one.oldest)
+        with_oldest = [one for one in nexts if one.oldest]
+        return queue, min(with_oldest, key=lambda one: one.oldest[0], default=None)

@@ -1,0 +1,245 @@
+"""How many turns a session still has: declared, or learned from its family's survival curve.
+
+The curve is Kaplan and Meier's product-limit estimate over turns (J. Am. Stat. Assoc. 53, 1958): the hazard
+after k turns is ended[k] / (ended[k] + continued[k]); a session that is still at k counts in neither, which is
+what right-censoring asks for. A prior keeps young families finite: `PRIOR_WEIGHT` imaginary sessions that end
+with the hazard of `PRIOR_TURNS` remaining turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import repeat
+from operator import add, sub
+from typing import TypeAlias
+
+from policies.idle_times import Gaps
+from policies.types import Family, FamilyId, Session, SessionId
+
+PRIOR_TURNS = 3.0
+"""Expected remaining turns of a session of which nothing is known."""
+PRIOR_WEIGHT = 1.0
+PRIOR_ENDED = PRIOR_WEIGHT / (PRIOR_TURNS + 1)
+"""Of the imaginary sessions, how many end after each turn."""
+FEWEST_GAPS = 8
+"""Idle times from which a quantile is taken."""
+
+
+def hazard(family: Family, num_turns: int) -> float:
+    """Probability that a session of the family ends after `num_turns` turns, given that it got there."""
+    if num_turns >= len(family.ended):
+        return PRIOR_ENDED / PRIOR_WEIGHT
+    return _share_ended(family.ended[num_turns], family.continued[num_turns])
+
+
+def _share_ended(ended: int, continued: int) -> float:
+    """With the imaginary sessions among those seen."""
+    return (ended + PRIOR_ENDED) / (ended + continued + PRIOR_WEIGHT)
+
+
+def curve(family: Family) -> list[float]:
+    """Expected remaining turns after k turns, for each k that the family has shown; computed backwards from
+    E(k) = (1 - h(k)) (1 + E(k + 1)), with the prior beyond the last k."""
+    expected = PRIOR_TURNS
+    values = [expected]
+    for ended, continued in zip(reversed(family.ended), reversed(family.continued), strict=True):
+        expected = (1 - _share_ended(ended, continued)) * (1 + expected)
+        values.append(expected)
+    values.reverse()
+    return values
+
+
+def expected_turns(family: Family, num_begun: int, declared: int | None, keeps: bool = True) -> float:
+    """Turns still to come after the `num_begun`-th one. `keeps`: whether the family keeps the curve until there is
+    news; an observer leaves no trace, or a look at the fleet would change what is decided."""
+    if declared is not None:
+        return float(declared)
+    values = family.expected_remaining or curve(family)
+    if keeps:
+        family.expected_remaining = values
+    return values[num_begun] if num_begun < len(values) else values[-1]
+
+
+def will_return(session: Session, family: Family) -> float:
+    """Chance that a session sends another turn, as of its last answer.
+
+    In a family whose agents call tools an answer without a call mostly is the last one: such answers have a chance
+    of their own, with a prior of two of which half a one goes on.
+    """
+    if session.tool_s is not None:
+        return 1.0  # the gateway runs its tools and asks the next turn itself
+    if session.remaining_turns is not None:
+        return 1.0 if session.remaining_turns > 0 else 0.0
+    alive = 1 - hazard(family, session.num_begun)
+    if family.calls_tools and not session.tools:
+        alive = min(alive, (family.num_reopened + 0.5) / (family.num_reopened + family.num_closed + 2))
+    return alive
+
+
+def chance_of_return(session: Session, family: Family, now: float) -> float:
+    """The same, now that an idle session has been silent for a while: by Bayes, from the family's idle times."""
+    alive = will_return(session, family)
+    idle_s = now - session.idle_since
+    gaps_s = gaps_of(session, family)
+    silent = alive * (1 + gaps_s.num_longer(idle_s)) / (1 + len(gaps_s))
+    return silent / (silent + 1 - alive) if silent else 0.0
+
+
+def idle_left_s(session: Session, family: Family, now: float) -> float:
+    """How long an idle session will be idle yet, if it comes back; 0 when nobody knows."""
+    idle_s = now - session.idle_since
+    whole_s = gaps_of(session, family).median_longer(idle_s) if session.tool_s is None else session.tool_s
+    return 0.0 if whole_s is None else max(0.0, whole_s - idle_s)
+
+
+def gaps_of(session: Session, family: Family) -> Gaps:
+    """Past idle times after the same tools, or after any while those are few."""
+    gaps_s = family.gaps_s.get(session.tools)
+    if gaps_s is None or len(gaps_s) < FEWEST_GAPS:
+        gaps_s = family.gaps_s.get("")
+    return Gaps() if gaps_s is None else gaps_s
+
+
+# ---- what sessions will hold some turns from now
+
+HORIZON = 8
+"""Turns that a forecast looks ahead; further growth is met when it comes nearer."""
+LEAST_TOKENS, MOST_TOKENS = 256.0, 2_048.0
+"""Bounds of the guess for a family whose sessions have not shown a second turn: a turn adds about as much as
+the private part of the first prompt did."""
+OUTPUT_TOKENS = 256.0
+"""Length of an answer of which nothing is known: the median agent turn (facts, scheduling 5)."""
+
+
+def append_tokens(family: Family) -> float:
+    """Tokens that one more turn adds to the prompt, its answer included."""
+    if family.append_tokens is not None:
+        return family.append_tokens
+    return min(MOST_TOKENS, max(LEAST_TOKENS, private_tokens(family)))
+
+
+def private_tokens(family: Family) -> float:
+    """Tokens of a first prompt that are not the family's."""
+    return MOST_TOKENS if family.private_tokens is None else family.private_tokens
+
+
+def output_tokens(family: Family) -> float:
+    """Length of an answer."""
+    if family.output_tokens is not None:
+        return family.output_tokens
+    return OUTPUT_TOKENS if family.most_output_tokens is None else min(OUTPUT_TOKENS, family.most_output_tokens)
+
+
+def forecast(family: Family, num_begun: int, declared: int | None) -> list[float]:
+    """Expected change of what a session holds, in tokens, after 0, 1, ... HORIZON turns; `num_begun` counts the
+    turn that it is in, or was in last.
+
+    Admission rests on it, so what nobody has shown counts as alive for `PRIOR_TURNS` turns, then as ended: who is
+    let in by mistake evicts others, who is held by mistake waits until somebody has shown more.
+    """
+    append, output = append_tokens(family), output_tokens(family)
+    present = private_tokens(family) + max(0, num_begun - 1) * append
+    if declared is not None:
+        return [append * ahead + output if ahead <= declared else -present for ahead in range(HORIZON + 1)]
+    ended, continued, num_shown = family.ended, family.continued, len(family.ended)
+    alive, num_unknown, values = 1.0, 0, [output]
+    for ahead in range(1, HORIZON + 1):
+        after = num_begun + ahead - 1
+        if after < num_shown and (ended[after] or continued[after]):
+            went_on = continued[after] + PRIOR_WEIGHT
+            alive *= went_on / (ended[after] + went_on)
+        elif num_unknown == PRIOR_TURNS:
+            return values + [-present] * (HORIZON + 1 - ahead)
+        else:
+            num_unknown += 1
+        values.append(alive * (append * ahead + output) - (1 - alive) * present)
+    return values
+
+
+# ---- the forecast of one pool
+
+Stage: TypeAlias = tuple[int, int | None]
+"""(turns begun, declared remaining turns): sessions of a family at one stage are expected to grow alike."""
+Forecast: TypeAlias = Callable[[Family, int, int | None], Sequence[float]]
+
+
+class Reserve:
+    """Computes anew only when it is asked, and only the families that facts have touched since: what is never
+    asked, as long as nobody new arrives, costs nothing."""
+
+    def __init__(self, forecast: Forecast) -> None:
+        self._forecast = forecast
+        self._stages: dict[FamilyId, dict[Stage, int]] = {}
+        self._families: dict[FamilyId, Sequence[float]] = {}
+        self._touched: dict[FamilyId, Family] = {}
+        self._placed: dict[SessionId, tuple[Stage, int]] = {}
+        self._sum: list[float] = []
+        self.tail_chars = 0
+        """Characters of the residents' prompts behind their last whole block."""
+
+    @property
+    def forecast(self) -> list[float]:
+        """Expected change after 0, 1, ... turns, in tokens; empty without residents."""
+        while self._touched:
+            self._refresh(self._touched.popitem()[1])
+        return self._sum
+
+    def of(self, family: Family, stage: Stage) -> Sequence[float]:
+        """The forecast of one session."""
+        known = family.forecasts.get(stage)
+        if known is None:
+            known = family.forecasts[stage] = self._forecast(family, *stage)
+        return known
+
+    def put(self, session: Session, family: Family, tail_chars: int) -> None:
+        """Count a resident at its present stage, in place of its earlier one."""
+        self.drop(session.id, family)
+        stage = session.num_begun, session.remaining_turns
+        stages = self._stages.get(family.id)
+        if stages is None:
+            stages = self._stages[family.id] = {}
+        stages[stage] = stages.get(stage, 0) + 1
+        self._placed[session.id] = stage, tail_chars
+        self.tail_chars += tail_chars
+        self._touched[family.id] = family
+
+    def drop(self, session_id: SessionId, family: Family) -> None:
+        """Stop counting a session; nothing happens when it was not counted."""
+        placed = self._placed.pop(session_id, None)
+        if placed is None:
+            return
+        stage, tail_chars = placed
+        self.tail_chars -= tail_chars
+        stages = self._stages[family.id]
+        if stages[stage] == 1:
+            del stages[stage]
+        else:
+            stages[stage] -= 1
+        self._touched[family.id] = family
+
+    def touch(self, family: Family) -> None:
+        """The family's statistics changed."""
+        if family.id in self._stages:
+            self._touched[family.id] = family
+
+    def _refresh(self, family: Family) -> None:
+        stages = self._stages[family.id]
+        before, after = self._families.pop(family.id, None), None
+        if stages:
+            after = self._families[family.id] = self._total(family, stages)
+        else:
+            del self._stages[family.id]
+        if not self._families:
+            self._sum = []  # also ends the rounding errors of adding and subtracting
+        elif after or before:
+            none = repeat(0.0)
+            self._sum = list(map(sub, map(add, self._sum or none, after or none), before or none))
+
+    def _total(self, family: Family, stages: dict[Stage, int]) -> Sequence[float]:
+        total: Sequence[float] = ()
+        for stage, number in stages.items():
+            one = self.of(family, stage)
+            if number > 1:
+                one = [number * more for more in one]
+            total = list(map(add, total, one)) if total else one
+        return total
