@@ -61,6 +61,7 @@ from policies.types import Fact, ReplicaReported
 
 if TYPE_CHECKING:
     from gateway.cluster.service import Joined
+    from gateway.tools.toolbox import Toolbox
     from gateway.tools.wiring import OwnTools
 
 
@@ -195,20 +196,7 @@ class App:
         breaks = PrefixBreaks(settings.identity, observer.metrics)
         limiter = Limiter(self._counters, settings.prices, time.time, observer.limited)
         toolbox = self.tools.toolbox if self.tools is not None else None
-        self.views = Admin(
-            Access.of(settings, self._keys),
-            limiter,
-            self.settings.of_clients,
-            monitor,
-            observer,
-            sessions,
-            breaks,
-            toolbox,
-            lambda: self._drain.is_on,
-            clock,
-            Live(sessions, self.gate.view, clock),
-            Page(),
-        )
+        self.views = self._views(limiter, sessions, breaks, toolbox)
         return Path(
             self.settings.of_clients,
             self._drain,
@@ -227,6 +215,22 @@ class App:
             clock,
             Lists(lambda: self.gate.view(counts_sessions=False), observer.receipt_headers),
             self._trail,
+        )
+
+    def _views(self, limiter: Limiter, sessions: Sessions, breaks: PrefixBreaks, toolbox: Toolbox | None) -> Admin:
+        return Admin(
+            Access.of(self.settings.current, self._keys),
+            limiter,
+            self.settings.of_clients,
+            self.monitor,
+            self.observer,
+            sessions,
+            breaks,
+            toolbox,
+            lambda: self._drain.is_on,
+            self._clock,
+            Live(sessions, self.gate.view, self._clock),
+            Page(),
         )
 
     def _own_tools(self, upstream: Upstream) -> OwnTools:

@@ -25,10 +25,6 @@ OWN_IMPORTS = {
     "gateway": {"gateway", "policies", "tool_runtime"},
     "batch_agent": {"batch_agent", "tool_runtime", "gateway"},
 }
-WIRING = {
-    *("gateway/app.py", "gateway/batches/wiring.py", "gateway/reload.py"),
-    *("gateway/cli/commands.py", "gateway/cli/main.py", "gateway/__main__.py"),
-}
 
 
 @cache
@@ -122,13 +118,6 @@ def test_only_the_configuration_reads_yaml_and_the_environment() -> None:
     readers = {name_of(path) for package in OWN_IMPORTS for path in files_of(package) if reads_environment(path)}
     yaml_readers = importers("gateway", "yaml") | importers("gateway", "os.environ")
     assert readers | yaml_readers == {"gateway/config/loading.py", "batch_agent/environment.py"}
-
-
-@pytest.mark.parametrize(
-    "module", ["gateway.app", "gateway.request.handler", "gateway.cli.main", "gateway.cli.commands"]
-)
-def test_nobody_but_the_wiring_imports_the_top_of_the_path(module: str) -> None:
-    assert importers("gateway", module) <= WIRING
 
 
 def test_the_command_line_imports_nothing_heavy_before_it_runs_a_command() -> None:

@@ -1,0 +1,87 @@
+"""Laws of the tree: folders in one strict order, and no circles."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PRODUCT = ("gateway", "policies", "tool_runtime", "batch_agent")
+
+ORDER = (
+    *("__main__", "cli", "reload", "app"),
+    *("api", "cluster", "embedded", "batches", "prompt_lists"),
+    *("request", "tools", "sessions"),
+    *("telemetry", "access", "exchange", "config", "engines", "transport", "dialects", "core"),
+)
+"""Folders and loose modules of `gateway/` from top to bottom: each imports only what stands below it. The record of
+a request stands below all that writes it. The configuration stands above the engines whose kinds it names."""
+MOST_LOOSE_MODULES = 5
+
+
+@cache
+def files() -> dict[str, Path]:
+    """Product files by dotted module name."""
+    found = {}
+    for package in PRODUCT:
+        for path in (ROOT / package).rglob("*.py"):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+@cache
+def tree(module: str) -> ast.Module:
+    return ast.parse(files()[module].read_text(encoding="utf-8"))
+
+
+def imports(module: str) -> Iterator[str]:
+    """Product modules that a module imports anywhere in its file, for type checking too."""
+    for node in ast.walk(tree(module)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in files())
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                if full in files():
+                    yield full
+                elif node.module in files():
+                    yield node.module
+
+
+def folder_of(module: str) -> str | None:
+    """The part of `gateway` that a module belongs to; None for what is no part of it."""
+    package, _, rest = module.partition(".")
+    return rest.partition(".")[0] if package == "gateway" and rest else None
+
+
+def test_a_folder_imports_only_what_stands_below_it() -> None:
+    rank = {name: index for index, name in enumerate(ORDER)}
+    upwards = [
+        f"{module} -> {imported}"
+        for module in files()
+        if (above := folder_of(module))
+        for imported in imports(module)
+        if (below := folder_of(imported)) and below != above and rank[below] < rank[above]
+    ]
+    assert upwards == []
+
+
+def test_every_part_of_the_gateway_has_its_place_in_the_order() -> None:
+    assert {folder for module in files() if (folder := folder_of(module))} == set(ORDER)
+
+
+def test_few_modules_lie_loose_in_the_gateway() -> None:
+    assert len(list((ROOT / "gateway").glob("*.py"))) <= MOST_LOOSE_MODULES
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    graph = {module: {name for name in imports(module) if name != module} for module in files()}
+    while leaves := [module for module, imported in graph.items() if not imported]:
+        for leaf in leaves:
+            del graph[leaf]
+        for imported in graph.values():
+            imported.difference_update(leaves)
+    assert graph == {}
