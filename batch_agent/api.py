@@ -11,6 +11,7 @@ from typing import Any
 from batch_agent import reducing
 from batch_agent.batch import opened
 from batch_agent.dispatch import Agents, in_order_of_completion
+from batch_agent.outage import Outage
 from batch_agent.results import AgentResult
 from batch_agent.runtimes.base import Runtime
 from batch_agent.spec import BatchSpec, OnResult
@@ -22,6 +23,7 @@ class BatchAgent:
     """Every method takes the fields of `BatchSpec` as keywords, and
 
     - `runtime`: runs each agent as a process on the command line, see `batch_agent.runtimes`;
+    - `outage`: a `batch_agent.Outage`, for batches that follow each other, or to be told in another way;
     - `max_agents`: another name of `max_concurrent`.
 
     An agent's failure is a result with an `error`. What is raised concerns the batch: ValueError and TypeError for
@@ -38,8 +40,8 @@ class BatchAgent:
     @classmethod
     async def stream(cls, **keywords: Any) -> AsyncGenerator[AgentResult, None]:
         """The results as they come. Leaving the loop ends what still runs."""
-        spec, runtime = spec_of(keywords)
-        async with _opened(spec, runtime) as (agents, prompts):
+        spec, runtime, outage = spec_of(keywords)
+        async with _opened(spec, runtime, outage) as (agents, prompts):
             max_begun = spec.max_dispatched if spec.max_dispatched > 0 else None
             async with aclosing(in_order_of_completion(agents, prompts, max_begun)) as results:
                 async for result in results:
@@ -60,20 +62,23 @@ class BatchAgent:
         return await reducing.run_with_map_reduce(cls.run, keywords)
 
 
-def spec_of(keywords: Mapping[str, Any]) -> tuple[BatchSpec, Runtime | None]:
+def spec_of(keywords: Mapping[str, Any]) -> tuple[BatchSpec, Runtime | None, Outage]:
     """Raises ValueError, TypeError."""
     given = dict(keywords)
-    runtime = given.pop("runtime", None)
+    runtime, outage = given.pop("runtime", None), given.pop("outage", None)
     max_agents = given.pop("max_agents", None)
     if max_agents is not None:
         given.setdefault("max_concurrent", max_agents)
     if runtime is not None and not isinstance(runtime, Runtime):
         raise TypeError(f"runtime is an OpenCodeRuntime or a CommandRuntime, not {runtime!r}")
-    return BatchSpec(**given), runtime
+    spec = BatchSpec(**given)
+    return spec, runtime, outage or Outage(spec.outage_s)
 
 
-def _opened(spec: BatchSpec, runtime: Runtime | None) -> AbstractAsyncContextManager[tuple[Agents, Iterator[str]]]:
-    return opened(spec) if runtime is None else runtime.opened(spec)
+def _opened(
+    spec: BatchSpec, runtime: Runtime | None, outage: Outage
+) -> AbstractAsyncContextManager[tuple[Agents, Iterator[str]]]:
+    return opened(spec, outage) if runtime is None else runtime.opened(spec, outage)
 
 
 async def _tell(on_result: OnResult | None, result: AgentResult) -> None:

@@ -16,6 +16,7 @@ from batch_agent.calls import ModelCalls
 from batch_agent.checkpoint import Checkpoint
 from batch_agent.connection import Connection
 from batch_agent.descriptors import default_calls
+from batch_agent.outage import Outage
 from batch_agent.plan import Plan
 from batch_agent.schema import OutputSchema
 from batch_agent.slots import Slots
@@ -25,7 +26,7 @@ from tool_runtime.runtime import ToolRuntime
 
 
 @asynccontextmanager
-async def opened(spec: BatchSpec) -> AsyncIterator[tuple[ModelAgents, Iterator[str]]]:
+async def opened(spec: BatchSpec, outage: Outage) -> AsyncIterator[tuple[ModelAgents, Iterator[str]]]:
     """The agents of a batch and their tasks. Raises ValueError and TypeError for what cannot be run, and
     ConnectionError or AgentFailed where there is no gateway."""
     loop = asyncio.get_running_loop()
@@ -37,14 +38,15 @@ async def opened(spec: BatchSpec) -> AsyncIterator[tuple[ModelAgents, Iterator[s
     async with AsyncExitStack() as stack:
         url = await stack.enter_async_context(gateway_url(spec.gateway, spec.backend))
         connection = await stack.enter_async_context(Connection(url, spec.api_key or environment.api_key()))
-        plan.model = spec.model or await only_model(connection)
+        checkpoint = await stack.enter_async_context(kept(spec))
+        await reached(outage, connection, checkpoint)
+        plan.model = spec.model or await only_model(connection, outage)
         if other_names:
-            plan.use_gateway_tools(other_names, await connection.tools())
+            plan.use_gateway_tools(other_names, await outage.through(connection.tools, connection.problem))
         slots = Slots(spec.effective_max_inflight or default_calls())
-        calls = ModelCalls(connection, slots, spec.max_retries, spec.timeout_per_turn)
+        calls = ModelCalls(connection, slots, spec.max_retries, spec.timeout_per_turn, outage=outage)
         tools = ToolRuntime(plan.tools, clock=loop.time)
         stack.push_async_callback(tools.close)
-        checkpoint = await stack.enter_async_context(kept(spec))
         batch_id = checkpoint.batch_id if checkpoint else new_batch_id()
         yield (
             ModelAgents(Means(plan, calls, tools, Budget(spec.budget_tokens, ends_at), checkpoint, batch_id)),
@@ -70,9 +72,16 @@ def new_batch_id() -> str:
     return f"batch-{token_hex(8)}"
 
 
-async def only_model(connection: Connection) -> str:
+async def reached(outage: Outage, connection: Connection, checkpoint: Checkpoint | None = None) -> None:
+    """Finds out whether there is a gateway to wait for if it goes: one that answers now, or that a batch which is
+    gone on with has had."""
+    if not outage.is_known and outage.outage_s > 0:
+        outage.is_known = (checkpoint is not None and checkpoint.is_resumed) or await connection.problem() is None
+
+
+async def only_model(connection: Connection, outage: Outage) -> str:
     """The model to ask where none is named. Raises ValueError if that is not clear."""
-    names = await connection.models()
+    names = await outage.through(connection.models, connection.problem)
     if len(names) != 1:
         raise ValueError(f"name a model: {connection.base_url} serves {', '.join(names) or 'none'}")
     return names[0]

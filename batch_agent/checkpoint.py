@@ -74,6 +74,8 @@ class Checkpoint:
         self._database: sqlite3.Connection | None = None
         self._seen: Counter[bytes] = Counter()
         self.batch_id = ""
+        self.is_resumed = False
+        """Whether it was there before."""
 
     async def open(self) -> None:
         """Raises OSError."""
@@ -138,9 +140,10 @@ class Checkpoint:
         self._database = sqlite3.connect(self._directory / FILE, timeout=30)
         self._database.executescript(_TABLES)
         with self._database:
-            self._database.execute(
+            made = self._database.execute(
                 "INSERT INTO batch SELECT ? WHERE NOT EXISTS (SELECT 1 FROM batch)", (secrets.token_hex(8),)
             )
+        self.is_resumed = made.rowcount == 0
         return str(self._database.execute("SELECT id FROM batch").fetchone()[0])
 
     def _close(self) -> None:

@@ -18,10 +18,11 @@ import orjson
 
 from batch_agent.api import BatchAgent
 from batch_agent.errors import AgentFailed
+from batch_agent.outage import Outage
 from batch_agent.progress import Progress
 from batch_agent.results import AgentResult, as_json
 from batch_agent.runtimes import CommandRuntime, OpenCodeRuntime
-from batch_agent.spec import BatchSpec
+from batch_agent.spec import OUTAGE_S, BatchSpec
 
 EXAMPLE = """\
 a specification, as YAML or JSON, has the keywords of BatchAgent.run:
@@ -63,6 +64,12 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--output", default="-", metavar="FILE", help="where the results go (default: standard output)"
     )
+    run.add_argument(
+        "--outage-s",
+        type=float,
+        metavar="SECONDS",
+        help=f"wait so long for a gateway that does not answer any more (default: {OUTAGE_S:g})",
+    )
     run.add_argument("--as-they-come", action="store_true", help="write results as they come, not in input order")
     run.add_argument("--quiet", action="store_true", help="do not show how far it is")
     for flag in ("--no-hoist", "--dashboard"):
@@ -81,6 +88,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             keywords["gateway"] = arguments.gateway
         if arguments.checkpoint_dir:
             keywords["checkpoint_dir"] = arguments.checkpoint_dir
+        if arguments.outage_s is not None:
+            keywords["outage_s"] = arguments.outage_s
         in_order = not (arguments.as_they_come or arguments.dashboard)
         return asyncio.run(run(keywords, arguments.output, in_order, not arguments.quiet))
     except (SpecError, ValueError, TypeError, ConnectionError, AgentFailed) as error:
@@ -99,6 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 async def run(keywords: dict[str, Any], output: str, in_order: bool, shows_progress: bool) -> int:
     """The exit status."""
     progress = Progress(len(keywords["inputs"]))
+    outage = Outage(keywords.get("outage_s", OUTAGE_S), progress.tell)
     num_failed = 0
     waiting: dict[int, AgentResult] = {}
     with ExitStack() as stack:
@@ -107,7 +117,7 @@ async def run(keywords: dict[str, Any], output: str, in_order: bool, shows_progr
             stack.callback(progress.end)
             showing = asyncio.create_task(progress.keep_showing(), name="progress")
             stack.callback(showing.cancel)
-        async with aclosing(BatchAgent.stream(**keywords)) as results:
+        async with aclosing(BatchAgent.stream(**keywords, outage=outage)) as results:
             next_index = 0
             async for result in results:
                 num_failed += not result.ok

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import socket
+import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from io import BytesIO
 from typing import Any
 
 import aiohttp
 import orjson
+from aiohttp.abc import AbstractResolver, ResolveResult
 
 from batch_agent.errors import BadAnswer, ConnectError, HTTPStatusError
 from batch_agent.replies import Json, error_text
@@ -18,12 +23,18 @@ from batch_agent.replies import Json, error_text
 CONNECT_S = 30.0
 SILENCE_S = 700.0
 """Longer than the gateway lets a plain answer take (590 s), or an engine pause in a stream (300 s)."""
+LOOK_S = 10.0
+"""For the look that asks whether the gateway is there."""
+NOT_THERE = frozenset((502, 503, 504, *range(520, 528), 530))
+"""What proxies say of a server behind them that they cannot reach."""
 _PASSING = frozenset((408, 425, 429, 500, 502, 503, 504, 529))
 _LARGE_BYTES = 1 << 20
 """aiohttp blocks on larger bodies, unless it can read them in parts."""
 
 
 Answer = tuple[bytes, Mapping[str, str]]
+AddressInfo = tuple[Any, Any, int, str, tuple[Any, ...]]
+"""As `socket.getaddrinfo` gives it."""
 
 
 class Connection:
@@ -36,6 +47,7 @@ class Connection:
         *,
         silence_s: float | None = SILENCE_S,
         wall_clock: Callable[[], float] = time.time,
+        get_addresses: Callable[..., list[AddressInfo]] = socket.getaddrinfo,
     ) -> None:
         """`base_url` ends in /v1. `silence_s`: after which an answer counts as lost; None: never."""
         self.base_url = base_url.rstrip("/")
@@ -44,10 +56,13 @@ class Connection:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._silence_s = silence_s
         self._wall_clock = wall_clock
+        self._get_addresses = get_addresses
 
     async def __aenter__(self) -> Connection:
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),
+            connector=aiohttp.TCPConnector(
+                limit=0, resolver=_Resolver(self._get_addresses), socket_factory=probed_socket
+            ),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=self._silence_s),
             headers=self._headers,
         )
@@ -76,14 +91,27 @@ class Connection:
             raise
         return list(json_object(raw).get("tools") or ())
 
+    async def problem(self) -> str | None:
+        """Why the gateway does not answer. None: it does, whatever it says."""
+        try:
+            async with asyncio.timeout(LOOK_S):
+                await self._request("GET", "/models", None, {})
+        except HTTPStatusError as error:
+            return f"{self.base_url} answers {error}" if error.status in NOT_THERE else None
+        except ConnectError as error:
+            return str(error)
+        except TimeoutError:
+            return f"{self.base_url} does not answer"
+        return None
+
     async def _request(
         self, method: str, path: str, data: bytes | BytesIO | None, headers: Mapping[str, str]
     ) -> Answer:
         try:
             async with self._session.request(method, self.base_url + path, data=data, headers=headers) as response:
                 raw = await response.read()
-        except aiohttp.ClientConnectorError as error:
-            raise ConnectError(f"nothing answers at {self.base_url}: {_reason(error)}") from None
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise ConnectError(f"nothing answers at {self.base_url}: {_reason(error)}", was_sent=False) from None
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise ConnectError(f"{self.base_url}: {str(error) or type(error).__name__}") from None
         if response.status == 200:
@@ -111,8 +139,64 @@ class Connection:
             return None
 
 
-def _reason(error: aiohttp.ClientConnectorError) -> str:
+class _Resolver(AbstractResolver):
+    """Looks names up in threads of its own. Those of the event loop are waited for when it ends, and where the
+    network is gone a lookup takes half a minute."""
+
+    def __init__(self, get_addresses: Callable[..., list[AddressInfo]]) -> None:
+        self._get_addresses = get_addresses
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        loop = asyncio.get_running_loop()
+        found: asyncio.Future[list[AddressInfo]] = loop.create_future()
+
+        def tell(infos: list[AddressInfo], error: OSError | None) -> None:
+            if not found.done():
+                found.set_exception(error) if error is not None else found.set_result(infos)
+
+        def look_up() -> None:
+            infos, failed = list[AddressInfo](), None
+            try:
+                infos = self._get_addresses(host, port, family, socket.SOCK_STREAM, 0, socket.AI_ADDRCONFIG)
+            except OSError as error:
+                failed = error
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(tell, infos, failed)
+
+        threading.Thread(target=look_up, name="resolver", daemon=True).start()
+        return [_resolved(host, info) for info in await found]
+
+    async def close(self) -> None:
+        pass
+
+
+def _resolved(host: str, info: AddressInfo) -> ResolveResult:
+    family, _, proto, _, address = info
+    scope = f"%{address[3]}" if len(address) > 3 and address[3] else ""  # of a link-local address
+    numeric = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
+    return ResolveResult(
+        hostname=host, host=f"{address[0]}{scope}", port=address[1], family=family, proto=proto, flags=numeric
+    )
+
+
+def probed_socket(info: AddressInfo) -> socket.socket:
+    """One that ends with an error when its other side is gone without a word, as a host without power: after a
+    minute instead of `SILENCE_S`."""
+    family, kind, proto, _, _ = info
+    made = socket.socket(family, kind, proto)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, name):  # not on every system
+            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return made
+
+
+def _reason(error: aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError) -> str:
     """Without the words that aiohttp and asyncio put around it."""
+    if isinstance(error, aiohttp.ConnectionTimeoutError):
+        return f"no connection within {CONNECT_S:g} s"
     cause, number = error.os_error, error.os_error.errno or 0
     return os.strerror(number) if number > 0 else cause.strerror or str(cause)
 

@@ -29,6 +29,17 @@ class ConnectError(AgentFailed, ConnectionError):
 
     retryable = True
 
+    def __init__(self, message: str, was_sent: bool = True) -> None:
+        super().__init__(message)
+        self.was_sent = was_sent
+        """Whether the gateway may have begun to answer."""
+
+
+class OutageError(AgentFailed, ConnectionError):
+    """The gateway did not answer, for longer than is waited."""
+
+    retryable = True
+
 
 class BadAnswer(AgentFailed):
     """What was answered is no chat completion."""

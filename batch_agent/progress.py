@@ -46,6 +46,12 @@ class Progress:
             self._show()
             await asyncio.sleep(_LONGEST_PAUSE_S)
 
+    def tell(self, text: str) -> None:
+        """A line of its own, at once."""
+        start = "\r\x1b[K" if self._is_terminal and self._has_shown else ""
+        print(f"{start}batch-agent: {text}", file=self._stream, flush=True)
+        self._has_shown = False
+
     def end(self) -> None:
         """The last line stays; of a batch that never began there is none."""
         if self._num_done:

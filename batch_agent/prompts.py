@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from batch_agent import environment
 from batch_agent.api import BatchAgent
 from batch_agent.backend import gateway_url
-from batch_agent.batch import only_model
+from batch_agent.batch import only_model, reached
 from batch_agent.calls import ModelCalls
 from batch_agent.connection import Connection
 from batch_agent.errors import AgentFailed, BadAnswer, told
+from batch_agent.outage import Outage
 from batch_agent.replies import Json, error_text
 from batch_agent.results import AgentError, AgentResult
 from batch_agent.slots import Slots
+from batch_agent.spec import OUTAGE_S
 from batch_agent.template import fill
 
 MOST_PROMPTS = 10_000
@@ -34,6 +37,8 @@ async def scatter_gather(
     chat: bool = False,
     system_prompt: str = "",
     max_retries: int = 3,
+    outage_s: float = OUTAGE_S,
+    outage: Outage | None = None,
 ) -> list[AgentResult]:
     """The answer to each prompt, in their order; one that fails is a result with an error.
 
@@ -41,28 +46,24 @@ async def scatter_gather(
     With `chat` each is a user message under `system_prompt`, in a request of its own. A list may take hours, and
     its answer comes when all is done: what bounds it is whoever waits for this. Raises as `BatchAgent.run`.
     """
-    where = {"gateway": gateway, "backend": backend, "api_key": api_key, "model": model}
+    outage = outage or Outage(outage_s)
     if chat:
-        return await BatchAgent.run(
-            task="{prompt}",
-            inputs=[{"prompt": prompt} for prompt in prompts],
-            system_prompt=system_prompt,
-            sampling=sampling or {},
-            max_retries=max_retries,
-            **where,
-        )
+        inputs = [{"prompt": prompt} for prompt in prompts]
+        where = {"gateway": gateway, "backend": backend, "api_key": api_key, "model": model, "outage": outage}
+        how = {"system_prompt": system_prompt, "sampling": sampling or {}, "max_retries": max_retries}
+        return await BatchAgent.run(task="{prompt}", inputs=inputs, **where, **how)
     if system_prompt:
         raise ValueError("system_prompt needs chat=True: without a chat template there is no system message")
     async with (
         gateway_url(gateway, backend) as url,
         Connection(url, api_key or environment.api_key(), silence_s=None) as connection,
     ):
-        calls = ModelCalls(connection, Slots(1), max_retries)
-        asked = {"model": model or await only_model(connection), **(sampling or {})}
-        results: list[AgentResult] = []
-        for start in range(0, len(prompts), MOST_PROMPTS):
-            results += await _completions(calls, asked, prompts[start : start + MOST_PROMPTS], start)
-        return results
+        await reached(outage, connection)
+        calls = ModelCalls(connection, Slots(1), max_retries, outage=outage)
+        asked = {"model": model or await only_model(connection, outage), **(sampling or {})}
+        parts = (prompts[start : start + MOST_PROMPTS] for start in range(0, len(prompts), MOST_PROMPTS))
+        answers = [await _completions(calls, asked, part, MOST_PROMPTS * n) for n, part in enumerate(parts)]
+        return list(chain.from_iterable(answers))
 
 
 async def map_gather(template: str, inputs: Sequence[Mapping[str, Any]], **keywords: Any) -> list[AgentResult]:
@@ -79,6 +80,7 @@ async def tree_reduce(
         raise ValueError("fan_in must be at least 2")
     if not texts:
         raise ValueError("there is nothing to reduce")
+    keywords.setdefault("outage", Outage(keywords.get("outage_s", OUTAGE_S)))
     left = list(texts)
     while len(left) > 1:
         groups = [left[start : start + fan_in] for start in range(0, len(left), fan_in)]

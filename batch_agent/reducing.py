@@ -10,7 +10,9 @@ from typing import Any
 import orjson
 
 from batch_agent.backend import gateway_url
+from batch_agent.outage import Outage
 from batch_agent.results import AgentResult, Usage, jsonable
+from batch_agent.spec import OUTAGE_S
 from batch_agent.template import fill
 
 Run = Callable[..., Awaitable[list[AgentResult]]]
@@ -46,7 +48,7 @@ class _Stages:
 
 async def run_with_reduce(run: Run, keywords: Mapping[str, Any]) -> tuple[list[AgentResult], Any]:
     """See `BatchAgent.run_with_reduce`."""
-    given = dict(keywords)
+    given = _with_outage(keywords)
     reduce, schema = given.pop("reduce", None), given.pop("reduce_schema", None)
     if not reduce:
         raise ValueError("run_with_reduce needs `reduce`, the task of the agent that reads the results")
@@ -86,7 +88,7 @@ class MapReduce:
 
 async def run_with_map_reduce(run: Run, keywords: Mapping[str, Any]) -> tuple[list[AgentResult], Any]:
     """See `BatchAgent.run_with_map_reduce`."""
-    shared = {"max_turns": 6, **keywords}
+    shared = {"max_turns": 6, **_with_outage(keywords)}
     own = {one.name: shared.pop(one.name) for one in fields(MapReduce) if one.name in shared}
     job = MapReduce(**own)
     async with gateway_url(shared.pop("gateway", ""), shared.pop("backend", "")) as url:
@@ -116,6 +118,11 @@ async def run_with_map_reduce(run: Run, keywords: Mapping[str, Any]) -> tuple[li
             "Reduce", "{prompt}", {"prompt": prompt}, output_schema=job.reduce_schema, model=model
         )
     return results, reduced
+
+
+def _with_outage(keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """One for all stages: a gateway that goes between two of them is waited for, too."""
+    return {"outage": Outage(keywords.get("outage_s", OUTAGE_S)), **keywords}
 
 
 def _items(plan: Any) -> list[str]:

@@ -9,6 +9,9 @@ from typing import Any, TypeAlias
 
 from batch_agent.results import AgentResult
 
+OUTAGE_S = 600.0
+"""Longer than a gateway takes to be started again, by a person who was called."""
+
 Message: TypeAlias = dict[str, Any]
 """Of a chat completion, as it goes over the wire."""
 OnResult: TypeAlias = Callable[[AgentResult], Any]
@@ -49,8 +52,11 @@ class BatchSpec:
     """Model calls per agent, the one that corrects an output aside."""
     max_retries: int = 3
     """Times that a model call is sent again after a failure that may pass. Waiting when told to is no failure."""
+    outage_s: float = OUTAGE_S
+    """How long a gateway that has answered before, and does not any more, is waited for: no try is used up. 0: it
+    is not."""
     timeout_per_agent: float | None = None
-    """Seconds from an agent's first model call to its result, waiting at the gateway included."""
+    """Seconds from an agent's first model call to its result, waiting at and for the gateway included."""
     timeout_per_turn: float | None = None
     """The same for one model call."""
     timeout_per_tool: float | None = 30
@@ -122,8 +128,9 @@ _COUNTS = {
     "model_max_context": None,
 }
 """Whole numbers, with the least that means something."""
-_SECONDS = ("timeout_per_agent", "timeout_per_turn", "timeout_per_tool", "budget_s")
-_MAY_BE_NONE = frozenset(("max_concurrent", "budget_tokens", *_SECONDS))
+_TIMEOUTS = ("timeout_per_agent", "timeout_per_turn", "timeout_per_tool", "budget_s")
+_SECONDS = (*_TIMEOUTS, "outage_s")
+_MAY_BE_NONE = frozenset(("max_concurrent", "budget_tokens", *_TIMEOUTS))
 _NAMES = {int: "a whole number", (int, float): "a number", str: "text", Collection: "a list", Mapping: "a mapping"}
 
 

@@ -118,7 +118,6 @@ async def with_client(size: Size, place: Path) -> Found:
             "gateway": f"http://127.0.0.1:{port}",
             "max_turns": NUM_TURNS,
             "max_inflight": 64,
-            "max_retries": 20,
         }
         (place / "spec.json").write_text(json.dumps(spec))
         output = place / "results.jsonl"

@@ -12,9 +12,10 @@ from pathlib import Path
 
 from batch_agent import environment
 from batch_agent.backend import gateway_url
-from batch_agent.batch import kept, new_batch_id, only_model
+from batch_agent.batch import kept, new_batch_id, only_model, reached
 from batch_agent.budget import Budget
 from batch_agent.connection import Connection
+from batch_agent.outage import Outage
 from batch_agent.plan import Plan
 from batch_agent.runtimes.workers import Launch, Link, Output, Workers
 from batch_agent.schema import OutputSchema
@@ -53,7 +54,7 @@ class Runtime(ABC):
         """Reads one run of it."""
 
     @asynccontextmanager
-    async def opened(self, spec: BatchSpec) -> AsyncIterator[tuple[Workers, Iterator[str]]]:
+    async def opened(self, spec: BatchSpec, outage: Outage) -> AsyncIterator[tuple[Workers, Iterator[str]]]:
         """As `batch_agent.batch.opened`. Raises ValueError for a batch that needs what a program cannot do."""
         if spec.tools:
             raise ValueError("tools= cannot be given to a runtime: the program brings its own")
@@ -66,10 +67,10 @@ class Runtime(ABC):
             base_url = await stack.enter_async_context(
                 gateway_url(spec.gateway or self.gateway, spec.backend or self.backend)
             )
-            if not plan.model:
-                async with Connection(base_url, api_key) as connection:
-                    plan.model = await only_model(connection)
+            connection = await stack.enter_async_context(Connection(base_url, api_key))
             checkpoint = await stack.enter_async_context(kept(spec))
+            await reached(outage, connection, checkpoint)
+            plan.model = plan.model or await only_model(connection, outage)
             place = Path(
                 stack.enter_context(tempfile.TemporaryDirectory(prefix="batch-agent-", ignore_cleanup_errors=True))
             )
@@ -88,6 +89,8 @@ class Runtime(ABC):
                     is_isolated=self.isolated,
                     keeps_workspaces=bool(self.keep_workspaces),
                     began_at=now,
+                    outage=outage,
+                    look=connection.problem,
                 ),
                 prompts,
             )

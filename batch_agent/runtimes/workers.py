@@ -13,12 +13,15 @@ from batch_agent.attending import outcome
 from batch_agent.budget import Budget
 from batch_agent.checkpoint import Checkpoint, Saved
 from batch_agent.dispatch import Attend
-from batch_agent.errors import told
+from batch_agent.errors import WorkerError, told
+from batch_agent.outage import Look, Outage
 from batch_agent.plan import Plan
 from batch_agent.results import AgentResult, Timings, Usage, jsonable
 from batch_agent.runtimes.workspace import Workspace
 from batch_agent.schema import OutputSchema, output_of
 from batch_agent.slots import Slots
+
+GO_ON = "The connection to the model was lost, and is back. Go on where you were."
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,20 +84,41 @@ class Worker:
     program: Program
     link: Link
     env: Mapping[str, str]
+    outage: Outage
+    look: Look
     usage: Usage = field(default_factory=Usage)
     turns: int = 0
     _conversation: str = ""
 
     async def output(self, prompt: str, schema: OutputSchema | None) -> Any:
         """Raises AgentFailed."""
-        return await output_of(schema, await self._run(self.program.launch(self.link, prompt)), self._correct)
+        return await output_of(schema, await self._through(self.program.launch(self.link, prompt)), self._correct)
 
     async def _correct(self, fault: str) -> str | None:
         again = self.program.launch(self.link, fault, self._conversation) if self._conversation else None
-        return None if again is None else await self._run(again)
+        return None if again is None else await self._through(again)
 
-    async def _run(self, launch: Launch | None) -> str:
-        assert launch is not None
+    async def _through(self, launch: Launch | None) -> str:
+        """What the program answers. Where it failed since the gateway was gone, it goes on with its conversation;
+        it is not begun again, since what it has done is not known."""
+        failed: WorkerError | None = None
+
+        async def run() -> str:
+            nonlocal launch, failed
+            if launch is None and failed is not None:
+                raise failed
+            assert launch is not None
+            try:
+                return await self._run(launch)
+            except WorkerError as error:
+                launch = self.program.launch(self.link, GO_ON, self._conversation) if self._conversation else None
+                failed = WorkerError(f"{error} (the gateway was gone, and the program cannot go on)")
+                failed.retryable = True
+                raise
+
+        return await self.outage.through(run, self.look, is_answer=False)
+
+    async def _run(self, launch: Launch) -> str:
         written = self.program.output()
         # Programs believe PWD, and the one that we inherited is not where they are.
         env = {**self.env, **launch.env, "PWD": str(self.link.workspace)}
@@ -103,7 +127,7 @@ class Worker:
         finally:
             self.usage += written.usage
             self.turns += written.turns
-        self._conversation = written.conversation
+            self._conversation = written.conversation or self._conversation
         return written.text
 
 
@@ -125,6 +149,8 @@ class Workers:
     is_isolated: bool
     keeps_workspaces: bool
     began_at: float
+    outage: Outage
+    look: Look
 
     async def prepare(self, index: int, prompt: str) -> AgentResult | Attend:
         saved = Saved()
@@ -144,7 +170,7 @@ class Workers:
             workspace=self.link.workspace / name if self.is_isolated else self.source,
             state=self.link.state / name,
         )
-        worker = Worker(self.program, link, self.env)
+        worker = Worker(self.program, link, self.env, self.outage, self.look)
         started_at = asyncio.get_running_loop().time()
         try:
             work = self._in_workspace(worker, prompt)

@@ -124,6 +124,8 @@ async def test_tools_and_schemas_are_found_in_the_working_directory(
         ({"max_turns": None}, "max_turns must be a whole number"),
         ({"timeout_per_agent": "soon"}, "timeout_per_agent must be a number, not 'soon'"),
         ({"budget_s": -1}, "budget_s must be >= 0"),
+        ({"outage_s": -1}, "outage_s must be >= 0"),
+        ({"outage_s": None}, "outage_s must be a number, not None"),
         ({"sampling": "hot"}, "sampling must be a mapping, not 'hot'"),
         ({"inputs": ["a"]}, "input 0 must be a mapping, not 'a'"),
         ({"output_schema": {"type": "objct"}}, "output_schema is no JSON schema"),
@@ -183,6 +185,18 @@ async def test_a_terminal_shows_that_time_passes_before_the_first_result() -> No
         await asyncio.sleep(0)
     showing.cancel()
     assert "0/4 done" in terminal.getvalue()
+
+
+def test_what_a_person_is_told_meanwhile_takes_the_place_of_the_line_that_is_redrawn() -> None:
+    now = [0.0]
+    terminal, log = Terminal(), io.StringIO()
+    for stream in (terminal, log):
+        progress = Progress(4, stream, lambda: now[0])
+        now[0] += 60
+        progress(AgentResult("job-0", 0, "x"))
+        progress.tell("gone")
+    assert terminal.getvalue().endswith(" left\r\x1b[Kbatch-agent: gone\n")
+    assert log.getvalue().endswith(" left\nbatch-agent: gone\n")
 
 
 def test_a_batch_that_never_began_has_no_last_line() -> None:

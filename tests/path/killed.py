@@ -24,7 +24,7 @@ class GatewayProcess:
 
     def __init__(self, engine: FakeEngine, directory: Path, *more: str) -> None:
         self._arguments = [
-            *(*self.program, "serve", "--port", "0", "--engine", f"vllm://127.0.0.1:{engine.port}"),
+            *(*self.program, "serve", "--engine", f"vllm://127.0.0.1:{engine.port}"),
             *("--set", f"batches.directory={directory}", "--set", "probing.hints=false"),
             *("--set", "logging.level=warning", "--set", "policy.slots_per_replica=16"),
             *more,
@@ -32,8 +32,9 @@ class GatewayProcess:
         self.port = 0
 
     async def start(self) -> None:
-        pipe = asyncio.subprocess.PIPE
-        self._process = await asyncio.create_subprocess_exec(sys.executable, *self._arguments, stdout=pipe)
+        """On the port that it had before, if any."""
+        command = sys.executable, *self._arguments, "--port", str(self.port)
+        self._process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
         assert self._process.stdout is not None
         async with asyncio.timeout(DEADLINE_S):
             while (line := await self._process.stdout.readline()) and b"OPENAI_BASE_URL" not in line:
