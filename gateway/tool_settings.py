@@ -26,9 +26,9 @@ class ToolRules(Section):
     timeout_s: Seconds | None = None
     """Longest run of one call."""
     concurrency: Count | None = None
-    """Calls that run at once."""
+    """Calls that run at once. Tenants share them by their weights."""
     rate_per_s: Factor | None = None
-    """Calls started per second."""
+    """Calls started per second. Tenants share them likewise."""
     max_result_bytes: Count | None = None
     """A longer result is cut, and says so."""
     ttl_s: SecondsOrZero | None = None

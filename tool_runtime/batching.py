@@ -25,7 +25,7 @@ class _Member:
 @dataclass(slots=True, eq=False)
 class _Group:
     claim: Claim
-    """For all who have a call in it."""
+    """For all tenants that have a call in it."""
     members: list[_Member] = field(default_factory=list)
     is_full: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None

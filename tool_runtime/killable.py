@@ -21,7 +21,7 @@ from tool_runtime import killable_child as child
 START_S = 20.0
 """For a process to come up; the time of a request begins after that."""
 IDLE_S = 60.0
-"""A process that nobody has used for so long is ended."""
+"""A process that was not used for so long is ended."""
 MAX_ENDING = 16
 """Processes that were killed and are still there, as where a disk hangs. Then no more are started."""
 END_S = 5.0
@@ -34,7 +34,7 @@ class ProcessLost(Exception):
 class Killable:
     """One function. Its processes belong to the running event loop until `close`; a later request starts new ones.
 
-    There are as many as requests at once: to bound them is for whoever asks.
+    There are as many as there are requests at once: to bound those is for the caller.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Killable:
         return await self._asked(await self._started(), line)
 
     async def close(self) -> None:
-        """Ends the processes that nobody uses, and waits for all that were ended."""
+        """Ends the processes that are not in use, and waits for all that were ended."""
         while (process := self._taken()) is not None:
             self._end(process)
         if self._ending:

@@ -1,7 +1,7 @@
 """Answers requests with a function that may take for ever, in a process that can be killed at any moment.
 
 Law: this process does not outlive its use. The kernel ends it `GRACE_S` after the time of a request, whatever the
-function does, and it ends when its standard input does: then whoever started it is gone. The latter is heard of
+function does, and it ends when its standard input does: then its parent is gone. The latter is heard of
 while the function runs without Python's lock.
 
 Started by its path, so it imports nothing of ours. Arguments: path of a file with the function `answer`, seconds,
@@ -26,7 +26,7 @@ from typing import Any
 READY, FULL = "ready", "full"
 """Kinds of replies of our own. After FULL, which says that memory ran out, no request is to follow."""
 GRACE_S = 1.0
-"""For whoever started this process to end it, and to say why."""
+"""For the parent to end this process, and to say why."""
 _INTERPRETER_BYTES = 256 * 1024 * 1024
 """Address space beside what a request may use."""
 _OPEN_FILES = 16

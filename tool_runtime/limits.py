@@ -62,7 +62,7 @@ class _Tenant:
     weight: float = 1.0
     num_held: int = 0
     started: float = 0.0
-    """Executions, each over its weight; whoever comes is taken to have had as many as the one that had fewest."""
+    """Executions, each over its weight. One that comes is taken to have had as many as the one with the fewest."""
     latest: int = 0
     """Number of its latest start, over all tenants."""
     left_at: float = 0.0
@@ -75,7 +75,7 @@ class _Tenant:
 
 
 class Places:
-    """The places of one tool, and who gets the next one.
+    """The places of one tool, and which tenant gets the next one.
 
     Laws:
     1. A free place goes to the tenant that waits and holds the fewest, over its weight; of those to the one that
@@ -84,7 +84,7 @@ class Places:
     2. No place stays free while a call waits, so a tenant that is alone may hold them all. But the last free one,
        of several, is not for a tenant that has its share already, where those that wait or hold places share them
        with one more that has held one within `PRESENT_S`.
-    3. An execution that runs on after all who waited for it have left, as a thread that hangs does, keeps its
+    3. An execution that runs on after all callers have left it, as a thread that hangs does, keeps its
        tenant's place and no other's. So run at most as many again as there are places.
     4. The worst wait of a call whose tenant holds none: until as many calls have ended, or are late, as there are
        other such tenants before it, and one more. While they are fewer than the places, that is the time of one
@@ -112,7 +112,7 @@ class Places:
             there.waiting.setdefault(claim)
 
     def next(self, now: float) -> tuple[Claim, str] | None:
-        """Who may start now, and for which tenant. None: nobody."""
+        """The claim that may start now, and for which tenant. None: there is none."""
         waiting = [(there.rank, name) for name, there in self._here.items() if self._may_hold_more(there)]
         if not waiting or self._num_free <= 0:
             return None
@@ -150,6 +150,7 @@ class Places:
             if there is not None and not there.num_held and not there.waiting:
                 there.left_at = now
                 self._away[name] = self._here.pop(name)
+        self._expect_no_longer(now)
 
     @property
     def _num_free(self) -> float:
@@ -161,10 +162,13 @@ class Places:
         return bool(there.waiting) and (self._num is None or there.num_held < self._num)
 
     def _share(self, there: _Tenant, now: float) -> float:
-        while self._away and now - next(iter(self._away.values())).left_at > PRESENT_S:
-            self._away.popitem(last=False)
+        self._expect_no_longer(now)
         others = max((other.weight for other in self._away.values()), default=0.0)
         return (self._num or math.inf) * there.weight / (sum(t.weight for t in self._here.values()) + others)
+
+    def _expect_no_longer(self, now: float) -> None:
+        while self._away and now - next(iter(self._away.values())).left_at > PRESENT_S:
+            self._away.popitem(last=False)
 
     def _forget(self, claim: Claim) -> None:
         for name in claim.weights:
@@ -173,12 +177,12 @@ class Places:
 
 
 class Throttle:
-    """One tool's places and rate. Whoever leaves while waiting has taken nothing."""
+    """One tool's places and rate. A call that leaves while it waits has taken nothing."""
 
     def __init__(self, limits: Limits, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._late_s = 2 * limits.timeout_s
-        """Nobody waits for an execution longer: who joins it has one `timeout_s` of its own."""
+        """No call waits longer for an execution: one that joins it has one `timeout_s` of its own."""
         self._is_bounded = limits.concurrency is not None or limits.rate_per_s is not None
         self._places = Places(limits.concurrency)
         self._bucket = TokenBucket(limits.rate_per_s, clock()) if limits.rate_per_s else None
@@ -225,7 +229,7 @@ class Throttle:
         self._give()
 
     def _give(self) -> None:
-        """Places to all who may start."""
+        """Places to all claims that may start."""
         now = self._clock()
         while (found := self._places.next(now)) is not None:
             if self._bucket is not None:

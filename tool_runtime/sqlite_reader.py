@@ -1,4 +1,4 @@
-"""Reads an SQLite file for queries that nobody has looked at, one at a time.
+"""Reads an SQLite file for queries that no person has looked at, one at a time.
 
 Read-only three times over: the file is opened for reading, an authorizer refuses every statement and function that
 does more, and no other file can be attached. A result is cut while its rows are read.

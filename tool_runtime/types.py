@@ -119,8 +119,8 @@ class Tool:
     source: str = "python"
     """Where it comes from: `python`, `builtin`, `mcp:NAME`."""
     close: Callable[[], Awaitable[object]] | None = None
-    """Ends what the tool keeps between calls, such as processes; a later call begins anew. Called by the runtime
-    that has run it, when that closes."""
+    """Ends what the tool keeps between calls, such as processes; a later call starts them again. For the runtime
+    that has run it, when it closes."""
 
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name):

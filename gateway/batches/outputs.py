@@ -12,13 +12,13 @@ from tool_runtime.limits import Throttle, claim_of
 from tool_runtime.types import Context, Limits
 
 CHECK_S = 2.0
-"""For one check, which takes a millisecond where nobody means harm."""
+"""For one check, which takes a millisecond unless it is meant to do harm."""
 AT_ONCE = 2
 MEMORY_BYTES = 256 * 1024 * 1024
 
 
 class NotChecked(Exception):
-    """Nobody can say whether an output fits; the text says why."""
+    """It cannot be said whether an output fits; the text says why."""
 
 
 class Outputs:

@@ -112,7 +112,7 @@ TWICE = {"anyOf": [{"items": {"$ref": "#/$defs/twice"}, "maxItems": 0}, {"items"
 
 
 @pytest.mark.parametrize("which", NEVER_ENDS)
-async def test_a_schema_that_takes_for_ever_ends_its_own_run_and_holds_up_nobody(
+async def test_a_schema_that_takes_for_ever_ends_its_own_run_and_holds_up_no_other(
     start: Start, engine: FakeEngine, kept: dict[str, str], sdk: Connect, which: str
 ) -> None:
     answer, text = NEVER_ENDS[which]

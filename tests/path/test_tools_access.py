@@ -178,7 +178,7 @@ async def test_no_tenant_s_execution_is_shared_with_another(
 async def test_one_tenant_s_slow_calls_do_not_keep_another_s_from_a_tool(
     start: Start, engine: FakeEngine, bench: Bench, tmp_path: Path
 ) -> None:
-    """The next place is for the tenant that holds fewer, whoever came first."""
+    """The next place is for the tenant that holds fewer, in whatever order they came."""
 
     async def asks(tenant: str, number: int) -> asyncio.Task[Any]:
         call = ("call_write_1", "write", json.dumps({"q": f"{tenant} {number}"}))

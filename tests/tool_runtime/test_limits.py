@@ -128,7 +128,7 @@ async def test_tenants_that_wait_hold_as_many_places_each() -> None:
 
 @virtual
 async def test_a_tenant_that_comes_back_finds_a_place() -> None:
-    """Law 2: whoever thinks between two calls does not wait for a flood each time."""
+    """Law 2: an agent that thinks between two calls does not wait for a flood each time."""
     slow = Slow()
     observed = Observed(slow.tool(concurrency=3))
     flood(observed, ANN, 60)

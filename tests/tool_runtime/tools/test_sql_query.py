@@ -104,7 +104,7 @@ async def test_a_query_is_ended_with_its_time_whatever_it_is_in_the_middle_of(da
     assert await left(database) == []
 
 
-async def test_a_query_that_nobody_waits_for_is_killed_in_every_phase_of_it(database: str) -> None:
+async def test_a_query_that_its_caller_has_left_is_killed_in_every_phase_of_it(database: str) -> None:
     tool = build({"database": database, "timeout_s": 1000})
     runtime = ToolRuntime([tool], clock=time.monotonic)
     for wait_ms in range(0, 60, 4):
@@ -179,7 +179,7 @@ async def test_no_query_outlives_the_process_that_asked(database: str) -> None:
     assert await left(database) == []
 
 
-def test_a_query_that_nobody_ends_ends_itself(database: str) -> None:
+def test_a_query_that_is_not_ended_ends_itself(database: str) -> None:
     fixed = {"uri": f"{Path(database).as_uri()}?mode=ro", "memory_bytes": 100_000_000}
     request = {"query": ONE_STEP["many of them"], "values": [], "max_rows": 1}
     limits = "0.1", "100000000"
