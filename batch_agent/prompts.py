@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from batch_agent import environment
@@ -44,16 +45,11 @@ async def scatter_gather(
     its answer comes when all is done: what bounds it is whoever waits for this. Raises as `BatchAgent.run`.
     """
     outage = outage or Outage(outage_s)
-    where = {"gateway": gateway, "backend": backend, "api_key": api_key, "model": model, "outage": outage}
     if chat:
-        return await BatchAgent.run(
-            task="{prompt}",
-            inputs=[{"prompt": prompt} for prompt in prompts],
-            system_prompt=system_prompt,
-            sampling=sampling or {},
-            max_retries=max_retries,
-            **where,
-        )
+        inputs = [{"prompt": prompt} for prompt in prompts]
+        where = {"gateway": gateway, "backend": backend, "api_key": api_key, "model": model, "outage": outage}
+        how = {"system_prompt": system_prompt, "sampling": sampling or {}, "max_retries": max_retries}
+        return await BatchAgent.run(task="{prompt}", inputs=inputs, **where, **how)
     if system_prompt:
         raise ValueError("system_prompt needs chat=True: without a chat template there is no system message")
     async with (
@@ -63,10 +59,9 @@ async def scatter_gather(
         await reached(outage, connection)
         calls = ModelCalls(connection, Slots(1), max_retries, outage=outage)
         asked = {"model": model or await only_model(connection, outage), **(sampling or {})}
-        results: list[AgentResult] = []
-        for start in range(0, len(prompts), MOST_PROMPTS):
-            results += await _completions(calls, asked, prompts[start : start + MOST_PROMPTS], start)
-        return results
+        parts = (prompts[start : start + MOST_PROMPTS] for start in range(0, len(prompts), MOST_PROMPTS))
+        answers = [await _completions(calls, asked, part, MOST_PROMPTS * n) for n, part in enumerate(parts)]
+        return list(chain.from_iterable(answers))
 
 
 async def map_gather(template: str, inputs: Sequence[Mapping[str, Any]], **keywords: Any) -> list[AgentResult]:

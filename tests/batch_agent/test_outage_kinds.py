@@ -302,26 +302,30 @@ async def test_a_batch_that_is_gone_on_with_waits_for_the_gateway_that_it_had(
     assert result.ok
 
 
-@pytest.mark.parametrize("goes_on", [True, False])
-async def test_a_program_whose_gateway_was_gone_goes_on_with_its_conversation_and_is_not_begun_again(
-    gateway: Scripted, between: Between, tmp_path: Path, goes_on: bool
-) -> None:
-    event = {"type": "text", "sessionID": "ses_1" if goes_on else "", "part": {"text": "done"}}
-    program = tmp_path / "opencode"
-    began = tmp_path / "began"
+def opencode(place: Path, conversation: str) -> Path:
+    """It writes down each run. The first one fails once there is a file `fail`."""
+    event = {"type": "text", "sessionID": conversation, "part": {"text": "done"}}
+    program = place / "opencode"
     program.write_text(
         f"#!{sys.executable}\n"
         "import os, sys, time\n"
-        f"runs, event = open({str(began)!r}, 'a'), {json.dumps(event)!r}\n"
+        f"runs, event = open({str(place / 'began')!r}, 'a'), {json.dumps(event)!r}\n"
         "prompt = sys.stdin.read()\n"
         "print(sys.argv[sys.argv.index('--model') + 2:], prompt, file=runs, flush=True)\n"
         "print(event, flush=True)\n"
         "if 'Go on' in prompt: sys.exit()\n"
-        f"while not os.path.exists({str(tmp_path / 'fail')!r}): time.sleep(0.01)\n"
+        f"while not os.path.exists({str(place / 'fail')!r}): time.sleep(0.01)\n"
         "print('cannot connect', file=sys.stderr); sys.exit(1)\n"
     )
     program.chmod(0o755)
-    told = Told()
+    return program
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+async def test_a_program_whose_gateway_was_gone_goes_on_with_its_conversation_and_is_not_begun_again(
+    gateway: Scripted, between: Between, tmp_path: Path, goes_on: bool
+) -> None:
+    program, began, told = opencode(tmp_path, "ses_1" if goes_on else ""), tmp_path / "began", Told()
     (tmp_path / "work").mkdir()
     runtime = OpenCodeRuntime(
         opencode_bin=str(program), gateway=between.url, model="m", working_dir=str(tmp_path / "work")

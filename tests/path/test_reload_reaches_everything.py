@@ -127,7 +127,7 @@ CASES = {
     ),
     "keys": Case({"keys": keys("a")}, {"keys": keys("a", models=["n"])}, status, 200, 403, tenant="a"),
     "limits.attempts": Case(
-        {"limits": {"attempts": 2}},
+        {"limits": {"attempts": 2}, "probing": {"breaker_failures": 1_000}},
         {"limits": {"attempts": 1}},
         attempts,
         {2},

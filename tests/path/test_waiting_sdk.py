@@ -336,7 +336,7 @@ async def test_our_id_is_followed_up_and_read_where_the_engine_has_the_answer(
     go_on = asyncio.Event()
     engines[0].plays = engines[1].plays = [later(play, go_on)]
     tools = {"tools": Bench().settings()} if has_tools else {}
-    gateway = await start(*engines, policy={"placement": "round_robin"}, stream=AT_ONCE, **tools)
+    gateway = await start(*engines, policy={"placement": "benchmarks.simulation.placement:round_robin"}, stream=AT_ONCE, **tools)
     created = data(await waited(gateway, go_on, 1))[0]["response"]
     (home,) = [engine for engine in engines if engine.calls]
     for engine in engines:
