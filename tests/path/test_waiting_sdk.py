@@ -20,6 +20,7 @@ from tests.path.toolkit import Bench, Says, deltas, says
 
 Connect = Callable[..., AsyncOpenAI]
 ASK: Any = [{"role": "user", "content": "find it"}]
+IN_TURN = "benchmarks.simulation.placement:round_robin"
 RESPONSES = "/v1/responses"
 STREAM = {"model": "m", "input": "find it", "stream": True}
 LAST = Says("It is there.", id="resp_of_engine_2")
@@ -336,7 +337,7 @@ async def test_our_id_is_followed_up_and_read_where_the_engine_has_the_answer(
     go_on = asyncio.Event()
     engines[0].plays = engines[1].plays = [later(play, go_on)]
     tools = {"tools": Bench().settings()} if has_tools else {}
-    gateway = await start(*engines, policy={"placement": "benchmarks.simulation.placement:round_robin"}, stream=AT_ONCE, **tools)
+    gateway = await start(*engines, policy={"placement": IN_TURN}, stream=AT_ONCE, **tools)
     created = data(await waited(gateway, go_on, 1))[0]["response"]
     (home,) = [engine for engine in engines if engine.calls]
     for engine in engines:
