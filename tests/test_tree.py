@@ -16,8 +16,8 @@ ORDER = (
     *("request", "tools", "sessions"),
     *("telemetry", "access", "exchange", "config", "engines", "transport", "dialects", "core"),
 )
-"""Folders and loose modules of `gateway/` from top to bottom: each imports only what stands below it. The record of
-a request stands below all that writes it. The configuration stands above the engines whose kinds it names."""
+"""Folders and loose modules of `gateway/` from top to bottom: each imports only what stands below it. The record
+of a request stands below all that writes it. The configuration stands above the engines whose kinds it names."""
 MOST_LOOSE_MODULES = 5
 
 
