@@ -19,29 +19,29 @@ from gateway.access.allowance import Limiter
 from gateway.access.client_keys import Keys, callers
 from gateway.api.live import Live
 from gateway.api.router import Router
-from gateway.api.ui.page import Page
-from gateway.api.views import Admin
+from gateway.api.ui.page import LivePage
+from gateway.api.views import Views
 from gateway.batches.front import off
 from gateway.cluster.counters import counters_of
-from gateway.cluster.worker_identity import Place, is_member
+from gateway.cluster.worker_identity import WorkerIdentity, is_member
 from gateway.config import loading
 from gateway.config.extras import refuse_missing
 from gateway.config.live_settings import LiveSettings
 from gateway.config.settings import Settings
 from gateway.core.transport import Handler, Server, Upstream
 from gateway.engines.base import EngineAddress
-from gateway.engines.breaker import Rules
+from gateway.engines.breaker import BreakerRules
 from gateway.engines.doctor import about
 from gateway.engines.kvevents import listening
 from gateway.engines.monitor import Monitor
-from gateway.engines.poller import Asking
+from gateway.engines.poller import EngineClient
 from gateway.engines.providers.throttled import obeying
 from gateway.prompt_lists.answer import Lists
 from gateway.request.answer import Answering
-from gateway.request.background_calls import Errands, WarmUps
+from gateway.request.background_calls import BackgroundCalls, WarmUps
 from gateway.request.drain import Drain
 from gateway.request.gate import Gate
-from gateway.request.handler import Path
+from gateway.request.handler import RequestHandler
 from gateway.request.model_call import Forward
 from gateway.request.scheduling import limits_of, policy_of, recorded
 from gateway.request.stateless import PlainCalls
@@ -69,7 +69,7 @@ class App:
     """One gateway process. `start` once, then `stop` once."""
 
     def __init__(
-        self, settings: Settings, clock: Callable[[], float] = time.monotonic, place: Place | None = None
+        self, settings: Settings, clock: Callable[[], float] = time.monotonic, place: WorkerIdentity | None = None
     ) -> None:
         """`place`: among the workers of a supervisor. Raises ConfigError."""
         self._place = place
@@ -173,7 +173,7 @@ class App:
             interval_s=probing.interval_s,
             timeout_s=probing.timeout_s,
             probes_hints=probing.hints,
-            rules=Rules(probing.breaker_failures, probing.breaker_window_s, probing.breaker_open_s),
+            rules=BreakerRules(probing.breaker_failures, probing.breaker_window_s, probing.breaker_open_s),
             faulted=lambda *what: self.observer.faulted(*what),
         )
         traces = tracing.of(settings.tracing, clock)
@@ -184,20 +184,22 @@ class App:
         self.tools = self._own_tools(upstream) if settings.tools.use or settings.tools.mcp else None
         forward = Forward(upstream, monitor, observer, clock)
         self.warm_ups = WarmUps(settings.policy.warm_up_bytes, forward, self.settings.of_clients)
-        self.errands = Errands(self.warm_ups, monitor, Asking(upstream, probing.timeout_s), gate.tell)
+        self.errands = BackgroundCalls(
+            self.warm_ups, monitor, EngineClient(upstream, probing.timeout_s), gate.tell
+        )
         self._running.push_async_callback(self.errands.stop)
         self.path = self._path(forward)
 
-    def _path(self, forward: Forward) -> Path:
+    def _path(self, forward: Forward) -> RequestHandler:
         settings, clock, monitor, observer = self.settings.current, self._clock, self.monitor, self.observer
-        ask = Asking(forward.upstream, settings.probing.timeout_s)
+        ask = EngineClient(forward.upstream, settings.probing.timeout_s)
         stored = StoredResponses(Homes(), monitor, ask, self._keys)
         sessions = Sessions(settings.identity.max_sessions, settings.identity.session_ttl_s)
         breaks = PrefixBreaks(settings.identity, observer.metrics)
         limiter = Limiter(self._counters, settings.prices, time.time, observer.limited)
         toolbox = self.tools.toolbox if self.tools is not None else None
         self.views = self._views(limiter, sessions, breaks, toolbox)
-        return Path(
+        return RequestHandler(
             self.settings.of_clients,
             self._drain,
             self._keys,
@@ -217,8 +219,8 @@ class App:
             self._trail,
         )
 
-    def _views(self, limiter: Limiter, sessions: Sessions, breaks: PrefixBreaks, toolbox: Toolbox | None) -> Admin:
-        return Admin(
+    def _views(self, limiter: Limiter, sessions: Sessions, breaks: PrefixBreaks, toolbox: Toolbox | None) -> Views:
+        return Views(
             Access.of(self.settings.current, self._keys),
             limiter,
             self.settings.of_clients,
@@ -230,7 +232,7 @@ class App:
             lambda: self._drain.is_on,
             self._clock,
             Live(sessions, self.gate.view, self._clock),
-            Page(),
+            LivePage(),
         )
 
     def _own_tools(self, upstream: Upstream) -> OwnTools:
@@ -244,9 +246,9 @@ class App:
         return tools
 
     async def _join(self, trail: Trail, public: Handler, for_admin: Handler) -> Joined:
-        from gateway.cluster.service import Surroundings, joined
+        from gateway.cluster.service import MemberContext, joined
 
-        around = Surroundings(
+        around = MemberContext(
             self._rented,
             self._transport.server,
             self._close,

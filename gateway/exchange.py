@@ -48,7 +48,7 @@ class Trace(Protocol):
         ...
 
 
-class Allowance(Protocol):
+class RequestAllowance(Protocol):
     """What one request has taken of its key's limits."""
 
     def enter(self) -> None:
@@ -68,7 +68,7 @@ class Allowance(Protocol):
         ...
 
 
-class ToolLoop(Protocol):
+class AnswerRounds(Protocol):
     """The rounds of one answer in which tools of the gateway may be called."""
 
     answer: PublicAnswer
@@ -167,9 +167,9 @@ class Exchange:
     """Keeps its tenant's prompts apart in engines' caches. Empty: tenants share them."""
     key_id: str = ""
     """Name of the client's key, for audits."""
-    allowance: Allowance | None = None
+    allowance: RequestAllowance | None = None
     """What it has taken of its key's limits. None: nothing is limited."""
-    loop: ToolLoop | None = None
+    loop: AnswerRounds | None = None
     """None: no tool of ours can be called in the answer, which is relayed as it comes."""
     rounds: list[Json] = field(default_factory=list)
     """Model calls of an answer that may call our tools, for the receipt."""

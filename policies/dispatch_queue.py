@@ -15,7 +15,7 @@ USUAL_MS = 3_000.0
 Key: TypeAlias = tuple[float, ...]
 
 
-class _Queue:
+class _SlotQueue:
     """The turns of one flow."""
 
     __slots__ = ("best", "num_waiting", "oldest")
@@ -36,7 +36,7 @@ class Ready:
         self.usual_ms = USUAL_MS
         """For which a turn holds its slot."""
         self._turns: dict[TurnId, Turn] = {}
-        self._queues: dict[Flow, _Queue] = {}
+        self._queues: dict[Flow, _SlotQueue] = {}
         self._num_put = 0
         self._num_started = 0
 
@@ -49,7 +49,7 @@ class Ready:
     def put(self, turn: Turn, key: Key, now: float) -> None:
         queue = self._queues.get(flow := (turn.urgency, turn.tenant))
         if queue is None:
-            queue = self._queues[flow] = _Queue()
+            queue = self._queues[flow] = _SlotQueue()
         if not queue.num_waiting and len(self._queues) > 1:
             self.shares.joined(flow, self._waiting(), now)
         self._num_put += 1
@@ -100,7 +100,7 @@ class Ready:
     def _waiting(self) -> list[Flow]:
         return [flow for flow, queue in self._queues.items() if queue.num_waiting]
 
-    def _next(self, now: float) -> tuple[_Queue, _Queue | None]:
+    def _next(self, now: float) -> tuple[_SlotQueue, _SlotQueue | None]:
         """The queue of the flow that is next; and of those that are next in their classes the one with the oldest
         turn."""
         if len(self._queues) == 1:

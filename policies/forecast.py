@@ -13,7 +13,7 @@ from itertools import repeat
 from operator import add, sub
 from typing import TypeAlias
 
-from policies.idle_times import Gaps
+from policies.idle_times import IdleTimes
 from policies.types import Family, FamilyId, Session, SessionId
 
 PRIOR_TURNS = 3.0
@@ -92,12 +92,12 @@ def idle_left_s(session: Session, family: Family, now: float) -> float:
     return 0.0 if whole_s is None else max(0.0, whole_s - idle_s)
 
 
-def gaps_of(session: Session, family: Family) -> Gaps:
+def gaps_of(session: Session, family: Family) -> IdleTimes:
     """Past idle times after the same tools, or after any while those are few."""
     gaps_s = family.gaps_s.get(session.tools)
     if gaps_s is None or len(gaps_s) < FEWEST_GAPS:
         gaps_s = family.gaps_s.get("")
-    return Gaps() if gaps_s is None else gaps_s
+    return IdleTimes() if gaps_s is None else gaps_s
 
 
 # ---- what sessions will hold some turns from now

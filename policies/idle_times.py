@@ -9,7 +9,7 @@ from collections.abc import Iterable
 MOST = 64
 
 
-class Gaps:
+class IdleTimes:
     """Seconds between two turns of a session; the newest MOST of them count."""
 
     def __init__(self, seen_s: Iterable[float] = ()) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies.idle_times import Gaps
+from policies.idle_times import IdleTimes
 from policies.types import Family, Session, TurnId
 
 PREFILL_TOKENS_PER_S = 8_000.0
@@ -102,7 +102,7 @@ def saw_gap(family: Family, session: Session, gap_s: float) -> None:
         if gaps_s is None:
             if len(family.gaps_s) >= MAX_TOOLS:
                 continue
-            gaps_s = family.gaps_s[tools] = Gaps()
+            gaps_s = family.gaps_s[tools] = IdleTimes()
         gaps_s.add(gap_s)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias, TypeVar, dataclass_transform
 
-from policies.idle_times import Gaps
+from policies.idle_times import IdleTimes
 
 SessionId: TypeAlias = str
 FamilyId: TypeAlias = str
@@ -166,7 +166,7 @@ class Family:
     """Mean length of an answer."""
     most_output_tokens: int | None = None
     """The largest bound that its turns put on an answer. None: no turn had one."""
-    gaps_s: dict[str, Gaps] = field(default_factory=dict)
+    gaps_s: dict[str, IdleTimes] = field(default_factory=dict)
     """Idle times between two turns of one session: by the tools that were called, and under "" those of all."""
     calls_tools: bool = False
     """Whether an answer called a tool; then one that calls none is likely the last of its session."""

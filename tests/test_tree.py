@@ -1,11 +1,14 @@
-"""Laws of the tree: folders in one strict order, and no circles."""
+"""Laws of the tree: folders in one strict order, no circles, and one class for a name."""
 
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parent.parent
 PRODUCT = ("gateway", "policies", "tool_runtime", "batch_agent")
@@ -85,3 +88,15 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
         for imported in graph.values():
             imported.difference_update(leaves)
     assert graph == {}
+
+
+@pytest.mark.parametrize("package", PRODUCT)
+def test_a_class_name_means_one_class(package: str) -> None:
+    counts = Counter(
+        node.name
+        for module in files()
+        if module == package or module.startswith(f"{package}.")
+        for node in ast.walk(tree(module))
+        if isinstance(node, ast.ClassDef)
+    )
+    assert {name: count for name, count in counts.items() if count > 1} == {}

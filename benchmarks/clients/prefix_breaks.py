@@ -15,7 +15,7 @@ import orjson
 
 from benchmarks.clients.trace_replay import TraceReplay
 from benchmarks.results import command_parser, write
-from gateway.config.settings import Identity
+from gateway.config.settings import IdentitySettings
 from gateway.core.transport import Request
 from gateway.dialects import BY_PATH
 from gateway.dialects.base import Script
@@ -106,7 +106,7 @@ def first_prompts(client: str) -> Iterator[tuple[Exchange, str]]:
 
 
 def client_breaks(client: str) -> ClientBreaks:
-    defaults = Identity()
+    defaults = IdentitySettings()
     rewrite = Rewrite(True, defaults.volatile_patterns, defaults.volatile_learned)
     as_sent, as_moved = Breaks(), Breaks()
     shared, moved = SharedBlocks(), SharedBlocks()

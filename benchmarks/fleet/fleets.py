@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gateway.cli.demo.fleet import Shape
+from gateway.cli.demo.fleet import FleetShape
 
 BASE_RATE_PER_S = 40 / 45.0
 """R: the sessions per second that the base engine finishes when all go straight (`--fleet base`, straight)."""
@@ -14,7 +14,7 @@ BASE_RATE_PER_S = 40 / 45.0
 class FleetSpec:
     """A workload, and the engine's KV cache under it."""
 
-    shape: Shape
+    shape: FleetShape
     num_blocks: int
     """Per worker."""
     num_workers: int = 1
@@ -35,24 +35,24 @@ class FleetSpec:
 
 
 def _open(load: float) -> FleetSpec:
-    return FleetSpec(Shape(200, arrival_rate_per_s=load * BASE_RATE_PER_S), 2_500, session_cap=24)
+    return FleetSpec(FleetShape(200, arrival_rate_per_s=load * BASE_RATE_PER_S), 2_500, session_cap=24)
 
 
 def _cpu(num_sessions: int) -> FleetSpec:
     """For the 7M model on a CPU: about five sessions fit."""
-    shape = Shape(num_sessions, first_tokens=600, append_tokens=600, output_tokens=(36, 84), gap_s=(0.5, 0.5))
+    shape = FleetShape(num_sessions, first_tokens=600, append_tokens=600, output_tokens=(36, 84), gap_s=(0.5, 0.5))
     return FleetSpec(shape, num_blocks=600, block_tokens=32, session_cap=5)
 
 
 FLEETS = {
-    "below": FleetSpec(Shape(8), 8_192),
-    "base": FleetSpec(Shape(40), 2_500),
-    "base-37": FleetSpec(Shape(37), 2_500),
-    "base-43": FleetSpec(Shape(43), 2_500),
-    "base-50": FleetSpec(Shape(50), 2_500),
-    "ctl": FleetSpec(Shape(40), 8_192),
-    "mixed": FleetSpec(Shape(40, (2, 4, 8)), 2_500),
-    "w4": FleetSpec(Shape(40), 900, num_workers=4, session_cap=28),
+    "below": FleetSpec(FleetShape(8), 8_192),
+    "base": FleetSpec(FleetShape(40), 2_500),
+    "base-37": FleetSpec(FleetShape(37), 2_500),
+    "base-43": FleetSpec(FleetShape(43), 2_500),
+    "base-50": FleetSpec(FleetShape(50), 2_500),
+    "ctl": FleetSpec(FleetShape(40), 8_192),
+    "mixed": FleetSpec(FleetShape(40, (2, 4, 8)), 2_500),
+    "w4": FleetSpec(FleetShape(40), 900, num_workers=4, session_cap=28),
     "open": _open(1.0),
     "open-0.8": _open(0.8),
     "open-1.15": _open(1.15),

@@ -39,7 +39,7 @@ from benchmarks.simulation.workloads import (
     siblings,
     with_children,
 )
-from gateway.cli.demo.fleet import Shape
+from gateway.cli.demo.fleet import FleetShape
 from gateway.embedded.model import EngineSpec
 
 BASE = World(EngineSpec(2_500))
@@ -51,7 +51,7 @@ R_PER_S = 40 / 44.9
 def cliff(seeds: Sequence[int]) -> Outcome:
     """Throughput against sessions at once."""
     arms, counts = ("straight", "fifo", "turns", "oracle cap"), (8, 12, 16, 20, 24, 28, 32, 40, 50, 60, 80)
-    cells = [SweepCell(partial(plain, Shape(max(160, 3 * count))), BASE, count) for count in counts]
+    cells = [SweepCell(partial(plain, FleetShape(max(160, 3 * count))), BASE, count) for count in counts]
     runs_of = sweep(arms, cells, seeds)
     rate = {arm: [mean(runs, throughput) for runs in runs_of[arm]] for arm in arms}
     last = {arm: values[-1] for arm, values in rate.items()}
@@ -82,7 +82,7 @@ def overload(seeds: Sequence[int]) -> Outcome:
         ("straight", "turns", "oracle cap", "oracle", INFINITE_CACHE),
         (0.8, 1.0, 1.15, 1.3, 1.5, 1.8, 2.4),
     )
-    cells = [SweepCell(partial(plain, Shape(200, arrival_rate_per_s=rate * R_PER_S)), BASE) for rate in rates]
+    cells = [SweepCell(partial(plain, FleetShape(200, arrival_rate_per_s=rate * R_PER_S)), BASE) for rate in rates]
     runs_of = sweep(arms, cells, seeds)
     measures = {"mean": session_s, "p99": p99_session_s, "p99 TTFT later": p99_ttft_later_s}
 
@@ -262,16 +262,16 @@ def shapes(seeds: Sequence[int]) -> Outcome:
 def _shapes() -> dict[str, SweepCell]:
     few = replace(BASE, spec=EngineSpec(900), num_replicas=4)
     return {
-        "ctl: 40x4, no pressure": SweepCell(partial(plain, Shape(40)), World(EngineSpec(8_192))),
-        "base: 40x4": SweepCell(partial(plain, Shape(40)), BASE),
-        "37x4": SweepCell(partial(plain, Shape(37)), BASE),
-        "80x4": SweepCell(partial(plain, Shape(80)), BASE),
-        "mixed: 40 of 2, 4 or 8 turns": SweepCell(partial(plain, Shape(40, (2, 4, 8))), BASE),
-        "30x8": SweepCell(partial(plain, Shape(30, (8,))), BASE),
-        "long answers": SweepCell(partial(plain, Shape(40, output_tokens=(300, 600))), BASE),
-        "slow tools": SweepCell(partial(plain, Shape(40, gap_s=(2.0, 8.0))), BASE),
-        "little shared": SweepCell(partial(plain, Shape(40, shared_tokens=300, first_tokens=1_200)), BASE),
-        "w4: four workers": SweepCell(partial(plain, Shape(40)), few),
+        "ctl: 40x4, no pressure": SweepCell(partial(plain, FleetShape(40)), World(EngineSpec(8_192))),
+        "base: 40x4": SweepCell(partial(plain, FleetShape(40)), BASE),
+        "37x4": SweepCell(partial(plain, FleetShape(37)), BASE),
+        "80x4": SweepCell(partial(plain, FleetShape(80)), BASE),
+        "mixed: 40 of 2, 4 or 8 turns": SweepCell(partial(plain, FleetShape(40, (2, 4, 8))), BASE),
+        "30x8": SweepCell(partial(plain, FleetShape(30, (8,))), BASE),
+        "long answers": SweepCell(partial(plain, FleetShape(40, output_tokens=(300, 600))), BASE),
+        "slow tools": SweepCell(partial(plain, FleetShape(40, gap_s=(2.0, 8.0))), BASE),
+        "little shared": SweepCell(partial(plain, FleetShape(40, shared_tokens=300, first_tokens=1_200)), BASE),
+        "w4: four workers": SweepCell(partial(plain, FleetShape(40)), few),
         "pod, two classes, 120 at once": SweepCell(partial(mixed, (BOUNDED, HEAVY), 120), POD),
         "pod, bounded, 60 at once": SweepCell(partial(mixed, (BOUNDED,), 60), POD),
         "sub-agents": SweepCell(_with_children, BASE),
@@ -280,7 +280,7 @@ def _shapes() -> dict[str, SweepCell]:
 
 
 def _with_children(seed: int) -> list[AgentRun]:
-    return with_children(plain(Shape(30), seed), 0.44, seed)
+    return with_children(plain(FleetShape(30), seed), 0.44, seed)
 
 
 def _day_to_day(seed: int) -> list[AgentRun]:
@@ -317,7 +317,7 @@ def _worlds() -> dict[str, tuple[World, str]]:
 def robustness(seeds: Sequence[int]) -> Outcome:
     """What others say, or leave out, must not matter."""
     worlds = _worlds()
-    draw = partial(plain, Shape(300, arrival_rate_per_s=ROBUSTNESS_RATE * R_PER_S))
+    draw = partial(plain, FleetShape(300, arrival_rate_per_s=ROBUSTNESS_RATE * R_PER_S))
     cells = [SweepCell(draw, world, after_s=LEFT_OUT_S) for world, _ in worlds.values()]
     runs_of = sweep(("turns",), cells, seeds)
     runs = dict(zip(worlds, runs_of["turns"], strict=True))

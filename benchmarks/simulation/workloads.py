@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 
-from gateway.cli.demo.fleet import PlannedSession, Shape, draw
+from gateway.cli.demo.fleet import FleetShape, PlannedSession, draw
 from policies.types import TurnKind
 
 _INDEX_BITS = 24
@@ -99,7 +99,7 @@ def everyone(runs: Sequence[AgentRun]) -> Iterator[AgentRun]:
             yield from everyone(call.children)
 
 
-def plain(shape: Shape, seed: int) -> list[AgentRun]:
+def plain(shape: FleetShape, seed: int) -> list[AgentRun]:
     """The fleet that the demo and the fleet benchmark play with clients that offer no tools."""
     return [_plain(session) for session in draw(shape, seed)]
 

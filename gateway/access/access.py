@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gateway.access.client_keys import ANYBODY, Caller, Keys, hash_of
-from gateway.access.meters import Terms
+from gateway.access.meters import CallerLimits
 from gateway.config.settings import Settings
 from gateway.core.errors import Failure
 
@@ -38,7 +38,7 @@ class Viewer:
     """None: an administrator, who sees all of them."""
     tools: tuple[str, ...] = ("*",)
     models: tuple[str, ...] = ("*",)
-    terms: Terms | None = None
+    terms: CallerLimits | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import NoReturn
 
 from gateway.access.counters import Counters, Used
-from gateway.access.meters import BUDGETS, Meter, Quantity, Terms
+from gateway.access.meters import BUDGETS, CallerLimits, Meter, Quantity
 from gateway.config.settings import Price
 from gateway.core import fields
 from gateway.core.errors import Failure, Outcome, Refused
@@ -43,11 +43,11 @@ class Limiter:
     """Told of each refusal, with its quantity."""
     held_s: dict[str, float] = field(default_factory=dict)
 
-    def allowance(self, terms: Terms) -> Allowance:
+    def allowance(self, terms: CallerLimits) -> Allowance:
         """Of a new request; nothing is taken yet."""
         return Allowance(self, terms, self.now())
 
-    def take(self, terms: Terms, amounts: Mapping[Quantity, float], now: float) -> None:
+    def take(self, terms: CallerLimits, amounts: Mapping[Quantity, float], now: float) -> None:
         """Adds the amounts to all meters, or to none; an amount of 0 wants a meter that is not used up. Raises
         Refused."""
         for meter in terms.meters:
@@ -60,7 +60,7 @@ class Limiter:
                 self.refuse(meter.quantity, _exceeded(meter, used, wanted), used.fades_to_s(room))
         self.add(terms, amounts, now)
 
-    def add(self, terms: Terms, amounts: Mapping[Quantity, float], at: float) -> None:
+    def add(self, terms: CallerLimits, amounts: Mapping[Quantity, float], at: float) -> None:
         """Counts without asking."""
         for meter in terms.meters:
             if amount := amounts.get(meter.quantity):
@@ -77,7 +77,7 @@ class Limiter:
         )
         return whole / TOKENS_OF_A_PRICE
 
-    def leave(self, terms: Terms, began_at: float) -> None:
+    def leave(self, terms: CallerLimits, began_at: float) -> None:
         """Gives a place back."""
         self.counters.hold(terms.name, -1)
         before_s = self.held_s.get(terms.name, FIRST_HELD_S)
@@ -98,7 +98,7 @@ class Allowance:
     """Of one request: `enter`, `reserve`, and whatever came of them, `settle`."""
 
     limiter: Limiter
-    terms: Terms
+    terms: CallerLimits
     began_at: float
     has_place: bool = False
     reserved: dict[Quantity, float] = field(default_factory=dict)
@@ -180,7 +180,7 @@ class Standing:
         yield f"x-ratelimit-reset-{name}", f"{math.ceil(self.resets_in_s)}s"
 
 
-def standing(terms: Terms, counters: Counters, now: float) -> Iterator[Standing]:
+def standing(terms: CallerLimits, counters: Counters, now: float) -> Iterator[Standing]:
     for meter in terms.meters:
         used = counters.used(meter.name, meter.window_s, now)
         yield Standing(meter, used.counted, used.fades_to_s(0.0))

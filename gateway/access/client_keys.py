@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from hashlib import blake2b
 
-from gateway.access.meters import Meter, Terms
+from gateway.access.meters import CallerLimits, Meter
 from gateway.config.loading import secret
 from gateway.config.settings import Settings, is_loopback
 from gateway.core.errors import ConfigError, Failure, Outcome, Refused
@@ -80,7 +80,7 @@ class Caller:
     """Of its tenant, in the fair share."""
     models: tuple[str, ...] = ("*",)
     """Names and globs of the engine models that it may use."""
-    terms: Terms | None = None
+    terms: CallerLimits | None = None
     """None: nothing is limited."""
     cache_salt: str = ""
     """Of its tenant. Empty: tenants share engines' caches."""
@@ -106,7 +106,7 @@ def callers(settings: Settings) -> dict[str, Caller]:
             entry.urgency,
             entry.weight,
             entry.models,
-            Terms.of(entry.id, entry.limits),
+            CallerLimits.of(entry.id, entry.limits),
             salts.get(entry.tenant, ""),
         )
     return found
@@ -177,7 +177,7 @@ class Keys:
         self.is_open = not callers
 
     @property
-    def all_terms(self) -> list[Terms]:
+    def all_terms(self) -> list[CallerLimits]:
         """The limits of every key that has some."""
         return [caller.terms for caller in self._by_id.values() if caller.terms is not None]
 

@@ -35,7 +35,7 @@ class Meter:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class CallerLimits:
     """All that limits one key."""
 
     name: str
@@ -44,7 +44,7 @@ class Terms:
     concurrency: int | None = None
 
     @staticmethod
-    def of(key_id: str, limits: KeyLimits) -> Terms | None:
+    def of(key_id: str, limits: KeyLimits) -> CallerLimits | None:
         """None: nothing is limited."""
         asked = (
             (Quantity.REQUESTS, limits.requests, limits.window_s),
@@ -53,9 +53,9 @@ class Terms:
             (Quantity.BUDGET_COST, limits.budget_cost, limits.budget_window_s),
         )
         meters = tuple(Meter(f"{key_id}/{q}", q, limit, window_s) for q, limit, window_s in asked if limit)
-        return Terms(key_id, meters, limits.concurrency) if meters or limits.concurrency else None
+        return CallerLimits(key_id, meters, limits.concurrency) if meters or limits.concurrency else None
 
-    def budgets(self) -> Terms | None:
+    def budgets(self) -> CallerLimits | None:
         """Those that hold for lines of batches too: the gateway itself paces them, so rates do not."""
         meters = tuple(meter for meter in self.meters if meter.quantity in BUDGETS)
-        return Terms(self.name, meters) if meters else None
+        return CallerLimits(self.name, meters) if meters else None

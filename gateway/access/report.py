@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gateway.access.allowance import Limiter, standing
-from gateway.access.meters import Quantity, Terms
+from gateway.access.meters import CallerLimits, Quantity
 from gateway.core.fields import Json
 
 
-def report(limiter: Limiter, all_terms: Iterable[Terms]) -> list[Json]:
+def report(limiter: Limiter, all_terms: Iterable[CallerLimits]) -> list[Json]:
     """One row for each limit."""
     now = limiter.now()
     return [row for terms in all_terms for row in _rows(limiter, terms, now)]
 
 
-def _rows(limiter: Limiter, terms: Terms, now: float) -> list[Json]:
+def _rows(limiter: Limiter, terms: CallerLimits, now: float) -> list[Json]:
     rows: list[Json] = [
         {
             "key": terms.name,

@@ -21,7 +21,7 @@ WINDOW_S = 300.0
 """How far the turns go back."""
 
 
-class Phase(StrEnum):
+class SessionPhase(StrEnum):
     """What a session does now."""
 
     WAITING = "waiting"  # a turn of it is held at the gate
@@ -52,7 +52,7 @@ def row(seen: Seen, told: SessionView | None, now: float, shows_tenant: bool) ->
     """One session; keys without a value are left out. Seconds count from now."""
     who, exchange = seen.who, seen.open[-1] if seen.open else None
     phase, since = _phase(exchange, told, seen.last_at)
-    is_waiting, replica = phase is Phase.WAITING, seen.replica
+    is_waiting, replica = phase is SessionPhase.WAITING, seen.replica
     if exchange is not None and exchange.dispatch is not None:
         replica = exchange.dispatch.replica_id
     about: Json = {
@@ -76,22 +76,22 @@ def row(seen: Seen, told: SessionView | None, now: float, shows_tenant: bool) ->
     return {key: value for key, value in about.items() if value not in (None, "")}
 
 
-def _phase(exchange: Exchange | None, told: SessionView | None, last_at: float) -> tuple[Phase, float]:
+def _phase(exchange: Exchange | None, told: SessionView | None, last_at: float) -> tuple[SessionPhase, float]:
     """And since when."""
     if exchange is None:
         if told is None or not told.is_resident:
-            return Phase.IDLE, last_at
-        return (Phase.TOOL if told.calls_tools and not told.is_expired else Phase.LEASE), last_at
+            return SessionPhase.IDLE, last_at
+        return (SessionPhase.TOOL if told.calls_tools and not told.is_expired else SessionPhase.LEASE), last_at
     times = exchange.timings
     if len(exchange.tools_at) % 2:
-        return Phase.TOOL, exchange.tools_at[-1]
+        return SessionPhase.TOOL, exchange.tools_at[-1]
     since = exchange.tools_at[-1] if exchange.tools_at else times.recognised_at or times.received_at
     is_back = bool(exchange.tools_at) or times.first_byte_at is None
     if times.leased_at is None or (is_back and told and told.state is SessionState.WAITING):
-        return Phase.WAITING, since
+        return SessionPhase.WAITING, since
     if times.first_byte_at is None:
-        return Phase.PREFILL, times.leased_at
-    return Phase.DECODE, max(since, times.first_byte_at)
+        return SessionPhase.PREFILL, times.leased_at
+    return SessionPhase.DECODE, max(since, times.first_byte_at)
 
 
 def _waits_for(exchange: Exchange | None, told: SessionView | None) -> Hold:

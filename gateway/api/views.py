@@ -17,7 +17,7 @@ from gateway.api.live import PATH as LIVE
 from gateway.api.live import Live
 from gateway.api.router import wrong_method
 from gateway.api.ui.page import PATH as UI
-from gateway.api.ui.page import Page
+from gateway.api.ui.page import LivePage
 from gateway.config.live_settings import RequestSettings
 from gateway.core.errors import Failure
 from gateway.core.excerpt import excerpt
@@ -47,7 +47,7 @@ _NOT_READY = Failure(503, "server_error", "The gateway is stopping, or no engine
 
 
 @dataclass(frozen=True, slots=True)
-class Admin:
+class Views:
     """Answers from memory; nothing here asks an engine."""
 
     access: Access
@@ -61,7 +61,7 @@ class Admin:
     is_draining: Callable[[], bool]
     clock: Callable[[], float]
     live: Live
-    page: Page
+    page: LivePage
 
     async def handle(self, request: Request, responder: Responder, is_private: bool = False) -> None:
         """Status, headers and body of any path that is no model call. `is_private`: on the admin listener."""

@@ -15,7 +15,7 @@ from jsonschema.exceptions import SchemaError
 from jsonschema.validators import validator_for
 
 from gateway.batches import runner
-from gateway.batches.line_executor import Asking
+from gateway.batches.line_executor import LineExecutor
 from gateway.batches.objects import Batch, Finished, Line, Spent, new_id
 from gateway.batches.outputs import NotChecked, Outputs
 from gateway.batches.store import Store, StoreFailed
@@ -168,7 +168,7 @@ class _Ended(Exception):
 class AgentRuns:
     """Keeps nothing of a run but what is in the store."""
 
-    asking: Asking
+    asking: LineExecutor
     store: Store
     runtime: ToolRuntime | None
     session_ended: Callable[[str], None]

@@ -11,7 +11,7 @@ import orjson
 from gateway.access.client_keys import Caller, Keys
 from gateway.batches import asked
 from gateway.batches.objects import Batch, File, NotAllowed, Status, new_id
-from gateway.batches.store import Page, Store
+from gateway.batches.store import ListPage, Store
 from gateway.batches.upload import Blobs, upload
 from gateway.core.errors import Refused
 from gateway.core.fields import Json
@@ -158,7 +158,7 @@ class Api:
         return batch.as_json()
 
 
-def _listed(rows: Sequence[Json], page: Page) -> Json:
+def _listed(rows: Sequence[Json], page: ListPage) -> Json:
     """`rows` may hold one more than the page."""
     shown = rows[: page.limit]
     return {

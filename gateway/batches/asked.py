@@ -10,7 +10,7 @@ from urllib.parse import parse_qs
 
 import orjson
 
-from gateway.batches.store import Page
+from gateway.batches.store import ListPage
 from gateway.core import fields
 from gateway.core.errors import Failure, Outcome, Refused
 from gateway.core.fields import Json
@@ -85,14 +85,14 @@ def expires_s(policy: Any, param: str) -> int:
     return seconds
 
 
-def page(query: Mapping[str, str], default: int, most: int) -> Page:
+def page(query: Mapping[str, str], default: int, most: int) -> ListPage:
     """Raises Refused."""
     limit, order = query.get("limit", str(default)), query.get("order", "desc")
     if not limit.isdecimal() or len(limit) > 9 or not 1 <= int(limit) <= most:
         refuse(f"'limit' must be between 1 and {most}.", "limit", code="invalid_value")
     if order not in ("asc", "desc"):
         refuse("'order' must be 'asc' or 'desc'.", "order", code="invalid_value")
-    return Page(int(limit), query.get("after") or None, order == "asc")
+    return ListPage(int(limit), query.get("after") or None, order == "asc")
 
 
 def query_of(text: str) -> dict[str, str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gateway.batches import agent_runs, runner
 from gateway.batches.agent_runs import AgentRuns
 from gateway.batches.front import AGENT_RUNS
-from gateway.batches.line_executor import Asking
+from gateway.batches.line_executor import LineExecutor
 from gateway.batches.lines import Endpoint
 from gateway.batches.objects import Batch, Finished, Line
 from gateway.dialects import BY_PATH
@@ -24,7 +24,7 @@ _ONE_CALL = (("x-turngate-remaining-turns", "0"), ("x-turngate-final", "1"))
 class Endpoints:
     """For the lines of all batches."""
 
-    asking: Asking
+    asking: LineExecutor
     agent_runs: AgentRuns
     runtime: ToolRuntime | None
     wrong_model: Callable[[str], str | None]

@@ -37,7 +37,7 @@ class LineKeys(Keys):
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
+class LineExecutor:
     """`path` is the gateway's own, with LineKeys."""
 
     path: Handler

@@ -10,7 +10,7 @@ from typing import IO, Any
 
 import orjson
 
-from gateway.batches.objects import Fault, Line
+from gateway.batches.objects import Line, LineFault
 from gateway.core import fields
 from gateway.core.errors import Failure
 from gateway.core.excerpt import excerpt
@@ -45,7 +45,7 @@ class Input:
     """What a file was found to be. It is asked only if there are no faults."""
 
     lines: list[Line] = field(default_factory=list)
-    faults: list[Fault] = field(default_factory=list)
+    faults: list[LineFault] = field(default_factory=list)
     model: str | None = None
 
 
@@ -57,16 +57,16 @@ def read(file: Path, endpoint: Endpoint, max_line_bytes: int) -> Input:
         for number, (offset, raw) in enumerate(_raw_lines(source, max_line_bytes)):
             if number == MAX_LINES:
                 text = f"The batch has more than {MAX_LINES:,} requests."
-                return Input(faults=[Fault("too_many_tasks", text)])
+                return Input(faults=[LineFault("too_many_tasks", text)])
             try:
                 found.lines.append(_line(number, offset, raw, endpoint, found, seen, max_line_bytes))
             except _Wrong as wrong:
                 text = excerpt(str(wrong), MAX_FAULT_CHARS)
-                found.faults.append(Fault(wrong.code, text, wrong.param, number + 1))
+                found.faults.append(LineFault(wrong.code, text, wrong.param, number + 1))
                 if len(found.faults) == MAX_FAULTS:
                     return found
     if not found.lines and not found.faults:
-        found.faults.append(Fault("empty_file", "The input file has no requests."))
+        found.faults.append(LineFault("empty_file", "The input file has no requests."))
     return found
 
 

@@ -71,7 +71,7 @@ class NotAllowed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class LineFault:
     """What is wrong with an input file."""
 
     code: str
@@ -127,7 +127,7 @@ class Batch:
     reached_at: Mapping[str, int] = field(default_factory=dict)
     """When each later status was reached."""
     model: str | None = None
-    errors: tuple[Fault, ...] = ()
+    errors: tuple[LineFault, ...] = ()
     output_file_id: str | None = None
     error_file_id: str | None = None
     output_expires_s: int | None = None
@@ -218,7 +218,7 @@ def batch_of(about: bytes, counts: Sequence[int]) -> Batch:
     """`counts` in the order of COUNTS."""
     total, completed, failed, *tokens = counts
     told = orjson.loads(about)
-    told |= {"status": Status(told["status"]), "errors": tuple(Fault(**fault) for fault in told["errors"])}
+    told |= {"status": Status(told["status"]), "errors": tuple(LineFault(**fault) for fault in told["errors"])}
     told["allowed_tools"] = tuple(told["allowed_tools"])
     told |= {"total": total, "completed": completed, "failed": failed, "spent": Spent(*tokens)}
     return Batch(**told)

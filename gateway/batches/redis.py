@@ -26,7 +26,7 @@ from gateway.batches.objects import (
     counted,
     file_of,
 )
-from gateway.batches.store import Page
+from gateway.batches.store import ListPage
 from gateway.core.errors import ConfigError
 from gateway.core.redis import client
 
@@ -92,7 +92,7 @@ class RedisStore:
         file = file_of(found) if found else None
         return file if file is not None and file.tenant == tenant else None
 
-    async def files(self, tenant: str, purpose: str | None, page: Page) -> list[File]:
+    async def files(self, tenant: str, purpose: str | None, page: ListPage) -> list[File]:
         found: list[File] = []
         while len(found) <= page.limit and (ids := await self._ids("files", tenant, page)):
             rows = await self._redis.mget([self._key("file", file_id) for file_id in ids])
@@ -134,7 +134,7 @@ class RedisStore:
         batch = _batch(await self._redis.hgetall(self._key("batch", batch_id)))
         return batch if batch is not None and batch.tenant == tenant else None
 
-    async def batches(self, tenant: str, page: Page) -> list[Batch]:
+    async def batches(self, tenant: str, page: ListPage) -> list[Batch]:
         return await self._batches(await self._ids("batches", tenant, page))
 
     async def live_batches(self) -> list[Batch]:
@@ -254,7 +254,7 @@ class RedisStore:
                     continue
                 return moved
 
-    async def _ids(self, kind: str, tenant: str, page: Page) -> list[str]:
+    async def _ids(self, kind: str, tenant: str, page: ListPage) -> list[str]:
         """Ids of a page and one more, behind the one that is `page.after`; none behind one that is not there."""
         key, first, num = self._key(kind, tenant), "-inf" if page.is_ascending else "+inf", page.limit + 1
         if page.after is not None:

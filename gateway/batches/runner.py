@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from gateway.batches import lines
 from gateway.batches.lines import Endpoint
-from gateway.batches.objects import Batch, Fault, File, Finished, Line, NotAllowed, Spent, Status, new_id
+from gateway.batches.objects import Batch, File, Finished, Line, LineFault, NotAllowed, Spent, Status, new_id
 from gateway.batches.store import Store, StoreFailed
 from gateway.batches.upload import Blobs, Spool
 from gateway.core import fields
@@ -274,7 +274,7 @@ class Runner:
         try:
             found = await asyncio.to_thread(lines.read, file, endpoint, self.max_line_bytes())
         except FileNotFoundError:
-            found = lines.Input(faults=[Fault("file_not_found", "The input file does not exist any more.")])
+            found = lines.Input(faults=[LineFault("file_not_found", "The input file does not exist any more.")])
         if found.faults:
             return await self.store.move(batch.id, Status.FAILED, self._now(), errors=tuple(found.faults))
         return await self.store.begin(batch.id, found.lines, found.model, self._now())

@@ -18,7 +18,7 @@ from gateway.batches.api import Api
 from gateway.batches.concurrency_limiter import Load, Pace, Window
 from gateway.batches.endpoints import Endpoints
 from gateway.batches.front import ENDPOINTS
-from gateway.batches.line_executor import Asking
+from gateway.batches.line_executor import LineExecutor
 from gateway.batches.outputs import Outputs
 from gateway.batches.ownership import Shift
 from gateway.batches.redis import RedisStore
@@ -36,7 +36,7 @@ UPLOAD_S = 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class BatchContext:
     """What batches need of the gateway."""
 
     path: Handler
@@ -57,13 +57,13 @@ class Surroundings:
 
 
 @asynccontextmanager
-async def serving(settings: Batches, around: Surroundings) -> AsyncIterator[Handler]:
+async def serving(settings: Batches, around: BatchContext) -> AsyncIterator[Handler]:
     """The API, with live batches at work. `settings` name a directory. Raises OSError, ConfigError."""
     assert settings.directory is not None
     store, blobs = _kept_in(Path(settings.directory), settings.redis)
     window = Window(Pace(settings.in_flight), lambda: Load.of(around.view()), around.clock)
     metrics = BatchMetrics(around.registry, lambda: window.in_flight, lambda: window.size)
-    asking = Asking(around.path, window, settings.attempts, metrics.retries.inc)
+    asking = LineExecutor(around.path, window, settings.attempts, metrics.retries.inc)
 
     outputs = Outputs(around.clock)
     agent_runs = AgentRuns(asking, store, around.runtime, around.session_ended, outputs)

@@ -26,7 +26,7 @@ from gateway.batches.objects import (
     batch_of,
     counted,
 )
-from gateway.batches.store import Page
+from gateway.batches.store import ListPage
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], T]
@@ -215,7 +215,7 @@ class SqliteStore:
         found = await self._rows(f"SELECT {_FILE} FROM files WHERE tenant = ? AND id = ?", tenant, file_id)
         return _file(found[0]) if found else None
 
-    async def files(self, tenant: str, purpose: str | None, page: Page) -> list[File]:
+    async def files(self, tenant: str, purpose: str | None, page: ListPage) -> list[File]:
         found = await self._page("files", _FILE, tenant, page, "AND (? IS NULL OR purpose = ?)", purpose, purpose)
         return [_file(row) for row in found]
 
@@ -243,7 +243,7 @@ class SqliteStore:
         found = await self._rows(query, tenant, batch_id)
         return _batch(found[0]) if found else None
 
-    async def batches(self, tenant: str, page: Page) -> list[Batch]:
+    async def batches(self, tenant: str, page: ListPage) -> list[Batch]:
         return [_batch(row) for row in await self._page("batches", f"about, {_COUNTED}", tenant, page)]
 
     async def live_batches(self) -> list[Batch]:
@@ -322,7 +322,9 @@ class SqliteStore:
     async def _rows(self, query: str, *values: Any) -> list[Any]:
         return await self._database.run(lambda db: db.execute(query, values).fetchall())
 
-    async def _page(self, table: str, columns: str, tenant: str, page: Page, more: str = "", *values: Any) -> Any:
+    async def _page(
+        self, table: str, columns: str, tenant: str, page: ListPage, more: str = "", *values: Any
+    ) -> Any:
         """Rows of a tenant, behind the one whose id is `page.after`; none behind one that is not there."""
         compare, order = (">", "ASC") if page.is_ascending else ("<", "DESC")
         behind = f"AND row {compare} (SELECT row FROM {table} WHERE tenant = ? AND id = ?)" if page.after else ""

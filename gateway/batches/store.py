@@ -10,7 +10,7 @@ from gateway.batches.objects import Batch, File, Finished, Line, Status
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class ListPage:
     """Which part of a list is asked for."""
 
     limit: int
@@ -36,7 +36,7 @@ class Store(Protocol):
 
     async def file(self, tenant: str, file_id: str) -> File | None: ...
 
-    async def files(self, tenant: str, purpose: str | None, page: Page) -> list[File]:
+    async def files(self, tenant: str, purpose: str | None, page: ListPage) -> list[File]:
         """One more than the limit, if there are more."""
         ...
 
@@ -56,7 +56,7 @@ class Store(Protocol):
 
     async def batch(self, tenant: str, batch_id: str) -> Batch | None: ...
 
-    async def batches(self, tenant: str, page: Page) -> list[Batch]:
+    async def batches(self, tenant: str, page: ListPage) -> list[Batch]:
         """Newest first; one more than the limit, if there are more."""
         ...
 

@@ -6,10 +6,10 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 
 from gateway.batches.line_executor import LineKeys
-from gateway.batches.service import Surroundings, serving
+from gateway.batches.service import BatchContext, serving
 from gateway.config.live_settings import LiveSettings
 from gateway.core.transport import Handler
-from gateway.request.handler import Path
+from gateway.request.handler import RequestHandler
 from gateway.sessions.identity import Identity
 from gateway.sessions.session_table import Sessions
 from policies.recognition.lineage import Lineage
@@ -18,10 +18,10 @@ from tool_runtime.runtime import ToolRuntime
 
 
 def batches_on(
-    path: Path, settings: LiveSettings, secret: bytes, runtime: ToolRuntime | None
+    path: RequestHandler, settings: LiveSettings, secret: bytes, runtime: ToolRuntime | None
 ) -> AbstractAsyncContextManager[Handler]:
     """The API of batches. `secret`: of identity; `runtime`: of the gateway's tools."""
-    around = Surroundings(
+    around = BatchContext(
         path_of_lines(path, settings, secret).handle,
         path.keys,
         lambda: path.gate.view(counts_sessions=False),
@@ -35,7 +35,7 @@ def batches_on(
     return serving(settings.current.batches, around)
 
 
-def path_of_lines(path: Path, settings: LiveSettings, secret: bytes) -> Path:
+def path_of_lines(path: RequestHandler, settings: LiveSettings, secret: bytes) -> RequestHandler:
     """The same path without the bounds that clients' timers impose, and with a memory of its own for sessions:
     tens of thousands of lines must not make it forget those of agents."""
     at_start = settings.current

@@ -20,7 +20,7 @@ from gateway.config.settings import Settings
 from gateway.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from gateway.cluster.worker_identity import Place
+    from gateway.cluster.worker_identity import WorkerIdentity
     from gateway.core.fields import Json
     from gateway.core.transport import Upstream
 
@@ -115,7 +115,7 @@ async def serve_as_worker(settings: Settings, read: Callable[[], Settings]) -> i
 async def serve(
     settings: Settings,
     read: Callable[[], Settings],
-    place: Place | None = None,
+    place: WorkerIdentity | None = None,
     stop: asyncio.Event | None = None,
 ) -> int:
     """Runs until SIGINT or SIGTERM; then running requests may finish. A second signal does not wait. At SIGHUP

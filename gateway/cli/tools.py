@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 
 from prometheus_client import CollectorRegistry
 
-from gateway.config.settings import Tools
+from gateway.config.settings import ToolSettings
 from gateway.tools.wiring import OwnTools
 from gateway.transport.aiohttp_upstream import AiohttpUpstream
 from tool_runtime.types import Call, Context, Status
@@ -17,12 +17,12 @@ from tool_runtime.types import Call, Context, Status
 _CALLER = Context("command line")
 
 
-async def listed(section: Tools) -> int:
+async def listed(section: ToolSettings) -> int:
     """One line per tool; 1 when a server is not up or a tool is left out."""
     return await _with(section, _list)
 
 
-async def called(section: Tools, name: str, arguments: str) -> int:
+async def called(section: ToolSettings, name: str, arguments: str) -> int:
     """The result of a call, as a model would read it; 1 unless all went well."""
 
     async def call(tools: OwnTools) -> int:
@@ -50,7 +50,7 @@ async def _list(tools: OwnTools) -> int:
     return 1 if problems else 0
 
 
-async def _with(section: Tools, work: Callable[[OwnTools], Awaitable[int]]) -> int:
+async def _with(section: ToolSettings, work: Callable[[OwnTools], Awaitable[int]]) -> int:
     """Raises ConfigError."""
     async with AsyncExitStack() as running:
         upstream = AiohttpUpstream()

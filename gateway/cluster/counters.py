@@ -34,7 +34,7 @@ class SharedUsed(Used):
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class LimitClaim:
     """What one member says of one window."""
 
     used: float
@@ -43,14 +43,14 @@ class Claim:
 
 
 @dataclass(slots=True)
-class Heard:
+class HeardCounts:
     """What the other members had counted at the last round."""
 
     sums: Mapping[Window, float] = field(default_factory=dict)
     held: Mapping[str, int] = field(default_factory=dict)
 
 
-def free_of(limit: float, faded: float, own: float, others: Mapping[str, Claim], num_members: int) -> float:
+def free_of(limit: float, faded: float, own: float, others: Mapping[str, LimitClaim], num_members: int) -> float:
     """What nobody has claimed. `faded`: what is left of the window before. `others`: who is gone claims what it
     used; who is not in it and lives, an equal part."""
     equal = max(0.0, limit - faded) / num_members
@@ -78,7 +78,7 @@ class SharedCounters:
         """`meters`: all that there are now; a reload changes them."""
         self._meters = meters
         self.limits: dict[str, float] = {}
-        self.heard = Heard()
+        self.heard = HeardCounts()
         self.num_members = 1
         self._windows_s: dict[str, float] = {}
         self._active: set[str] = set()
@@ -150,8 +150,8 @@ class SharedCounters:
     def window_s(self, name: str) -> float:
         return self._windows_s[name]
 
-    def claim(self, window: Window) -> Claim:
-        return Claim(self._sums.get(window, 0.0), self._ceilings.get(window))
+    def claim(self, window: Window) -> LimitClaim:
+        return LimitClaim(self._sums.get(window, 0.0), self._ceilings.get(window))
 
     def is_wanted(self, name: str) -> bool:
         """Whether anybody asked since this was asked last."""

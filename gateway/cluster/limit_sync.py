@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import orjson
 
 from gateway.access.client_keys import Keys
-from gateway.cluster.counters import FEW, Claim, Heard, SharedCounters, Window, free_of, grant
+from gateway.cluster.counters import FEW, HeardCounts, LimitClaim, SharedCounters, Window, free_of, grant
 from gateway.cluster.membership import BoardGone, Member, asking
 from gateway.cluster.peer_client import PAGES, Hops
 
@@ -51,7 +51,7 @@ return {tostring(theirs), tostring(own + part)}
 process used stays when it is gone; what a member may still spend does not."""
 
 
-class Tally(Protocol):
+class LimitTally(Protocol):
     """Where claims meet."""
 
     async def round(self, counters: SharedCounters, now: float) -> None:
@@ -59,7 +59,9 @@ class Tally(Protocol):
         ...
 
 
-async def run(tally: Tally, counters: SharedCounters, keys: Keys, members: Callable[[], list[Member]]) -> None:
+async def run(
+    tally: LimitTally, counters: SharedCounters, keys: Keys, members: Callable[[], list[Member]]
+) -> None:
     """For ever; nobody is asked while no key is limited. Where a round fails, what was heard stays until it has
     faded, and ceilings end with their window: from then on each member spends an equal part."""
     while True:
@@ -108,7 +110,7 @@ class RedisTally:
         for text in answers[len(windows) + 1 :][: len(others)]:
             held.update(orjson.loads(text) if text else {})
         counters.learn(name.decode() for name in answers[-1])
-        counters.heard = Heard(sums, held)
+        counters.heard = HeardCounts(sums, held)
 
     def _told(self, counters: SharedCounters, window: Window, now: float, members: Sequence[str]) -> list[Any]:
         name, index = window
@@ -133,7 +135,7 @@ class SiblingTally:
         self._counters = counters
         self._process = secrets.token_hex(8)
         """The next one in its place counts from nothing."""
-        self._claims: dict[str, dict[Window, Claim]] = {}
+        self._claims: dict[str, dict[Window, LimitClaim]] = {}
         """By process."""
 
     @property
@@ -148,7 +150,7 @@ class SiblingTally:
                 process, rows, theirs = orjson.loads(text)
                 living.add(process)
                 self._claims[process] = {
-                    (name, index): Claim(used, ceiling) for name, index, used, ceiling in rows
+                    (name, index): LimitClaim(used, ceiling) for name, index, used, ceiling in rows
                 }
                 counters.learn(name for name, *_ in rows)
                 held.update(theirs)
@@ -157,7 +159,7 @@ class SiblingTally:
         for window in windows:
             theirs = {one: claims[window] for one, claims in self._claims.items() if window in claims}
             sums[window] = sum(claim.used for claim in theirs.values())
-        counters.heard = Heard(sums, held)
+        counters.heard = HeardCounts(sums, held)
         for name, index in windows:
             limit = counters.limits.get(name)
             if limit is not None and index == int(now // counters.window_s(name)):
@@ -172,7 +174,7 @@ class SiblingTally:
         """Ceilings of those who are gone, and they themselves with their last window."""
         kept = set(windows)
         for process in self._claims.keys() - living:
-            claims = {w: Claim(c.used, c.used) for w, c in self._claims[process].items() if w in kept}
+            claims = {w: LimitClaim(c.used, c.used) for w, c in self._claims[process].items() if w in kept}
             self._claims[process] = claims
             if not claims:
                 del self._claims[process]

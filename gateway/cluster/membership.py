@@ -52,7 +52,7 @@ def by_preference(members: Iterable[Member], origin: Origin) -> list[Member]:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class MemberState:
     """One member, as it was a moment ago."""
 
     member: Member
@@ -66,12 +66,14 @@ class State:
         )
 
 
-def decode(text: bytes) -> State:
+def decode(text: bytes) -> MemberState:
     """Raises ValueError for what no member of this release writes."""
     try:
         told = orjson.loads(text)
         member = Member(str(told["gateway"]), int(told["worker"]), str(told["url"]))
-        return State(member, {str(name): float(tokens) for name, tokens in fields.obj(told, "demand").items()})
+        return MemberState(
+            member, {str(name): float(tokens) for name, tokens in fields.obj(told, "demand").items()}
+        )
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"no state of a member: {error}") from None
 
@@ -93,7 +95,7 @@ class Board(Protocol):
     expected: Sequence[Member]
     """Members whether heard or not: all agree on the home of a session from the first request on."""
 
-    async def exchange(self, mine: State, trail: Trail) -> list[State]:
+    async def exchange(self, mine: MemberState, trail: Trail) -> list[MemberState]:
         """Tell what is mine, and return the other members that were here lately; placements go both ways.
         Raises BoardGone."""
         ...
@@ -146,7 +148,7 @@ class RedisBoard:
         self._num_told = 0
         """Placements by this process that are in the stream."""
 
-    async def exchange(self, mine: State, trail: Trail) -> list[State]:
+    async def exchange(self, mine: MemberState, trail: Trail) -> list[MemberState]:
         async with asking():
             num_news = trail.num_news
             ids, placed = await self._tell(mine, trail.news(self._num_told))
@@ -167,7 +169,7 @@ class RedisBoard:
     async def close(self) -> None:
         await self.redis.aclose()
 
-    async def _tell(self, mine: State, news: Placed) -> tuple[list[str], list[Any]]:
+    async def _tell(self, mine: MemberState, news: Placed) -> tuple[list[str], list[Any]]:
         """Ids of all members, and the placements since the last time."""
         async with self.redis.pipeline(transaction=False) as pipe:
             pipe.set(self._key(f"member:{mine.member.id}"), mine.encode(), px=GONE_MS)

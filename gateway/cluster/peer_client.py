@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 import orjson
 
-from gateway.cluster.membership import Member, State, decode, placed_of
+from gateway.cluster.membership import Member, MemberState, decode, placed_of
 from gateway.core.transport import (
     BodyTooLarge,
     Direct,
@@ -28,7 +28,7 @@ from gateway.core.transport import (
     sendable,
     taken,
 )
-from gateway.request.inprocess import Begun, HandedOn
+from gateway.request.inprocess import Continuation, HandedOn
 from gateway.request.upstream_request import end_to_end
 from gateway.sessions.session_locations import Trail
 
@@ -134,7 +134,7 @@ def private(secret: str, pages: Mapping[str, Callable[[str], bytes]], home: Hand
 class ReadRequest(HandedOn):
     """A `transport.Request` whose body has been read."""
 
-    def __init__(self, request: Request, raw: bytes | None, begun: Begun | None = None) -> None:
+    def __init__(self, request: Request, raw: bytes | None, begun: Continuation | None = None) -> None:
         """`raw`: None: it was too long."""
         self.method, self.path, self.query = request.method, request.path, request.query
         self.headers: Mapping[str, str] = request.headers
@@ -170,7 +170,7 @@ class Siblings:
     def pages(self) -> Mapping[str, Callable[[str], bytes]]:
         return {"state": lambda _: self._mine, "placed": self._placed}
 
-    async def exchange(self, mine: State, trail: Trail) -> list[State]:
+    async def exchange(self, mine: MemberState, trail: Trail) -> list[MemberState]:
         self._mine = mine.encode()
         found = await asyncio.gather(*(self._ask(sibling, trail) for sibling in self.expected))
         return [state for state in found if state is not None]
@@ -181,7 +181,7 @@ class Siblings:
     async def close(self) -> None:
         """Nothing is held."""
 
-    async def _ask(self, sibling: Member, trail: Trail) -> State | None:
+    async def _ask(self, sibling: Member, trail: Trail) -> MemberState | None:
         status, text = await self._hops.ask(sibling, PAGES + "state")
         if status != 200 or not text:
             self._heard.pop(sibling, None)  # it may begin anew

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
 
-from gateway.cluster.membership import Board, BoardGone, Member, State
+from gateway.cluster.membership import Board, BoardGone, Member, MemberState
 from gateway.sessions.session_locations import Trail
 from policies.types import Hold, ReplicaId
 from policies.view import FleetView, ReplicaView
@@ -65,7 +65,7 @@ class Peers:
         self._view = view
         self._give = give
         self._clock = clock
-        self._states: dict[Member, State] = {}
+        self._states: dict[Member, MemberState] = {}
         self._lost_at: dict[Member, float] = {}
         self._has_left = False
         self._due: Mapping[ReplicaId, float] = {}
@@ -89,7 +89,7 @@ class Peers:
     async def once(self) -> None:
         """One exchange. Where it fails, members and shares stay as they are."""
         view = self._view()
-        mine = State(self.me, demand_of(view))
+        mine = MemberState(self.me, demand_of(view))
         try:
             async with asyncio.timeout(WITHIN_S):
                 states = await self._board.exchange(mine, self.trail)
@@ -116,7 +116,7 @@ class Peers:
         except (BoardGone, TimeoutError):
             LOG.info("left without a word")
 
-    def _heard(self, states: Mapping[Member, State]) -> None:
+    def _heard(self, states: Mapping[Member, MemberState]) -> None:
         for member in states.keys() - self._states.keys():
             LOG.info("%s is here", member.id)
         for member in self._states.keys() - states.keys():

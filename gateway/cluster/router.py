@@ -21,7 +21,7 @@ from gateway.config.live_settings import RequestSettings
 from gateway.core.errors import Failure, Refused
 from gateway.core.transport import BodyTooLarge, Handler, Request, Responder, UpstreamCut, UpstreamRefused
 from gateway.dialects import BY_PATH
-from gateway.request.inprocess import Begun, InProcessResponder
+from gateway.request.inprocess import Continuation, InProcessResponder
 from gateway.request.stored_responses import Homes
 from gateway.sessions.session_locations import origin_of
 
@@ -93,7 +93,7 @@ class Front:
         except Refused:
             await self.serve(request, responder)  # which refuses it in its own format
             return
-        begun = Begun(settings, caller)
+        begun = Continuation(settings, caller)
         try:
             raw = await request.read(settings.limits.body_bytes)
         except BodyTooLarge:

@@ -16,13 +16,13 @@ from prometheus_client import CollectorRegistry, Gauge
 from gateway.access.client_keys import Keys
 from gateway.access.counters import Counters
 from gateway.cluster.counters import SharedCounters
-from gateway.cluster.limit_sync import RedisTally, SiblingTally, Tally, run
+from gateway.cluster.limit_sync import LimitTally, RedisTally, SiblingTally, run
 from gateway.cluster.membership import Board, Member, RedisBoard, connected
 from gateway.cluster.peer_client import Hops, Siblings, private
 from gateway.cluster.replica_shares import Peers
 from gateway.cluster.router import Forwarded, Front
 from gateway.cluster.tool_results import RedisResults
-from gateway.cluster.worker_identity import Place
+from gateway.cluster.worker_identity import WorkerIdentity
 from gateway.config import loading
 from gateway.config.live_settings import RequestSettings
 from gateway.config.settings import Settings
@@ -35,7 +35,7 @@ from policies.types import ReplicaReported
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class MemberContext:
     """What a member needs of its gateway."""
 
     upstream: Upstream
@@ -68,7 +68,7 @@ class Joined:
 
 @asynccontextmanager
 async def joined(
-    settings: Settings, place: Place | None, serve: Handler, admin: Handler, around: Surroundings
+    settings: Settings, place: WorkerIdentity | None, serve: Handler, admin: Handler, around: MemberContext
 ) -> AsyncIterator[Joined]:
     """`serve` and `admin`: the handlers of this process alone. Raises OSError, ConfigError."""
     secret = hmac.new(around.secret, b"turngate members", hashlib.sha256).hexdigest()
@@ -103,7 +103,7 @@ async def joined(
         yield Joined(front.handle, replace(front, serve=admin, is_admin=True).handle, peers.leave)
 
 
-async def _listening(settings: Settings, place: Place | None, server: Server) -> Member:
+async def _listening(settings: Settings, place: WorkerIdentity | None, server: Server) -> Member:
     """This member, whose private listener is up."""
     host = settings.cluster.host
     if place is None:
@@ -121,10 +121,10 @@ def _url(host: str, port: int) -> str:
 
 def _board(
     settings: Settings,
-    place: Place | None,
+    place: WorkerIdentity | None,
     me: Member,
     hops: Hops,
-    around: Surroundings,
+    around: MemberContext,
     pages: dict[str, Callable[[str], bytes]],
 ) -> Board:
     if settings.cluster.redis is not None:
@@ -143,7 +143,7 @@ def _tally(
     hops: Hops,
     counters: SharedCounters,
     pages: dict[str, Callable[[str], bytes]],
-) -> Tally:
+) -> LimitTally:
     if not isinstance(board, Siblings):
         assert isinstance(board, RedisBoard)
         me, members = peers.me.id, lambda: (member.id for member in peers.members)
@@ -173,7 +173,7 @@ def prefix_of(secret: bytes) -> str:
     return "turngate:" + hmac.new(secret, b"turngate redis", hashlib.sha256).hexdigest()[:16]
 
 
-def _front(settings: Settings, serve: Handler, peers: Peers, hops: Hops, around: Surroundings) -> Front:
+def _front(settings: Settings, serve: Handler, peers: Peers, hops: Hops, around: MemberContext) -> Front:
     return Front(
         serve=serve,
         peers=peers,

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 
-from gateway.cluster.worker_identity import Place
+from gateway.cluster.worker_identity import WorkerIdentity
 from gateway.config import loading
 from gateway.config.settings import Settings
 
@@ -42,7 +42,7 @@ async def supervise(settings: Settings, arguments: Sequence[str]) -> int:
 class Supervisor:
     """Owns the processes."""
 
-    def __init__(self, settings: Settings, arguments: Sequence[str], place: Place) -> None:
+    def __init__(self, settings: Settings, arguments: Sequence[str], place: WorkerIdentity) -> None:
         self._grace_s = settings.timeouts.shutdown_grace_s
         self._arguments = arguments
         self._places = [replace(place, worker=n) for n in range(settings.cluster.workers)]
@@ -76,7 +76,7 @@ class Supervisor:
             with suppress(ProcessLookupError):
                 process.send_signal(number)
 
-    async def _keep(self, place: Place) -> None:
+    async def _keep(self, place: WorkerIdentity) -> None:
         """One worker after the other in this place."""
         pause_s = FIRST_PAUSE_S
         while not self._stop.is_set():
@@ -96,7 +96,7 @@ class Supervisor:
                     await self._stop.wait()
             pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
 
-    async def _worker(self, place: Place) -> int:
+    async def _worker(self, place: WorkerIdentity) -> int:
         """From its start to its end; its status. In a session of its own, so that a terminal's signals come to the
         supervisor alone."""
         command = [sys.executable, "-m", "gateway", *self._arguments, "--worker"]
@@ -137,7 +137,7 @@ class Supervisor:
             LOG.info("%d workers are up", len(self._places))
 
 
-async def _place(settings: Settings, running: AsyncExitStack) -> Place:
+async def _place(settings: Settings, running: AsyncExitStack) -> WorkerIdentity:
     """What all places have in common. Ports are kept from others for as long as the supervisor runs, and embedded
     engines are run by it: each worker alone would have its own."""
     listen, admin, cluster = settings.listen, settings.admin, settings.cluster
@@ -148,7 +148,7 @@ async def _place(settings: Settings, running: AsyncExitStack) -> Place:
 
             hosted[address.name] = (await host(address, settings.embedded, running)).base_url
     wanted = [cluster.port + n if cluster.port else 0 for n in range(cluster.workers)]
-    return Place(
+    return WorkerIdentity(
         worker=0,
         port=_kept(listen.host, listen.port, running),
         private_ports=tuple(_kept(cluster.host, port, running) for port in wanted),

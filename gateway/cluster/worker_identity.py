@@ -17,7 +17,7 @@ MAX_LINE_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class WorkerIdentity:
     """Which of the workers a process is."""
 
     worker: int
@@ -49,7 +49,7 @@ class Place:
         return settings.model_copy(update=told)
 
 
-def is_member(settings: Settings, place: Place | None) -> bool:
+def is_member(settings: Settings, place: WorkerIdentity | None) -> bool:
     """Whether there can be others. Raises ConfigError."""
     if settings.cluster.redis is not None and settings.identity.secret is None:
         raise ConfigError(
@@ -58,10 +58,10 @@ def is_member(settings: Settings, place: Place | None) -> bool:
     return place is not None or settings.cluster.redis is not None
 
 
-def decode(line: bytes) -> Place:
+def decode(line: bytes) -> WorkerIdentity:
     """Raises ValueError."""
     told = orjson.loads(line)
-    return Place(**told | {"private_ports": tuple(told["private_ports"])})
+    return WorkerIdentity(**told | {"private_ports": tuple(told["private_ports"])})
 
 
 class Supervised:
@@ -77,7 +77,7 @@ class Supervised:
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
         return cls(reader)
 
-    async def place(self) -> Place:
+    async def place(self) -> WorkerIdentity:
         """Raises ValueError when there is no supervisor."""
         return decode(await self._reader.readline())
 

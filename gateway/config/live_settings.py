@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from gateway.config.settings import Limits, Models, Policy, Settings, Stream
+from gateway.config.settings import Models, Policy, RequestLimits, Settings, Stream
 from gateway.core.transport import Timeouts
 
 PLAIN_DEADLINE_S = 590.0
@@ -19,7 +19,7 @@ class RequestSettings:
     configuration, and shared by all requests that begin under it."""
 
     models: Models = Models()
-    limits: Limits = Limits()
+    limits: RequestLimits = RequestLimits()
     stream: Stream = Stream()
     max_wait_s: float = Policy().max_wait_s
     max_wait_plain_s: float = Policy().max_wait_plain_s

@@ -178,7 +178,7 @@ class KeyEntry(Section):
         return self.name or (self.key[:15] if self.key.startswith(("sha256:", "scrypt:")) else self.key)
 
 
-class Admin(Section):
+class AdminSettings(Section):
     """Who may see metrics, and what concerns all tenants."""
 
     host: str = "127.0.0.1"
@@ -266,7 +266,7 @@ class McpEntry(ToolRules):
         return self
 
 
-class Tools(Section):
+class ToolSettings(Section):
     """Tools that the gateway runs while a model answers. Nothing is on unless it is listed here."""
 
     use: tuple[ToolEntry, ...] = ()
@@ -288,7 +288,7 @@ class Tools(Section):
 # ---- the schema of traces
 
 
-class Tracing(Section):
+class TracingSettings(Section):
     """OpenTelemetry traces of requests, without content. Needs `turngate[otel]`."""
 
     endpoint: Annotated[str, form("https?://.", "http://collector:4318")] | None = None
@@ -431,7 +431,7 @@ class Stream(Section):
     """Time between two keep-alive events."""
 
 
-class Identity(Section):
+class IdentitySettings(Section):
     """How sessions are recognised, and how much is remembered for it."""
 
     secret: SecretRef | None = None
@@ -472,7 +472,7 @@ class Probing(Section):
     """How long it is left alone; twice as long each time that its trial fails, up to 60 s."""
 
 
-class Limits(Section):
+class RequestLimits(Section):
     """Bounds on what clients can make the gateway hold."""
 
     body_bytes: Count = 32 * 2**20
@@ -488,7 +488,7 @@ class Limits(Section):
     which engines fail."""
 
 
-class Timeouts(Section):
+class TimeoutSettings(Section):
     """Bounds of one call to an engine, and of stopping."""
 
     connect_s: Seconds = 5
@@ -512,7 +512,7 @@ class Logging(Section):
     """File for the log of scheduling facts, for replay; it holds no content. null: off."""
 
 
-class Receipts(Section):
+class ReceiptSettings(Section):
     """Why each answer went as it did, at /v1/turngate/receipts/{id}."""
 
     keep_s: SecondsOrZero = 600
@@ -553,21 +553,21 @@ class Settings(Section):
     models: Models = Models()
     policy: Policy = Policy()
     stream: Stream = Stream()
-    identity: Identity = Identity()
+    identity: IdentitySettings = IdentitySettings()
     probing: Probing = Probing()
-    limits: Limits = Limits()
-    timeouts: Timeouts = Timeouts()
+    limits: RequestLimits = RequestLimits()
+    timeouts: TimeoutSettings = TimeoutSettings()
     keys: tuple[KeyEntry, ...] = ()
     """Client keys. Empty: no key is asked for.
     Example: [{key: "env:TEAM_A_KEY", tenant: team-a, models: ["Qwen/*"], limits: {tokens: 200000}}]"""
     prices: dict[str, Price] = Field(default_factory=dict)
     """Name or glob of engine models -> price of a million tokens, for `budget_cost`; the first that matches.
     Example: {"Qwen/*": {prompt: 0.4, cached: 0.1, output: 1.2}, "*": {prompt: 2, output: 6}}"""
-    admin: Admin = Admin()
+    admin: AdminSettings = AdminSettings()
     logging: Logging = Logging()
-    tracing: Tracing = Tracing()
-    receipts: Receipts = Receipts()
+    tracing: TracingSettings = TracingSettings()
+    receipts: ReceiptSettings = ReceiptSettings()
     embedded: Embedded = Embedded()
-    tools: Tools = Tools()
+    tools: ToolSettings = ToolSettings()
     batches: Batches = Batches()
     cluster: Cluster = Cluster()

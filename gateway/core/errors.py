@@ -80,7 +80,7 @@ class ConfigError(Exception):
 # ---- names of what engines do wrong: the label of the counter `turngate_engine_faults_total`
 
 
-class Fault(StrEnum):
+class EngineFault(StrEnum):
     """One way in which an engine fails a call, or its watch."""
 
     REFUSED = "refused"  # no connection, or none in time
@@ -101,7 +101,7 @@ class Fault(StrEnum):
     OPENED = "opened"  # it failed so often that its circuit was opened
 
 
-OVERLOADS = frozenset((Fault.FULL,))
+OVERLOADS = frozenset((EngineFault.FULL,))
 """Faults that say nothing against an engine's health."""
 
 
@@ -109,8 +109,8 @@ class NoAnswer(Exception):
     """Status 200, and something that is no answer."""
 
 
-def of_break(error: Exception) -> Fault:
+def of_break(error: Exception) -> EngineFault:
     """The fault behind an answer that cannot be read on."""
     if isinstance(error, UpstreamCut):
-        return Fault.SILENT if error.is_silent else Fault.RESET
-    return Fault.TOO_LONG if isinstance(error, EventTooLong) else Fault.NO_ANSWER
+        return EngineFault.SILENT if error.is_silent else EngineFault.RESET
+    return EngineFault.TOO_LONG if isinstance(error, EventTooLong) else EngineFault.NO_ANSWER

@@ -36,7 +36,7 @@ class Script:
 
 
 @value
-class Tools:
+class ToolList:
     """The tools of a request, in canonical form."""
 
     texts: tuple[bytes, ...]
@@ -79,7 +79,7 @@ class Dialect(Protocol):
     conversation_key: str
     """Of the list in which each item is a message by itself; empty: there is none."""
 
-    def script(self, body: Json, tools: Tools | None = None) -> Script:
+    def script(self, body: Json, tools: ToolList | None = None) -> Script:
         """The conversation of a request. `tools`: its tools, where they are known."""
         ...
 

@@ -12,7 +12,7 @@ import orjson
 
 from gateway.core import fields
 from gateway.core.fields import Json, trimmed
-from gateway.dialects.base import Tools
+from gateway.dialects.base import ToolList
 
 VOLATILE = frozenset({"id", "status", "annotations", "logprobs", "cache_control", "provider_specific_fields"})
 """Keys that clients add, drop or renew from turn to turn; engines do not render them."""
@@ -88,9 +88,9 @@ def system(texts: Iterable[Any]) -> bytes:
     return b"\n".join([text.encode() if isinstance(text, str) else dump(text) for text in found if text])
 
 
-def tools(definitions: Sequence[Json]) -> Tools:
+def tools(definitions: Sequence[Json]) -> ToolList:
     """All tools of a request."""
-    return Tools(tuple(map(tool, definitions)), tool_names(definitions))
+    return ToolList(tuple(map(tool, definitions)), tool_names(definitions))
 
 
 def tool(definition: Json) -> bytes:

@@ -10,7 +10,7 @@ from gateway.core.errors import Failure
 from gateway.core.fields import Json
 from gateway.core.reply import Reply, ToolCall
 from gateway.dialects import base, canonical
-from gateway.dialects.base import Script, Tools
+from gateway.dialects.base import Script, ToolList
 from gateway.dialects.openai_format import Chunks, OpenAiFormat, chunks
 from policies.recognition.chains import Texts
 
@@ -27,7 +27,7 @@ class Chat(OpenAiFormat):
     def check(self, body: Json) -> Failure | None:
         return base.wrong_field(body, _SHAPES, required="messages", objects_in=("messages", "tools"))
 
-    def script(self, body: Json, tools: Tools | None = None) -> Script:
+    def script(self, body: Json, tools: ToolList | None = None) -> Script:
         if tools is None:
             definitions = canonical.objects(body.get("tools")) or canonical.objects(body.get("functions"))
             tools = canonical.tools(definitions)

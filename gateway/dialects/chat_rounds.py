@@ -13,7 +13,7 @@ from gateway.core.fields import Json
 from gateway.core.reply import ToolCall
 from gateway.dialects import canonical
 from gateway.dialects.chat import Chat as Dialect
-from gateway.dialects.rounds import End, Round, Terms, added, mark
+from gateway.dialects.rounds import End, Round, RoundTerms, added, mark
 from tool_runtime.types import Result, Tool
 
 _SAID = ("content", "reasoning_content", "reasoning")
@@ -24,7 +24,7 @@ _APART = "\n\n"
 """Between the texts of two rounds, which are paragraphs of one message."""
 
 
-class Chat:
+class ChatRounds:
     """The `Format`."""
 
     key = "messages"
@@ -96,7 +96,7 @@ class ChatAnswer:
     def mark(self) -> bytes:
         return mark(self.text, [call.id for call in self.calls])
 
-    def round(self, terms: Terms) -> ChatRound:
+    def round(self, terms: RoundTerms) -> ChatRound:
         return ChatRound(self, terms)
 
     def add(self, round_: Round) -> None:
@@ -152,7 +152,7 @@ class ChatAnswer:
 class ChatRound(Round):
     """One model call."""
 
-    def __init__(self, answer: ChatAnswer, terms: Terms) -> None:
+    def __init__(self, answer: ChatAnswer, terms: RoundTerms) -> None:
         super().__init__(terms)
         self._answer = answer
         self._said: dict[str, list[str]] = {}

@@ -12,7 +12,7 @@ from gateway.core.errors import Failure
 from gateway.core.fields import Json
 from gateway.core.reply import Reply
 from gateway.dialects import base, canonical
-from gateway.dialects.base import Script, Tools
+from gateway.dialects.base import Script, ToolList
 from gateway.dialects.openai_format import Chunks, OpenAiFormat, chunks
 
 Prompt: TypeAlias = str | list[int]
@@ -20,23 +20,23 @@ CHARS_PER_TOKEN = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PromptPart:
     """Prompts that are asked in one request."""
 
     indexes: tuple[int, ...]
     """Where each stands in the client's list."""
     prompts: tuple[Prompt, ...]
 
-    def halves(self) -> tuple[Part, Part]:
+    def halves(self) -> tuple[PromptPart, PromptPart]:
         middle = len(self.indexes) // 2
         return (
-            Part(self.indexes[:middle], self.prompts[:middle]),
-            Part(self.indexes[middle:], self.prompts[middle:]),
+            PromptPart(self.indexes[:middle], self.prompts[:middle]),
+            PromptPart(self.indexes[middle:], self.prompts[middle:]),
         )
 
-    def only(self, positions: Sequence[int]) -> Part:
+    def only(self, positions: Sequence[int]) -> PromptPart:
         """Those at these positions of the part."""
-        return Part(tuple(self.indexes[p] for p in positions), tuple(self.prompts[p] for p in positions))
+        return PromptPart(tuple(self.indexes[p] for p in positions), tuple(self.prompts[p] for p in positions))
 
 
 def prompts_of(body: Json) -> list[Prompt] | None:
@@ -53,7 +53,7 @@ def longest_chars(body: Json) -> int | None:
     return None if prompts is None else max(map(_chars, prompts))
 
 
-def cut(prompts: Sequence[Prompt], max_prompts: int, max_chars: int) -> Iterator[Part]:
+def cut(prompts: Sequence[Prompt], max_prompts: int, max_chars: int) -> Iterator[PromptPart]:
     """Parts of the prompts, in the order that puts common prefixes side by side. A part has at most `max_prompts`
     and, with what neighbours share counted once, `max_chars`; always one prompt."""
     order = sorted(range(len(prompts)), key=lambda index: prompts[index])
@@ -71,8 +71,8 @@ def cut(prompts: Sequence[Prompt], max_prompts: int, max_chars: int) -> Iterator
         yield _part(prompts, part)
 
 
-def _part(prompts: Sequence[Prompt], indexes: list[int]) -> Part:
-    return Part(tuple(indexes), tuple(prompts[index] for index in indexes))
+def _part(prompts: Sequence[Prompt], indexes: list[int]) -> PromptPart:
+    return PromptPart(tuple(indexes), tuple(prompts[index] for index in indexes))
 
 
 def _is_tokens(prompt: Any) -> bool:
@@ -111,7 +111,7 @@ class Completions(OpenAiFormat):
     def check(self, body: Json) -> Failure | None:
         return base.wrong_field(body, _SHAPES, required="prompt")
 
-    def script(self, body: Json, tools: Tools | None = None) -> Script:
+    def script(self, body: Json, tools: ToolList | None = None) -> Script:
         """A prompt that a client rendered itself is cut where its template begins a message; a token prompt is one
         message. Of several prompts, which are answered apart, what they have in common is the system text, and the
         rest of each is a message: so it counts once."""

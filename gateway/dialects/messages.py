@@ -12,7 +12,7 @@ from gateway.core.errors import Failure
 from gateway.core.fields import Json
 from gateway.core.reply import Reply, ToolCall
 from gateway.dialects import base, canonical
-from gateway.dialects.base import Script, Tools
+from gateway.dialects.base import Script, ToolList
 from gateway.dialects.openai_format import read_error
 from policies.recognition.chains import Texts
 
@@ -38,7 +38,7 @@ class Messages:
     def check(self, body: Json) -> Failure | None:
         return base.wrong_field(body, _SHAPES, required="messages", objects_in=("messages", "tools"))
 
-    def script(self, body: Json, tools: Tools | None = None) -> Script:
+    def script(self, body: Json, tools: ToolList | None = None) -> Script:
         if tools is None:
             tools = canonical.tools(canonical.objects(body.get("tools")))
         messages = canonical.objects(body.get("messages"))

@@ -13,7 +13,7 @@ from gateway.core.fields import Json
 from gateway.core.reply import TextBuffer, ToolCall
 from gateway.dialects import canonical
 from gateway.dialects.messages import Pings
-from gateway.dialects.rounds import End, Round, Spoken, Terms, added, mark
+from gateway.dialects.rounds import End, Round, RoundTerms, Spoken, added, mark
 from tool_runtime.types import Result, Status, Tool
 
 _CUT_SHORT = ("max_tokens", "refusal", "model_context_window_exceeded")
@@ -21,7 +21,7 @@ _PIECES = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta"
 """Of a block: type of the delta -> key of both."""
 
 
-class Messages:
+class MessagesRounds:
     """The `Format`."""
 
     key = "messages"
@@ -99,7 +99,7 @@ class MessagesAnswer:
     def mark(self) -> bytes:
         return _mark(self.blocks)
 
-    def round(self, terms: Terms) -> MessagesRound:
+    def round(self, terms: RoundTerms) -> MessagesRound:
         return MessagesRound(self, terms)
 
     def add(self, round_: Round) -> None:
@@ -124,7 +124,7 @@ class MessagesAnswer:
 class MessagesRound(Round):
     """One model call. Blocks come one after the other, each with its index."""
 
-    def __init__(self, answer: MessagesAnswer, terms: Terms) -> None:
+    def __init__(self, answer: MessagesAnswer, terms: RoundTerms) -> None:
         super().__init__(terms)
         self._answer = answer
         self._blocks: dict[int, Json] = {}

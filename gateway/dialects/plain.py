@@ -7,7 +7,7 @@ from gateway.core.errors import Failure
 from gateway.core.fields import Json
 from gateway.core.reply import Reply
 from gateway.dialects import base
-from gateway.dialects.base import Script, Tools
+from gateway.dialects.base import Script, ToolList
 from gateway.dialects.openai_format import Chunks, OpenAiFormat
 
 _NOTHING = Script(tools=(), system=b"", messages=(), offers_tools=False, tool_names=())
@@ -23,7 +23,7 @@ class Plain(OpenAiFormat):
     def check(self, body: Json) -> Failure | None:
         return base.wrong_field(body, base.COMMON)
 
-    def script(self, body: Json, tools: Tools | None = None) -> Script:
+    def script(self, body: Json, tools: ToolList | None = None) -> Script:
         return _NOTHING
 
     def read(self, event: Json, reply: Reply) -> None:

@@ -13,7 +13,7 @@ from gateway.core.errors import Failure
 from gateway.core.fields import Json
 from gateway.core.reply import Reply, ToolCall
 from gateway.dialects import base, canonical
-from gateway.dialects.base import Script, Tools
+from gateway.dialects.base import Script, ToolList
 from gateway.dialects.openai_format import openai_error, read_error
 
 _SHAPES = base.COMMON | {
@@ -55,7 +55,7 @@ class Responses:
     def check(self, body: Json) -> Failure | None:
         return base.wrong_field(body, _SHAPES, objects_in=("input", "tools"))
 
-    def script(self, body: Json, tools: Tools | None = None) -> Script:
+    def script(self, body: Json, tools: ToolList | None = None) -> Script:
         if tools is None:
             tools = canonical.tools(canonical.objects(body.get("tools")))
         value = body.get("input")
@@ -108,14 +108,14 @@ class Responses:
             return read_error(event["error"])
         return read_error({**event, "type": None}) if kind == "error" else None
 
-    def opening(self, answer_id: str, model: str, created_at: int, body: Json) -> Begun:
-        return Begun(response_of(answer_id, model, created_at, body))
+    def opening(self, answer_id: str, model: str, created_at: int, body: Json) -> ResponseOpening:
+        return ResponseOpening(response_of(answer_id, model, created_at, body))
 
     def error_body(self, failure: Failure) -> bytes:
         return orjson.dumps({"error": openai_error(failure)})
 
     def error_event(self, failure: Failure) -> bytes:
-        return Begun(response_of("resp_failed", "", 0, {})).error_event(failure)
+        return ResponseOpening(response_of("resp_failed", "", 0, {})).error_event(failure)
 
 
 class Numbered:
@@ -132,7 +132,7 @@ class Numbered:
         return sse.event(orjson.dumps(event), fields.text(event, "type"))
 
 
-class Begun(Numbered):
+class ResponseOpening(Numbered):
     """An `Opening`. The helpers of OpenAI's SDKs take no event before `response.created`, and none of a response
     with another id."""
 

@@ -13,7 +13,7 @@ from gateway.core.fields import Json
 from gateway.core.reply import ToolCall
 from gateway.dialects import canonical
 from gateway.dialects.responses import NAMES, Numbered, failed, response_of
-from gateway.dialects.rounds import End, Round, Spoken, Terms, added, mark
+from gateway.dialects.rounds import End, Round, RoundTerms, Spoken, added, mark
 from tool_runtime.types import Result, Tool
 
 _CALL = "function_call"
@@ -22,7 +22,7 @@ _BEGUN = ("response.created", "response.in_progress", "response.queued")
 _ENDED = ("response.completed", "response.incomplete")
 
 
-class Responses:
+class ResponsesRounds:
     """The `Format`."""
 
     key = "input"
@@ -119,7 +119,7 @@ class ResponsesAnswer(Numbered):
     def mark(self) -> bytes:
         return _mark(self.items)
 
-    def round(self, terms: Terms) -> ResponsesRound:
+    def round(self, terms: RoundTerms) -> ResponsesRound:
         self._is_ours = terms.is_ours
         self._round = ResponsesRound(self, terms)
         return self._round
@@ -165,7 +165,7 @@ class ResponsesAnswer(Numbered):
 class ResponsesRound(Round):
     """One model call. Items come one after the other, each with its index."""
 
-    def __init__(self, answer: ResponsesAnswer, terms: Terms) -> None:
+    def __init__(self, answer: ResponsesAnswer, terms: RoundTerms) -> None:
         super().__init__(terms)
         self._answer = answer
         self._items: dict[int, Json] = {}

@@ -154,7 +154,7 @@ class End(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class RoundTerms:
     """What the loop tells a round before it begins."""
 
     number: int
@@ -170,7 +170,7 @@ class Terms:
 class Round:
     """One model call. Subclasses read events or a body; this says whose calls it made and how it ended."""
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: RoundTerms) -> None:
         self.number = terms.number
         self.calls = Calls(terms.is_ours, terms.completed)
         self.usage: Json = {}
@@ -250,7 +250,7 @@ class PublicAnswer(Protocol):
         """By which the answer is found again in the client's next request, see `Format.answers`."""
         ...
 
-    def round(self, terms: Terms) -> Round:
+    def round(self, terms: RoundTerms) -> Round:
         """The next model call, or the same once more on another replica."""
         ...
 

@@ -191,7 +191,7 @@ class Delta:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PlannedAnswer:
     tokens: Sequence[bytes]
     deltas: Sequence[Delta]
     finish_reason: str
@@ -209,7 +209,7 @@ class _Segment:
 
 def answer_to(
     prompt: bytes, script: ScriptedAnswer | None, max_tokens: int, ignores_end: bool, natural_tokens: range
-) -> Answer:
+) -> PlannedAnswer:
     """What the engine says to a prompt, cut at `max_tokens`.
 
     Filler is as long as the script says; else `max_tokens` when the end is ignored; else a number from
@@ -229,8 +229,8 @@ def answer_to(
         tokens.append(END_OF_TURN)
     if len(tokens) > max_tokens or not ends:
         del tokens[max_tokens:]
-        return Answer(tokens, [delta for delta in deltas if delta.at_token <= max_tokens], _UNFINISHED)
-    return Answer(tokens, deltas, "tool_calls" if script is not None and script.tool_calls else "stop")
+        return PlannedAnswer(tokens, [delta for delta in deltas if delta.at_token <= max_tokens], _UNFINISHED)
+    return PlannedAnswer(tokens, deltas, "tool_calls" if script is not None and script.tool_calls else "stop")
 
 
 def _filler(num_tokens: int, seed: int) -> str:

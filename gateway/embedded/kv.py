@@ -29,7 +29,7 @@ class _Node:
         """By the first block of their runs."""
 
 
-class Holding:
+class BlockHolding:
     """The blocks of one sequence: a cached prefix, then private blocks. Changed by its pool alone."""
 
     __slots__ = ("node", "num_private", "num_shared")
@@ -73,11 +73,11 @@ class BlockPool:
             num_idle += 0 if node.num_holders else num_matched
         return num_cached, num_idle
 
-    def holding(self) -> Holding:
+    def holding(self) -> BlockHolding:
         """A new holding of nothing."""
-        return Holding(self._root)
+        return BlockHolding(self._root)
 
-    def reuse(self, holding: Holding, chain: Sequence[int], limit: int) -> None:
+    def reuse(self, holding: BlockHolding, chain: Sequence[int], limit: int) -> None:
         """Hold what is cached of the first `limit` blocks of a chain, beyond those that are held already."""
         for child, num_matched in self._matches(holding.node, chain, holding.num_shared, limit):
             node = child if num_matched == len(child.run) else self._split(child, num_matched)
@@ -88,7 +88,7 @@ class BlockPool:
             holding.node = node
             holding.num_shared += num_matched
 
-    def grow(self, holding: Holding, num_blocks: int) -> None:
+    def grow(self, holding: BlockHolding, num_blocks: int) -> None:
         """Give `num_blocks` private blocks, at most `num_available`."""
         assert num_blocks <= self.num_available, "the caller looks before it takes"
         if num_blocks > self.num_free:
@@ -96,7 +96,7 @@ class BlockPool:
         self.num_free -= num_blocks
         holding.num_private += num_blocks
 
-    def commit(self, holding: Holding, chain: Sequence[int], upto: int) -> None:
+    def commit(self, holding: BlockHolding, chain: Sequence[int], upto: int) -> None:
         """The first `upto` blocks of the sequence are full: cache them under their ids. A block that somebody else
         has cached meanwhile is held instead, and the private copy becomes free."""
         before = holding.num_shared
@@ -108,7 +108,7 @@ class BlockPool:
             self._append(holding, run)
         holding.num_private -= num_merged + len(run)
 
-    def release(self, holding: Holding) -> None:
+    def release(self, holding: BlockHolding) -> None:
         """Give everything back and leave the holding empty. Cached blocks stay cached until they are evicted."""
         self.num_free += holding.num_private
         node = holding.node
@@ -133,7 +133,7 @@ class BlockPool:
                 return
             node, at = child, at + num_matched
 
-    def _append(self, holding: Holding, run: list[int]) -> None:
+    def _append(self, holding: BlockHolding, run: list[int]) -> None:
         node = holding.node
         if node.num_holders == 1 and not node.children and node.parent is not None:
             node.run += run  # nobody else ends here

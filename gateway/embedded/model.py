@@ -14,7 +14,7 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from gateway.embedded.kv import BlockPool, Holding
+from gateway.embedded.kv import BlockHolding, BlockPool
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Step:
 
 
 @dataclass(slots=True)
-class Counters:
+class EngineCounters:
     """Totals since the start, in tokens unless named otherwise."""
 
     prefix_queries_tokens: int = 0
@@ -123,7 +123,7 @@ class NeverFits(ValueError):
 class _Sequence:
     __slots__ = ("cached_tokens", "generated", "holding", "kv_tokens", "order", "request", "target_tokens")
 
-    def __init__(self, request: ModelRequest, order: tuple[int, int], holding: Holding) -> None:
+    def __init__(self, request: ModelRequest, order: tuple[int, int], holding: BlockHolding) -> None:
         self.request = request
         self.order = order
         """(priority, arrival): the smallest is admitted first, the largest is preempted first."""
@@ -149,7 +149,7 @@ class EngineModel:
     def __init__(self, spec: EngineSpec) -> None:
         self.spec = spec
         self.pool = BlockPool(spec.num_blocks)
-        self.counters = Counters()
+        self.counters = EngineCounters()
         self._num_submitted = 0
         self._live: dict[str, _Sequence] = {}
         self._waiting: list[_Sequence] = []

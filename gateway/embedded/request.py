@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from gateway.core.fields import Json, flag, integer, items, obj, text
 from gateway.embedded.answer import (
-    Answer,
     BadScript,
+    PlannedAnswer,
     answer_to,
     rendered_chat,
     scripted_answer,
@@ -23,7 +23,7 @@ class Job:
 
     prompt: list[bytes]
     """Tokens."""
-    answer: Answer
+    answer: PlannedAnswer
     priority: int
     salt: str
     wants_stream: bool

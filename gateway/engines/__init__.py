@@ -11,7 +11,7 @@ from gateway.engines.bedrock import Bedrock
 from gateway.engines.dynamo import Dynamo
 from gateway.engines.openai import OpenAI
 from gateway.engines.sglang import SGLang
-from gateway.engines.vllm import Embedded, Vllm
+from gateway.engines.vllm import EmbeddedAdapter, Vllm
 
 KINDS: dict[str, type[Engine]] = {
     "vllm": Vllm,
@@ -20,7 +20,7 @@ KINDS: dict[str, type[Engine]] = {
     "openai": OpenAI,
     "anthropic": Anthropic,
     "bedrock": Bedrock,
-    "embedded": Embedded,
+    "embedded": EmbeddedAdapter,
 }
 
 

@@ -44,7 +44,7 @@ class EngineAddress:
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class PolledPool:
     """One KV pool that a poll found behind an address: a process, a data-parallel rank, or a Dynamo worker."""
 
     name: str
@@ -62,7 +62,7 @@ class Report:
 
     models: tuple[str, ...] = ()
     max_model_len: Mapping[str, int] = field(default_factory=dict)
-    pools: tuple[Pool, ...] = ()
+    pools: tuple[PolledPool, ...] = ()
     prefix_queries_tokens: float | None = None
     """Prompt tokens looked up in the prefix cache since the engine started."""
     prefix_hits_tokens: float | None = None

@@ -10,14 +10,14 @@ MAX_CALLS = 64
 """Of the last calls that are looked at."""
 
 
-class State(StrEnum):
+class BreakerState(StrEnum):
     CLOSED = "closed"  # it is asked
     OPEN = "open"  # it is left alone
     HALF_OPEN = "half_open"  # one call at a time shows whether it is well again
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class BreakerRules:
     """When a circuit opens, and for how long."""
 
     failures: int = 5
@@ -29,7 +29,7 @@ class Rules:
     max_open_s: float = 60.0
 
 
-USUAL = Rules()
+USUAL = BreakerRules()
 
 
 class Breaker:
@@ -38,7 +38,7 @@ class Breaker:
     Law: while it is closed nothing of it is felt. Only a call that works closes it again.
     """
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: BreakerRules) -> None:
         self._rules = rules
         self._calls: deque[tuple[float, bool]] = deque(maxlen=MAX_CALLS)
         """When they ended, and whether they worked."""
@@ -46,15 +46,15 @@ class Breaker:
         self._num_opened = 0
         """In a row, without a call that worked in between."""
 
-    def state(self, now: float) -> State:
+    def state(self, now: float) -> BreakerState:
         if self._open_until is None:
-            return State.CLOSED
-        return State.OPEN if now < self._open_until else State.HALF_OPEN
+            return BreakerState.CLOSED
+        return BreakerState.OPEN if now < self._open_until else BreakerState.HALF_OPEN
 
     def worked(self, now: float) -> bool:
         """A call began to be answered. Returns whether this closes the circuit. A call from before it opened says
         nothing about what came after."""
-        if self.state(now) is State.OPEN:
+        if self.state(now) is BreakerState.OPEN:
             return False
         was_open = self._open_until is not None
         self._open_until, self._num_opened = None, 0
@@ -67,7 +67,11 @@ class Breaker:
         """A call failed. Returns whether this opens the circuit; that can be forbidden."""
         state = self.state(now)
         self._calls.append((now, False))
-        if not may_open or state is State.OPEN or (state is State.CLOSED and not self._is_too_much(now)):
+        if (
+            not may_open
+            or state is BreakerState.OPEN
+            or (state is BreakerState.CLOSED and not self._is_too_much(now))
+        ):
             return False
         open_s = min(self._rules.max_open_s, self._rules.open_s * 2.0 ** min(self._num_opened, 20))
         self._open_until = now + open_s

@@ -23,7 +23,7 @@ from gateway.engines.base import (
     Json,
     Outgoing,
     OutgoingRequest,
-    Pool,
+    PolledPool,
     Repair,
     Report,
 )
@@ -228,7 +228,7 @@ def _nvext(hints: Hints, asks_worker: bool, refused: set[str]) -> Json:
     return nvext
 
 
-def _pools(pages: Mapping[str, str], found: list[Sample], models: tuple[str, ...]) -> tuple[Pool, ...]:
+def _pools(pages: Mapping[str, str], found: list[Sample], models: tuple[str, ...]) -> tuple[PolledPool, ...]:
     """One per worker; the model's gauges hold for each of them (seen on 1.6.1 with four workers).
 
     Workers of several models, or of split prefill and decode, cannot be told apart: then one pool without a size.
@@ -237,14 +237,14 @@ def _pools(pages: Mapping[str, str], found: list[Sample], models: tuple[str, ...
         return ()
     workers = _workers(pages)
     if len(models) > 1 or not workers:
-        return (Pool(""),)
+        return (PolledPool(""),)
     block_tokens, blocks, slots = (total(found, name) for name in (_BLOCK_TOKENS, _BLOCKS, _SLOTS))
     loads = dict(_load(page) for path, page in pages.items() if "://" in path)
     pools = []
     for worker in workers:
         running, waiting = loads.get(f"{int(worker):x}", (None, None))
         pools.append(
-            Pool(
+            PolledPool(
                 worker if len(workers) > 1 else "",
                 capacity_tokens=int(block_tokens * blocks) if block_tokens and blocks else None,
                 block_tokens=int(block_tokens) if block_tokens else None,

@@ -6,11 +6,11 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 
-from gateway.core.errors import Fault
+from gateway.core.errors import EngineFault
 from gateway.core.transport import Upstream
 from gateway.engines.base import EngineAddress
-from gateway.engines.breaker import USUAL, Rules, State
-from gateway.engines.poller import Asking, Surroundings, Watch
+from gateway.engines.breaker import USUAL, BreakerRules, BreakerState
+from gateway.engines.poller import EngineClient, EnginePoller, PollerContext
 from gateway.engines.poller import RunningEngine as RunningEngine
 from policies.types import Fact, ReplicaId, value
 
@@ -20,7 +20,7 @@ MAX_RETRY_S = 5.0
 """Longest time between two polls of an engine that is not up."""
 
 
-def _uncounted(engine_name: str, fault: Fault) -> None:
+def _uncounted(engine_name: str, fault: EngineFault) -> None:
     """For watches whose faults nobody counts."""
 
 
@@ -46,16 +46,16 @@ class Monitor:
         interval_s: float = 1.0,
         timeout_s: float = 5.0,
         probes_hints: bool = True,
-        rules: Rules = USUAL,
-        faulted: Callable[[str, Fault], None] = _uncounted,
+        rules: BreakerRules = USUAL,
+        faulted: Callable[[str, EngineFault], None] = _uncounted,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """Raises ValueError for an engine kind that does not exist."""
-        self._around = Surroundings(Asking(upstream, timeout_s), tell, faulted, clock, rules, probes_hints)
-        self._watches = {address.name: Watch(address, self._around) for address in addresses}
+        self._around = PollerContext(EngineClient(upstream, timeout_s), tell, faulted, clock, rules, probes_hints)
+        self._watches = {address.name: EnginePoller(address, self._around) for address in addresses}
         self.engines = [watch.engine for watch in self._watches.values()]
         """Those that are configured now."""
-        self._gone: dict[str, Watch] = {}
+        self._gone: dict[str, EnginePoller] = {}
         """Taken out of the configuration; calls to them may still run."""
         self._interval_s = interval_s
         self._sleep = sleep
@@ -75,7 +75,7 @@ class Monitor:
 
     async def add(self, address: EngineAddress) -> None:
         """Watch one more engine. Raises ValueError for a kind that does not exist."""
-        self._watches[address.name] = watch = Watch(address, self._around)
+        self._watches[address.name] = watch = EnginePoller(address, self._around)
         self.engines = [*self.engines, watch.engine]
         await watch.poll()
         self._begin(address.name)
@@ -111,20 +111,20 @@ class Monitor:
             for other in self._watches.values()
             if other.engine.is_up and models & set(other.engine.report.models)
             for other_id in other.engine.replica_ids
-            if other_id != replica_id and other.state(other_id) is State.CLOSED
+            if other_id != replica_id and other.state(other_id) is BreakerState.CLOSED
         )
         watch.erred(replica_id, may_open=next(others, None) is not None)
 
-    def state(self, replica_id: ReplicaId) -> State:
+    def state(self, replica_id: ReplicaId) -> BreakerState:
         """Of the replica's circuit breaker."""
         return self._of(replica_id).state(replica_id)
 
-    def _of(self, replica_id: ReplicaId) -> Watch:
+    def _of(self, replica_id: ReplicaId) -> EnginePoller:
         watch = self._find(replica_id) or self._find(replica_id.rpartition("/")[0])
         assert watch is not None, f"{replica_id} was never told of"
         return watch
 
-    def _find(self, name: str) -> Watch | None:
+    def _find(self, name: str) -> EnginePoller | None:
         return self._watches.get(name) or self._gone.get(name)
 
     def _begin(self, name: str) -> None:
@@ -133,7 +133,7 @@ class Monitor:
             LOG.warning("engine %s is not up yet: %s", name, watch.engine.problem)
         self._tasks[name] = asyncio.create_task(self._keep_polling(watch), name=f"monitor {name}")
 
-    async def _keep_polling(self, watch: Watch) -> None:
+    async def _keep_polling(self, watch: EnginePoller) -> None:
         while True:
             await self._sleep(min(MAX_RETRY_S, self._interval_s * 2**watch.num_failed))
             await watch.poll()

@@ -19,7 +19,7 @@ from gateway.engines.base import (
     Json,
     Outgoing,
     OutgoingRequest,
-    Pool,
+    PolledPool,
     Repair,
     Report,
 )
@@ -177,7 +177,7 @@ class OpenAI:
 
     def parse_report(self, pages: Mapping[str, str]) -> Report:
         models, lengths = read_models(pages)
-        return Report(models, lengths, (Pool(""),) if models else ())
+        return Report(models, lengths, (PolledPool(""),) if models else ())
 
     def served_by(self, event: Json) -> str | None:
         return None

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import orjson
 
 from gateway.core import fields
-from gateway.core.errors import Fault
+from gateway.core.errors import EngineFault
 from gateway.core.transport import HeaderList, Timeouts, Upstream, UpstreamCut, UpstreamRefused, taken
 from gateway.engines import named
 from gateway.engines.base import (
@@ -21,10 +21,10 @@ from gateway.engines.base import (
     Json,
     Outgoing,
     OutgoingRequest,
-    Pool,
+    PolledPool,
     Report,
 )
-from gateway.engines.breaker import Breaker, Rules, State
+from gateway.engines.breaker import Breaker, BreakerRules, BreakerState
 from gateway.engines.openai import json_object
 from policies.types import CacheLost, Fact, Hints, ReplicaId, ReplicaLost, ReplicaReported
 
@@ -33,7 +33,7 @@ PROBE_S = 15.0
 """All questions to one engine together: a busy one is not asked further."""
 
 
-class Asking:
+class EngineClient:
     """Small requests of our own to engines."""
 
     def __init__(self, upstream: Upstream, timeout_s: float) -> None:
@@ -233,23 +233,23 @@ class RunningEngine:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class PollerContext:
     """What every watch needs."""
 
-    ask: Asking
+    ask: EngineClient
     tell: Callable[[Fact], None]
-    faulted: Callable[[str, Fault], None]
+    faulted: Callable[[str, EngineFault], None]
     """Told the engine's name and what it did wrong."""
     clock: Callable[[], float]
-    rules: Rules
+    rules: BreakerRules
     """Of the circuit breakers."""
     probes_hints: bool
 
 
-class Watch:
+class EnginePoller:
     """Polls one engine, and is the only writer of what is known of it."""
 
-    def __init__(self, address: EngineAddress, around: Surroundings) -> None:
+    def __init__(self, address: EngineAddress, around: PollerContext) -> None:
         """Raises ValueError for an engine kind that does not exist."""
         kind = named(address.kind)
         self.engine = RunningEngine(address, kind, kind.abilities(), changed_at=around.clock())
@@ -280,12 +280,12 @@ class Watch:
         breaker = self._breakers.setdefault(replica_id, Breaker(self._around.rules))
         if breaker.failed(self._clock(), may_open) and self.engine.is_up:
             LOG.warning("replica %s fails too often: it is left alone for a while", replica_id)
-            self._around.faulted(self.engine.name, Fault.OPENED)
+            self._around.faulted(self.engine.name, EngineFault.OPENED)
             self._tell(ReplicaLost(replica_id))
 
-    def state(self, replica_id: ReplicaId) -> State:
+    def state(self, replica_id: ReplicaId) -> BreakerState:
         breaker = self._breakers.get(replica_id)
-        return State.CLOSED if breaker is None else breaker.state(self._clock())
+        return BreakerState.CLOSED if breaker is None else breaker.state(self._clock())
 
     async def poll(self) -> None:
         """Ask for its pages once; what they say is told."""
@@ -293,7 +293,7 @@ class Watch:
             problem = await self._poll()
         except UpstreamCut as error:
             problem = str(error)
-            self._around.faulted(self.engine.name, Fault.POLL)
+            self._around.faulted(self.engine.name, EngineFault.POLL)
         except Exception as error:  # a page that no release had so far must not end the watch
             LOG.exception("engine %s: its pages cannot be read", self.engine.name)
             problem = f"its pages cannot be read: {error}"
@@ -322,7 +322,7 @@ class Watch:
         pages = await self._pages((*kind.metrics_paths, *engine.address.metrics_urls))
         if gone := self._had - pages.keys():
             LOG.debug("engine %s: no %s", engine.name, ", ".join(sorted(gone)))
-            self._around.faulted(engine.name, Fault.PAGE)
+            self._around.faulted(engine.name, EngineFault.PAGE)
             return ""  # it lives: what the page said last holds
         self._had = frozenset(kind.metrics_paths).intersection(pages)
         self._note_restart(pages)
@@ -371,7 +371,7 @@ class Watch:
         known = set(engine.replica_ids) if engine.is_up else set()
         if engine.is_up and report.models != engine.report.models:
             LOG.warning("engine %s serves %s now", engine.name, ", ".join(report.models))
-            self._around.faulted(engine.name, Fault.MODELS)
+            self._around.faulted(engine.name, EngineFault.MODELS)
         engine.report = report
         if not engine.is_up:
             engine.is_up, engine.problem, engine.changed_at = True, "", self._clock()
@@ -381,7 +381,7 @@ class Watch:
         for pool in report.pools:
             models = frozenset(report.models)
             replica_id = engine.replica_id(pool.name)
-            if (state := self.state(replica_id)) is not State.OPEN:
+            if (state := self.state(replica_id)) is not BreakerState.OPEN:
                 self._tell(
                     ReplicaReported(
                         replica_id,
@@ -391,7 +391,7 @@ class Watch:
                         pool.waiting,
                         engine.abilities.tokens_per_char,
                         running=pool.running,
-                        is_on_trial=state is State.HALF_OPEN,
+                        is_on_trial=state is BreakerState.HALF_OPEN,
                     )
                 )
 
@@ -402,7 +402,7 @@ class Watch:
         before, self._started_at = self._started_at, started_at
         if self.engine.is_up and before and started_at and started_at != before:
             LOG.warning("engine %s was restarted: its cache is empty", self.engine.name)
-            self._around.faulted(self.engine.name, Fault.RESTARTED)
+            self._around.faulted(self.engine.name, EngineFault.RESTARTED)
             for replica_id in self.engine.replica_ids:
                 self._tell(CacheLost(replica_id, None))
 
@@ -419,14 +419,14 @@ class Watch:
             LOG.warning("engine %s: hints not probed: %s", engine.name, error or "it was too slow")
 
 
-def _pooled(pools: Sequence[Pool]) -> Pool:
+def _pooled(pools: Sequence[PolledPool]) -> PolledPool:
     """Pools that cannot be addressed as one: what any of them does not say, the sum does not either."""
 
     def total(values: list[int | None]) -> int | None:
         known = [value for value in values if value is not None]
         return sum(known) if len(known) == len(values) else None
 
-    return Pool(
+    return PolledPool(
         "",
         total([pool.capacity_tokens for pool in pools]),
         pools[0].block_tokens,

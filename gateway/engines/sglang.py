@@ -18,7 +18,7 @@ from gateway.engines.base import (
     Json,
     Outgoing,
     OutgoingRequest,
-    Pool,
+    PolledPool,
     Report,
 )
 from gateway.engines.exposition import Sample, samples, total
@@ -174,10 +174,10 @@ def _server_info(pages: Mapping[str, str]) -> Json:
     return json_page(pages, "/server_info") or json_page(pages, "/get_server_info")
 
 
-def _pool(load: Json, info: Json, host_tokens: list[Sample], is_one_of_many: bool) -> Pool:
+def _pool(load: Json, info: Json, host_tokens: list[Sample], is_one_of_many: bool) -> PolledPool:
     """One data-parallel rank; what the load page does not say is in the server's own arguments."""
     rank = str(fields.integer(load, "dp_rank") or 0)
-    return Pool(
+    return PolledPool(
         rank if is_one_of_many else "",
         capacity_tokens=_with_host_tier(_either(load, info, "max_total_num_tokens"), info, host_tokens, rank),
         block_tokens=fields.integer(info, "page_size"),

@@ -17,7 +17,7 @@ from gateway.engines.base import (
     Json,
     Outgoing,
     OutgoingRequest,
-    Pool,
+    PolledPool,
     Repair,
     Report,
 )
@@ -121,7 +121,7 @@ class Vllm(OpenAI):
         return Report(
             models,
             lengths,
-            _pools(found) or ((Pool(""),) if models else ()),
+            _pools(found) or ((PolledPool(""),) if models else ()),
             total(found, _QUERIES),
             total(found, _HITS),
             caches_prefixes=None if not caching or None in caching else "False" not in caching,
@@ -156,7 +156,7 @@ def _takes_priority(abilities: Abilities) -> bool:
     return abilities.honours_priority is not False and "priority" not in abilities.refused_fields
 
 
-def _pools(found: list[Sample]) -> tuple[Pool, ...]:
+def _pools(found: list[Sample]) -> tuple[PolledPool, ...]:
     """One per data-parallel rank, by the `engine` label."""
     ranks = sorted({s.labels.get("engine", "") for s in found if s.name in (_CONFIG, _RUNNING)}, key=_number)
     pools = []
@@ -165,7 +165,7 @@ def _pools(found: list[Sample]) -> tuple[Pool, ...]:
         config = next((s.labels for s in mine if s.name == _CONFIG), {})
         running, waiting = total(mine, _RUNNING), _waiting(mine)
         pools.append(
-            Pool(
+            PolledPool(
                 rank if len(ranks) > 1 else "",
                 capacity_tokens=_capacity(config),
                 block_tokens=_count(config.get("block_size")),
@@ -203,7 +203,7 @@ def _number(rank: str) -> tuple[int, str]:
 _SLOTS = "embedded:max_num_seqs"
 
 
-class Embedded(Vllm):
+class EmbeddedAdapter(Vllm):
     kind = "embedded"
 
     def parse_report(self, pages: Mapping[str, str]) -> Report:

@@ -17,10 +17,10 @@ from gateway.core.errors import Failure, Outcome, Refused
 from gateway.core.fields import Json
 from gateway.core.json_edit import members_of, splice
 from gateway.core.transport import Handler, HeaderList, Responder
-from gateway.dialects.completions import CHARS_PER_TOKEN, Part, cut, prompts_of
+from gateway.dialects.completions import CHARS_PER_TOKEN, PromptPart, cut, prompts_of
 from gateway.exchange import Exchange
 from gateway.prompt_lists.part_executor import PartFailed, PartRequest, Sink, Streamed, Template, Whole
-from gateway.request.inprocess import Begun
+from gateway.request.inprocess import Continuation
 from gateway.request.keep_alive import SSE_HEADERS
 from gateway.request.retries import OVERLOADED, again_in_s
 from policies.view import FleetView
@@ -51,7 +51,7 @@ _CAN_BE_ONE_PROMPT = range(400, 429)
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ListShape:
     """How a list is asked."""
 
     max_prompts: int
@@ -60,14 +60,16 @@ class Shape:
     parts_at_once: int
 
     @staticmethod
-    def of(view: FleetView, n: int) -> Shape:
+    def of(view: FleetView, n: int) -> ListShape:
         """`n`: answers to each prompt."""
         replicas = [replica for replica in view.replicas if replica.is_healthy]
         slots = [replica.assumed_slots for replica in replicas] or [1]
         tokens = min((r.capacity_tokens for r in replicas if r.capacity_tokens is not None), default=2**20)
         max_prompts = max(1, min(MOST_PROMPTS, min(slots) // SLOTS_PER_PROMPT // n))
         parts_at_once = math.ceil(ASKED_PER_SLOT * sum(slots) / (max_prompts * n))
-        return Shape(max_prompts, CHARS_PER_TOKEN * tokens // CAPACITY_SHARE, max(2 * len(slots), parts_at_once))
+        return ListShape(
+            max_prompts, CHARS_PER_TOKEN * tokens // CAPACITY_SHARE, max(2 * len(slots), parts_at_once)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,7 @@ class Lists:
         prompts = prompts_of(exchange.body)
         if prompts is None:
             return False
-        shape = Shape.of(self.view(), _n(exchange.body))
+        shape = ListShape.of(self.view(), _n(exchange.body))
         is_cut = len(prompts) > shape.max_prompts or _fails_apart(exchange)
         return is_cut and _beside_bytes(exchange.raw) <= MOST_BESIDE_BYTES
 
@@ -93,7 +95,7 @@ class Lists:
         """`handle` answers a part. Raises Refused."""
         prompts, n = prompts_of(exchange.body), _n(exchange.body)
         assert prompts is not None
-        shape = Shape.of(self.view(), n)
+        shape = ListShape.of(self.view(), n)
         parts = await asyncio.to_thread(lambda: list(cut(prompts, shape.max_prompts, shape.max_chars)))
         exchange.notes.append(f"{len(prompts)} prompts in {len(parts)} parts")
         frame: Json = {"id": f"cmpl-{exchange.id}", "object": "text_completion", "created": int(time.time())}
@@ -112,8 +114,8 @@ class Lists:
         responder: Responder,
         handle: Handler,
         caller: Caller,
-        parts: list[Part],
-        shape: Shape,
+        parts: list[PromptPart],
+        shape: ListShape,
         frame: Json,
     ) -> None:
         starting = asyncio.Lock()
@@ -134,12 +136,14 @@ class Lists:
         await responder.end()
 
 
-async def _ask_all(exchange: Exchange, sink: Sink, caller: Caller, parts: list[Part], shape: Shape) -> None:
+async def _ask_all(
+    exchange: Exchange, sink: Sink, caller: Caller, parts: list[PromptPart], shape: ListShape
+) -> None:
     """Raises Refused with the first failure that ends the request."""
     asker = _Asker(await asyncio.to_thread(_template, exchange, caller), sink, _fails_apart(exchange))
     room = asyncio.Semaphore(min(shape.parts_at_once, math.ceil((1 - HELD_BACK) * len(parts))))
 
-    async def ask(part: Part) -> None:
+    async def ask(part: PromptPart) -> None:
         try:
             await asker.answer(part)
         finally:
@@ -163,7 +167,7 @@ class _Asker:
         self._fails_apart = fails_apart
         self._num_requests = 0
 
-    async def answer(self, part: Part) -> None:
+    async def answer(self, part: PromptPart) -> None:
         """Raises Refused, but where prompts fail apart."""
         num_failures = 0
         while True:
@@ -199,7 +203,7 @@ def _template(exchange: Exchange, caller: Caller) -> Template:
     others = splice(exchange.raw, exchange.body, {}, ("prompt",))
     comma = b"," if len(exchange.body) > 1 else b""
     opening = others[: others.rindex(b"}")] + comma + b'"prompt":'
-    return Template(exchange.id, [*_ONE_CALL, *kept], opening, Begun(exchange.settings, caller))
+    return Template(exchange.id, [*_ONE_CALL, *kept], opening, Continuation(exchange.settings, caller))
 
 
 def _outcome(failure: Failure) -> Outcome:

@@ -18,9 +18,9 @@ from gateway.core.reply import TextBuffer
 from gateway.core.sse import EventSplitter, data_of
 from gateway.core.transport import Handler, HeaderList
 from gateway.dialects import BY_PATH, canonical
-from gateway.dialects.completions import Part
+from gateway.dialects.completions import PromptPart
 from gateway.dialects.openai_format import kind_of, openai_error
-from gateway.request.inprocess import FAILED, Begun, InProcessRequest, InProcessResponder
+from gateway.request.inprocess import FAILED, Continuation, InProcessRequest, InProcessResponder
 
 
 class BadPart(Exception):
@@ -37,7 +37,7 @@ class Choices:
         """Of the first answer: all but its choices and its usage."""
         self.usage: Json = {}
 
-    def add(self, part: Part, body: Json) -> None:
+    def add(self, part: PromptPart, body: Json) -> None:
         """Raises BadPart; then nothing was added."""
         choices = {fields.integer(choice, "index"): choice for choice in canonical.objects(body.get("choices"))}
         if set(choices) != set(range(len(part.indexes) * self._n)):
@@ -60,7 +60,7 @@ class Choices:
         return orjson.dumps({**self.frame, **about, "choices": choices, "usage": self.usage})
 
 
-def index_of(part: Part, local: int, n: int) -> int:
+def index_of(part: PromptPart, local: int, n: int) -> int:
     """Where a part's choice stands in the whole answer."""
     prompt, copy = divmod(local, n)
     return part.indexes[prompt] * n + copy
@@ -97,7 +97,7 @@ _NO_ANSWER = Failure(502, "server_error", "What an engine sent is no answer to t
 class PartRequest(InProcessRequest):
     """A part, which is not cut again, and goes on as its list has begun."""
 
-    def __init__(self, header_list: HeaderList, body: bytes, begun: Begun) -> None:
+    def __init__(self, header_list: HeaderList, body: bytes, begun: Continuation) -> None:
         super().__init__(PATH, header_list, body)
         self.begun = begun
 
@@ -105,7 +105,7 @@ class PartRequest(InProcessRequest):
 class PartFailed(Exception):
     """A part was not answered, or not to the end."""
 
-    def __init__(self, left: Part, failure: Failure, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(self, left: PromptPart, failure: Failure, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(failure.message)
         self.left = left
         """Its prompts that are still to be answered."""
@@ -121,9 +121,9 @@ class Template:
     headers: HeaderList
     opening: bytes
     """Of the body: all of the client's but the prompts, which follow."""
-    begun: Begun
+    begun: Continuation
 
-    def request(self, part: Part, number: int) -> PartRequest:
+    def request(self, part: PromptPart, number: int) -> PartRequest:
         """`number`: a session of its own for each."""
         session = ("x-turngate-session", f"{self.session}/{number}")
         body = self.opening + orjson.dumps(part.prompts) + b"}"
@@ -131,7 +131,7 @@ class Template:
 
 
 class Sink(Protocol):
-    async def ask(self, part: Part, request: PartRequest) -> None:
+    async def ask(self, part: PromptPart, request: PartRequest) -> None:
         """Once. Raises PartFailed."""
         ...
 
@@ -147,7 +147,7 @@ class Whole:
         self._handle = handle
         self.choices = Choices(n)
 
-    async def ask(self, part: Part, request: PartRequest) -> None:
+    async def ask(self, part: PromptPart, request: PartRequest) -> None:
         responder = InProcessResponder()
         await self._handle(request, responder)
         if responder.status != 200:
@@ -182,7 +182,7 @@ class Streamed:
     usage: Json = field(default_factory=dict)
     _said: dict[int, _Said] = field(default_factory=dict)
 
-    async def ask(self, part: Part, request: PartRequest) -> None:
+    async def ask(self, part: PromptPart, request: PartRequest) -> None:
         stream = _Stream(self, part)
         responder = InProcessResponder(stream.feed)
         await self.handle(request, responder)
@@ -204,7 +204,7 @@ class Streamed:
     def said(self, index: int) -> _Said:
         return self._said.setdefault(index, _Said())
 
-    def left(self, part: Part) -> Part:
+    def left(self, part: PromptPart) -> PromptPart:
         """The prompts of which some choice is not finished."""
         copies = range(self.n)
         return part.only(
@@ -222,7 +222,7 @@ class Streamed:
 class _Stream:
     """One attempt at a part."""
 
-    def __init__(self, sink: Streamed, part: Part) -> None:
+    def __init__(self, sink: Streamed, part: PromptPart) -> None:
         self._sink = sink
         self._part = part
         self._splitter = EventSplitter()
@@ -291,7 +291,7 @@ def _object(raw: bytes) -> Json | None:
     return parsed if isinstance(parsed, dict) else None
 
 
-def _failed(part: Part, responder: InProcessResponder, body: bytes) -> PartFailed:
+def _failed(part: PromptPart, responder: InProcessResponder, body: bytes) -> PartFailed:
     status = responder.status or 502
     told = _DIALECT.is_error(_object(body or FAILED) or {})
     text = body[:2_000].decode(errors="replace")

@@ -10,16 +10,16 @@ from dataclasses import dataclass
 
 from gateway.core.errors import STATUS, Failure, Outcome, Refused
 from gateway.core.transport import Responder
-from gateway.exchange import Exchange, ToolLoop
+from gateway.exchange import AnswerRounds, Exchange
 from gateway.request.attempts import Attempts
 from gateway.request.background_calls import WarmUps
 from gateway.request.drain import TurnedAway, stopping
 from gateway.request.engine_errors import EngineFailed
-from gateway.request.gate import Gate, Place, Rejected
+from gateway.request.gate import Gate, Rejected, Ticket
 from gateway.request.keep_alive import Waiting
 from gateway.request.model_call import Forward, ModelCall
 from gateway.request.stored_responses import Home, Homes
-from gateway.request.upstream_response import Answer
+from gateway.request.upstream_response import UpstreamResponse
 from gateway.telemetry.observer import Observer
 from policies.types import Dispatch, Ending, Refusal, ReplicaId, Turn, TurnKind
 
@@ -80,8 +80,8 @@ class Answering:
         await answer.finish(responder, self.observer.receipt_headers)
 
     async def _rounds(
-        self, loop: ToolLoop, turn: Turn, exchange: Exchange, responder: Responder, waiting: Waiting
-    ) -> Answer:
+        self, loop: AnswerRounds, turn: Turn, exchange: Exchange, responder: Responder, waiting: Waiting
+    ) -> UpstreamResponse:
         """Model calls until one calls no tool of ours; the slot is free while tools run. The last answer."""
         async with loop:
             while True:
@@ -97,7 +97,9 @@ class Answering:
                 self.observer.round_ended(exchange)
                 turn = loop.next_turn(turn)
 
-    async def _one(self, turn: Turn, exchange: Exchange, responder: Responder, waiting: Waiting) -> Answer:
+    async def _one(
+        self, turn: Turn, exchange: Exchange, responder: Responder, waiting: Waiting
+    ) -> UpstreamResponse:
         """One model call, on as many replicas and as often as it takes, up to the end of its relay."""
         attempts = Attempts(turn, exchange.settings.limits.attempts, random.random)
         exchange.num_attempts = 0
@@ -121,7 +123,9 @@ class Answering:
                 raise failed from None
             _note(exchange, "no engine was left for now: it went back to the queue")
 
-    async def _attempt(self, turn: Turn, exchange: Exchange, responder: Responder, waiting: Waiting) -> Answer:
+    async def _attempt(
+        self, turn: Turn, exchange: Exchange, responder: Responder, waiting: Waiting
+    ) -> UpstreamResponse:
         """One place and one replica. The slot is given back when the engine is done, which may be before the
         client is. Raises Rejected, TurnedAway, EngineFailed."""
         with self.gate.turn(turn, has_begun=bool(exchange.rounds)) as place:
@@ -159,7 +163,7 @@ class Answering:
             home = Home(exchange.dispatch.replica_id, exchange.reply.id)
             self.homes.remember(exchange.tenant, exchange.answer_id, home)
 
-    async def _waited(self, turn: Turn, place: Place, exchange: Exchange, waiting: Waiting) -> Dispatch:
+    async def _waited(self, turn: Turn, place: Ticket, exchange: Exchange, waiting: Waiting) -> Dispatch:
         """For a replica, with keep-alives. Raises Rejected, TurnedAway."""
         await place.decision(waiting.patience_s)
         if place.granted() is None and waiting.is_silent:
@@ -170,7 +174,7 @@ class Answering:
             await place.decision(waiting.patience_s if exchange.wants_stream else None)
         return dispatch
 
-    def _refuse_if_hopeless(self, turn: Turn, place: Place, exchange: Exchange) -> None:
+    def _refuse_if_hopeless(self, turn: Turn, place: Ticket, exchange: Exchange) -> None:
         """The second and last time that the wait is estimated: from here on a refusal is no HTTP status."""
         more_s = place.expected_wait_s()
         if self.clock() - exchange.timings.received_at + more_s > turn.max_wait_s:
@@ -192,7 +196,7 @@ def _note(exchange: Exchange, note: str) -> None:
         exchange.notes.append(note)
 
 
-def _leave(place: Place, exchange: Exchange, ending: Ending) -> None:
+def _leave(place: Ticket, exchange: Exchange, ending: Ending) -> None:
     reply = exchange.reply
     if reply.served_by is not None:
         exchange.notes.append(f"served by {reply.served_by}")

@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from gateway.core.errors import Fault
+from gateway.core.errors import EngineFault
 from gateway.request.engine_errors import EngineFailed
 from policies.types import ReplicaId, Turn
 
 FIRST_S, LONGEST_S = 0.5, 10.0
 """Pauses, each twice the one before. SDKs that talk to an engine themselves wait between 0.5 and 8 s."""
-_NOT_BEGUN = frozenset((Fault.FULL, Fault.REFUSED))
+_NOT_BEGUN = frozenset((EngineFault.FULL, EngineFault.REFUSED))
 """The engine has not worked on the call: asking it again harms nobody."""
 
 

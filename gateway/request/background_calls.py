@@ -15,7 +15,7 @@ from gateway.core.json_edit import splice
 from gateway.core.transport import HeaderList, Timeouts, UpstreamCut, UpstreamRefused, taken
 from gateway.dialects.base import Dialect
 from gateway.engines.monitor import Monitor, RunningEngine
-from gateway.engines.poller import Asking
+from gateway.engines.poller import EngineClient
 from gateway.request.engine_errors import EngineFailed
 from gateway.request.model_call import Forward, ModelCall
 from gateway.request.upstream_request import Call
@@ -98,10 +98,12 @@ MOST = 256
 """At once; a release beyond is left out, as the engine then evicts by age."""
 
 
-class Errands:
+class BackgroundCalls:
     """Owns the calls under way."""
 
-    def __init__(self, warm_ups: WarmUps, monitor: Monitor, asking: Asking, tell: Callable[[Fact], None]) -> None:
+    def __init__(
+        self, warm_ups: WarmUps, monitor: Monitor, asking: EngineClient, tell: Callable[[Fact], None]
+    ) -> None:
         self._warm_ups, self._monitor, self._asking, self._tell = warm_ups, monitor, asking, tell
         self._under_way: set[asyncio.Task[None]] = set()
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from gateway.config.settings import Limits
+from gateway.config.settings import RequestLimits
 from gateway.core.errors import Failure
 from gateway.core.fields import Json
 
 
-def too_many(body: Json, limits: Limits) -> Failure | None:
+def too_many(body: Json, limits: RequestLimits) -> Failure | None:
     """The first list that is too long; None for an ordinary request."""
     for key, most, name in (
         ("messages", limits.messages, "messages"),

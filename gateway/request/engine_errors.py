@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from gateway.core import fields
-from gateway.core.errors import Failure, Fault, NoAnswer, Outcome, Refused, of_break
+from gateway.core.errors import EngineFault, Failure, NoAnswer, Outcome, Refused, of_break
 from gateway.core.sse import EventTooLong
 from gateway.core.transport import UpstreamCut, UpstreamReply
 from gateway.dialects.base import Dialect
@@ -26,7 +26,15 @@ RETRY_AFTER_S = 5.0
 """For engines that are full and do not say for how long: none of them does."""
 _MOST_MESSAGE_CHARS = 2_000
 _PASSING = frozenset(
-    (Fault.FULL, Fault.REFUSED, Fault.RESET, Fault.SILENT, Fault.STATUS, Fault.ERROR, Fault.NO_ANSWER)
+    (
+        EngineFault.FULL,
+        EngineFault.REFUSED,
+        EngineFault.RESET,
+        EngineFault.SILENT,
+        EngineFault.STATUS,
+        EngineFault.ERROR,
+        EngineFault.NO_ANSWER,
+    )
 )
 _NO_QUOTA = "insufficient_quota"
 """Code of OpenAI's 429 for an empty account."""
@@ -38,7 +46,12 @@ class EngineFailed(Refused):
     """An engine gave no answer, and nothing of one has reached the client."""
 
     def __init__(
-        self, outcome: Outcome, failure: Failure, ending: Ending, try_another: bool, fault: Fault | None = None
+        self,
+        outcome: Outcome,
+        failure: Failure,
+        ending: Ending,
+        try_another: bool,
+        fault: EngineFault | None = None,
     ) -> None:
         super().__init__(outcome, failure)
         self.ending = ending
@@ -63,7 +76,7 @@ def unreachable(engine_name: str) -> EngineFailed:
     failure = Failure(
         503, "server_error", f"Engine {engine_name} does not accept connections.", retry_after_s=RETRY_AFTER_S
     )
-    return EngineFailed(Outcome.ENGINE_REFUSED, failure, Ending.FAILED, True, Fault.REFUSED)
+    return EngineFailed(Outcome.ENGINE_REFUSED, failure, Ending.FAILED, True, EngineFault.REFUSED)
 
 
 def cut(engine_name: str, error: UpstreamCut | EventTooLong | NoAnswer) -> EngineFailed:
@@ -82,8 +95,8 @@ def lacks_path(engine_name: str, path: str) -> EngineFailed:
 def in_stream(dialect: Dialect, failure: Failure) -> EngineFailed:
     """vLLM refuses streams with status 200 and an error as the first event."""
     failed = _failed(dialect, failure)
-    if failed.fault is Fault.STATUS:
-        failed.fault = Fault.ERROR
+    if failed.fault is EngineFault.STATUS:
+        failed.fault = EngineFault.ERROR
     return failed
 
 
@@ -98,7 +111,7 @@ def answered(exchange: Exchange, engine_name: str, reply: UpstreamReply, body: b
     failed = _failed(dialect, Failure(status, kind_of(status), message, param, code, retry_after_s))
     if status == 404 and "model" in f"{param} {message}".lower():
         # It is asked only for what it lists: it serves something else since its last poll.
-        failed.try_another, failed.fault = True, Fault.NO_MODEL
+        failed.try_another, failed.fault = True, EngineFault.NO_MODEL
     if failed.failure.status == status and _is_in(dialect, parsed):
         failed.body = body
     return failed
@@ -115,15 +128,15 @@ def _failed(dialect: Dialect, failure: Failure) -> EngineFailed:
     if status in FULL:
         shown = 503 if status == OVERLOADED and dialect.name != "messages" else status
         patient = replace(failure, status=shown, retry_after_s=failure.retry_after_s or RETRY_AFTER_S)
-        failed = EngineFailed(Outcome.ENGINE_REFUSED, patient, Ending.REFUSED, True, Fault.FULL)
+        failed = EngineFailed(Outcome.ENGINE_REFUSED, patient, Ending.REFUSED, True, EngineFault.FULL)
         failed.asked_wait_s = failure.retry_after_s
         return failed
     if status in BROKEN or status > 504:
-        return EngineFailed(Outcome.ENGINE_FAILED, failure, Ending.FAILED, True, Fault.STATUS)
+        return EngineFailed(Outcome.ENGINE_FAILED, failure, Ending.FAILED, True, EngineFault.STATUS)
     if status in (401, 403):
         text = f"The engine refuses the gateway's key ({status}): check `api_key` of this engine."
         told = Failure(502, "server_error", text)
-        return EngineFailed(Outcome.ENGINE_FAILED, told, Ending.FAILED, True, Fault.KEY)
+        return EngineFailed(Outcome.ENGINE_FAILED, told, Ending.FAILED, True, EngineFault.KEY)
     outcome = Outcome.NOT_FOUND if status == 404 else Outcome.BAD_REQUEST
     return EngineFailed(outcome, failure, Ending.FAILED, try_another=False)
 

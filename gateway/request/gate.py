@@ -52,7 +52,7 @@ class Rejected(Exception):
         self.retry_after_s = retry_after_s
 
 
-class Place:
+class Ticket:
     """One turn's place, for the body of a `with`: in the queue until it is granted, at a replica after that.
 
     Leaving is synchronous and always gives back the place or the slot, so neither an error nor a cancellation can
@@ -71,7 +71,7 @@ class Place:
         self._left: Left | None = None
         """None: nobody has said how it ended."""
 
-    def __enter__(self) -> Place:
+    def __enter__(self) -> Ticket:
         try:
             self._gate.enter(self, self._turn)
         except BaseException:
@@ -141,25 +141,25 @@ class Gate:
         """May be set once, before the first fact."""
         self._errand = errand
         """Carries out what is decided about no turn."""
-        self._places: dict[TurnId, Place] = {}
+        self._places: dict[TurnId, Ticket] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._wake_at: float | None = None
         self._given_up: OrderedDict[SessionId, float] = OrderedDict()
         """Sessions whose client stopped waiting, and when their turn had arrived: its retry is as old."""
 
-    def turn(self, turn: Turn, has_begun: bool = False) -> Place:
+    def turn(self, turn: Turn, has_begun: bool = False) -> Ticket:
         """A place for a turn. `has_begun`: its answer has parts already."""
         first_at = self._given_up.pop(turn.session_id, None)
         if first_at is not None and turn.arrived_at - KEPT_AGE_S < first_at < turn.arrived_at:
             turn = replace(turn, arrived_at=first_at)
-        return Place(self, turn, has_begun)
+        return Ticket(self, turn, has_begun)
 
-    def enter(self, place: Place, turn: Turn) -> None:
+    def enter(self, place: Ticket, turn: Turn) -> None:
         """The place's turn begins to wait."""
         self._places[turn.id] = place
         self.tell(Arrived(turn))
 
-    def leave(self, place: Place, turn: Turn) -> None:
+    def leave(self, place: Ticket, turn: Turn) -> None:
         """However it ended."""
         self._places.pop(turn.id, None)
         if place.decided is None:

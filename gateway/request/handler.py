@@ -60,7 +60,7 @@ class PromptLists(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Path:
+class RequestHandler:
     """Takes every request of the server, and ends each with one answer and one outcome."""
 
     settings: Callable[[], RequestSettings]

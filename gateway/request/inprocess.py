@@ -17,7 +17,7 @@ FAILED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class Continuation:
     """What a request goes on with that another part of the gateway has begun."""
 
     settings: RequestSettings
@@ -27,7 +27,7 @@ class Begun:
 class HandedOn:
     """A `transport.Request` that reaches the path from another part of the gateway, not from a listener."""
 
-    begun: Begun | None = None
+    begun: Continuation | None = None
     """None: it begins there."""
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from gateway.core import fields
-from gateway.core.errors import OVERLOADS, Fault, NoAnswer
+from gateway.core.errors import OVERLOADS, EngineFault, NoAnswer
 from gateway.core.reply import Reply
 from gateway.core.sse import EventTooLong
 from gateway.core.transport import Timeouts, Upstream, UpstreamCut, UpstreamRefused, UpstreamReply
@@ -18,7 +18,7 @@ from gateway.request import engine_errors, upstream_request
 from gateway.request.engine_errors import EngineFailed
 from gateway.request.isolation import salted
 from gateway.request.upstream_request import Bound, Call, turn_call
-from gateway.request.upstream_response import Answer
+from gateway.request.upstream_response import UpstreamResponse
 from gateway.telemetry.observer import Observer
 from policies.types import Dispatch
 
@@ -58,7 +58,7 @@ class ModelCall:
         self._hints = dispatch.hints
         self._replica_id = dispatch.replica_id
         self._target = forward.monitor.target(dispatch.replica_id)
-        self._answer: Answer | None = None
+        self._answer: UpstreamResponse | None = None
         self.sent: Call | None = None
         """What was asked last."""
         kind = self._target.engine.engine
@@ -84,13 +84,13 @@ class ModelCall:
         if fault is not None:
             self._faulted(fault)
 
-    def _faulted(self, fault: Fault) -> None:
+    def _faulted(self, fault: EngineFault) -> None:
         engine, monitor = self._target.engine, self._forward.monitor
         self._forward.observer.faulted(engine.name, fault)
         if fault not in OVERLOADS and engine in monitor.engines:  # else another one has its name by now
             monitor.erred(self._replica_id)
 
-    async def begin(self) -> Answer:
+    async def begin(self) -> UpstreamResponse:
         """The answer, begun. A 400 about what is ours, or what we may lower, is repaired and asked again. Raises
         EngineFailed."""
         abilities = self._target.engine.abilities
@@ -115,7 +115,7 @@ class ModelCall:
                 break
         raise last
 
-    async def _ask(self, call: Call) -> Answer:
+    async def _ask(self, call: Call) -> UpstreamResponse:
         exchange, engine = self._exchange, self._target.engine
         if exchange.timings.engine_asked_at is None:
             exchange.timings.engine_asked_at = self._forward.clock()
@@ -126,7 +126,7 @@ class ModelCall:
         reply = await self._forward.send(engine, call, exchange.settings.timeouts)
         if self._answer is not None:
             self._answer.close()
-        self._answer = answer = Answer(exchange, engine.engine, call, reply)
+        self._answer = answer = UpstreamResponse(exchange, engine.engine, call, reply)
         try:
             if reply.status >= 400:
                 body = await reply.read(MAX_ERROR_BYTES)
@@ -135,7 +135,7 @@ class ModelCall:
         except (UpstreamCut, EventTooLong, NoAnswer) as error:
             raise engine_errors.cut(engine.name, error) from None
         except EngineFailed as failed:
-            failed.is_queue_full = failed.fault is Fault.FULL and engine.engine.is_queue_full(
+            failed.is_queue_full = failed.fault is EngineFault.FULL and engine.engine.is_queue_full(
                 failed.failure.message
             )
             raise

@@ -13,7 +13,7 @@ from gateway.core.excerpt import excerpt
 from gateway.engines.base import RESPONSES
 from gateway.engines.monitor import Monitor
 from gateway.engines.openai import json_object
-from gateway.engines.poller import Asking
+from gateway.engines.poller import EngineClient
 from policies.types import ReplicaId, value
 
 
@@ -62,7 +62,7 @@ class StoredResponses:
 
     homes: Homes
     monitor: Monitor
-    ask: Asking
+    ask: EngineClient
     keys: Keys
 
     async def find(self, tenant: str, response_id: str) -> Home | None:

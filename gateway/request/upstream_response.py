@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import orjson
 
 from gateway.core import fields
-from gateway.core.errors import Failure, Fault, NoAnswer, Outcome, Refused, of_break
+from gateway.core.errors import EngineFault, Failure, NoAnswer, Outcome, Refused, of_break
 from gateway.core.fields import Json
 from gateway.core.reply import Reply
 from gateway.core.sse import EventSplitter, EventTooLong, data_of
@@ -299,7 +299,7 @@ _NOT_RELAYED = frozenset(
 """What is between the gateway and the engine: its connection, and the operator's account there."""
 
 
-class Answer:
+class UpstreamResponse:
     """Owns the connection of one answer: close it. The exchange's outcome says how it went."""
 
     def __init__(self, exchange: Exchange, engine: Engine, call: Call, reply: UpstreamReply) -> None:
@@ -318,7 +318,7 @@ class Answer:
         )
         self._first = b""
         self._is_over = False
-        self.fault: Fault | None = None
+        self.fault: EngineFault | None = None
         """What the engine did wrong after its first byte."""
 
     async def begin(self) -> None:
@@ -407,12 +407,12 @@ class Answer:
 
     def _outcome(self, relay: StreamRelay) -> Outcome:
         if relay.failure is not None:
-            self.fault = Fault.ERROR
+            self.fault = EngineFault.ERROR
             return Outcome.ENGINE_FAILED
         if relay.is_done or (self._is_over and relay.has_finished):
             self.fault = None
             return Outcome.ANSWERED
-        self.fault = self.fault or Fault.NO_END
+        self.fault = self.fault or EngineFault.NO_END
         return Outcome.ENGINE_CUT
 
     def _read_body(self) -> None:

@@ -19,7 +19,7 @@ import orjson
 
 from gateway.core import fields
 from gateway.core.reply import Reply
-from gateway.dialects.base import Script, Tools
+from gateway.dialects.base import Script, ToolList
 from gateway.exchange import Exchange, Recognition
 from gateway.sessions import claims
 from gateway.sessions.claims import Claim
@@ -143,7 +143,7 @@ class Identity:
         tools = self._tools.get(key)
         script = dialect.script(exchange.body, tools)
         if tools is None:
-            self._tools.put(key, Tools(script.tools, script.tool_names))
+            self._tools.put(key, ToolList(script.tools, script.tool_names))
         messages, items = script.messages, raw.items[script.num_system :]
         if isinstance(messages, Texts) and len(items) == len(messages):
             last = hash((exchange.tenant, _model(exchange), dialect.name, self._cutter.fingerprint(script.system)))
@@ -228,13 +228,13 @@ class _ToolLists:
     """The latest that were written, by tenant and fingerprint; bounded in number and bytes."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[tuple[str, int], Tools] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, int], ToolList] = OrderedDict()
         self._num_bytes = 0
 
-    def get(self, key: tuple[str, int]) -> Tools | None:
+    def get(self, key: tuple[str, int]) -> ToolList | None:
         return self._kept.get(key)
 
-    def put(self, key: tuple[str, int], tools: Tools) -> None:
+    def put(self, key: tuple[str, int], tools: ToolList) -> None:
         self._kept[key] = tools
         self._num_bytes += tools.size_bytes
         while len(self._kept) > MAX_TOOL_LISTS or self._num_bytes > MAX_TOOL_BYTES:

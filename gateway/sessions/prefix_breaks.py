@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gateway.config.settings import Identity
+from gateway.config.settings import IdentitySettings
 from gateway.core.fields import Json
 from gateway.dialects.base import Script
 from gateway.exchange import Exchange
@@ -20,7 +20,7 @@ MAX_FAMILIES = 512
 
 
 @dataclass(slots=True)
-class Tally:
+class BreakTally:
     """What breaks have cost one family."""
 
     tenant: str
@@ -35,9 +35,9 @@ class Tally:
 class PrefixBreaks:
     """The one owner of detector, tallies and rewrite. Synchronous, bounded, never keeps content."""
 
-    def __init__(self, settings: Identity, metrics: Metrics) -> None:
+    def __init__(self, settings: IdentitySettings, metrics: Metrics) -> None:
         self._breaks = Breaks(MAX_FAMILIES)
-        self._tallies: OrderedDict[str, Tally] = OrderedDict()
+        self._tallies: OrderedDict[str, BreakTally] = OrderedDict()
         self._metrics = metrics
         self._rewrite: Rewrite | None = None
         if settings.volatile_spans != "report":
@@ -66,7 +66,7 @@ class PrefixBreaks:
         found = exchange.prefix_break
         if found is None or exchange.timings.first_byte_at is None:
             return
-        tally = self._tallies.setdefault(found.family_id, Tally(exchange.tenant))
+        tally = self._tallies.setdefault(found.family_id, BreakTally(exchange.tenant))
         self._tallies.move_to_end(found.family_id)
         if len(self._tallies) > MAX_FAMILIES:
             self._tallies.popitem(last=False)
@@ -91,7 +91,7 @@ class PrefixBreaks:
         return list(rows.values())
 
 
-def _row(tally: Tally, last: Break) -> Json:
+def _row(tally: BreakTally, last: Break) -> Json:
     return {
         "sessions": tally.sessions,
         "breaks": tally.breaks,

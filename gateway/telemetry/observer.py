@@ -6,7 +6,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
-from gateway.core.errors import Fault, Outcome
+from gateway.core.errors import EngineFault, Outcome
 from gateway.core.fields import Json
 from gateway.exchange import Exchange, Recognition
 from gateway.telemetry.factlog import FactLog
@@ -87,7 +87,7 @@ class Observer:
         for hint in hints:
             self.metrics.hints.add(1, engine, hint, result)
 
-    def faulted(self, engine: str, fault: Fault) -> None:
+    def faulted(self, engine: str, fault: EngineFault) -> None:
         """An engine did something wrong, whether or not a client has felt it."""
         self.metrics.faults.add(1, engine, fault)
 

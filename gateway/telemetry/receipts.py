@@ -17,7 +17,7 @@ from gateway.exchange import Exchange, Timings, whole_usage
 Values: TypeAlias = tuple[Any, ...]
 
 
-class Part:
+class ReceiptPart:
     """What of an exchange a receipt tells, by the names that it gives them."""
 
     def __init__(self, **attributes: str) -> None:
@@ -27,7 +27,7 @@ class Part:
 
 
 # Members of enumerations by their plain text: the garbage collector passes over a tuple of nothing but that.
-_ASKED = Part(
+_ASKED = ReceiptPart(
     id="id",
     outcome="outcome._value_",
     path="dialect.name",
@@ -36,8 +36,8 @@ _ASKED = Part(
     model="told_model",
     engine_model="engine_model",
 )
-_FAILED = Part(status="failure.status", code="failure.code", param="failure.param")
-_RECOGNISED = Part(
+_FAILED = ReceiptPart(status="failure.status", code="failure.code", param="failure.param")
+_RECOGNISED = ReceiptPart(
     session="recognition.session_id",
     family="recognition.family_id",
     parent="recognition.parent_id",
@@ -47,7 +47,7 @@ _RECOGNISED = Part(
     confidence="recognition.confidence",
     is_retry="recognition.is_retry",
 )
-_DISPATCHED = Part(
+_DISPATCHED = ReceiptPart(
     engine="engine_kind",
     replica="dispatch.replica_id",
     reason="dispatch.reason._value_",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from gateway.config.settings import Tracing as Section
+from gateway.config.settings import TracingSettings as Section
 from gateway.core.errors import ConfigError
 from gateway.exchange import Exchange, Trace
 

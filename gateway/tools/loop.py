@@ -15,7 +15,7 @@ from gateway.core.fields import Json
 from gateway.core.json_edit import Edit, edited, splice
 from gateway.core.reply import TextBuffer
 from gateway.dialects.base import Script
-from gateway.dialects.rounds import End, Format, Round, Spoken, Terms
+from gateway.dialects.rounds import End, Format, Round, RoundTerms, Spoken
 from gateway.exchange import Exchange
 from gateway.sessions.claims import lost_s, read_claim, says_retry
 from gateway.tools.hidden import Hidden, follow
@@ -42,7 +42,7 @@ class Runs(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class RoundLimits:
     """Bounds of one answer."""
 
     max_rounds: int
@@ -55,7 +55,7 @@ class Means:
 
     runtime: Runs
     hidden: Hidden
-    rules: Rules
+    rules: RoundLimits
     residency: Residency
     refused: Callable[[Call, Context, float], Result]
     """The result of a call that its request may not make, and its audit."""
@@ -126,7 +126,7 @@ class ToolLoop:
     def round(self) -> Round:
         """The model call that is about to be asked, or asked once more of another replica."""
         must_end = self._number > self._means.rules.max_rounds
-        self._round = self.answer.round(Terms(self._number, self._is_ours, self._completed, must_end))
+        self._round = self.answer.round(RoundTerms(self._number, self._is_ours, self._completed, must_end))
         return self._round
 
     def tool_s(self) -> float | None:

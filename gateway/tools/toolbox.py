@@ -8,9 +8,9 @@ from fnmatch import fnmatchcase
 
 from gateway.config.settings import ToolRules
 from gateway.core.fields import Json
-from gateway.dialects.chat_rounds import Chat
-from gateway.dialects.messages_rounds import Messages
-from gateway.dialects.responses_rounds import Responses
+from gateway.dialects.chat_rounds import ChatRounds
+from gateway.dialects.messages_rounds import MessagesRounds
+from gateway.dialects.responses_rounds import ResponsesRounds
 from gateway.dialects.rounds import Format
 from gateway.exchange import Exchange, Recognition
 from gateway.tools.loop import Means, ToolLoop
@@ -72,7 +72,11 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
 
 # ---- the gateway's tools: which request may call which, the loop of its answer, and a list for people
 
-FORMATS: Mapping[str, Format] = {"chat": Chat(), "responses": Responses(), "messages": Messages()}
+FORMATS: Mapping[str, Format] = {
+    "chat": ChatRounds(),
+    "responses": ResponsesRounds(),
+    "messages": MessagesRounds(),
+}
 """By the name of the dialect."""
 
 

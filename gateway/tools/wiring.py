@@ -12,7 +12,7 @@ import orjson
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from gateway.config.loading import secret
-from gateway.config.settings import McpEntry, ToolRules, Tools
+from gateway.config.settings import McpEntry, ToolRules, ToolSettings
 from gateway.core import fields
 from gateway.core.errors import ConfigError
 from gateway.core.excerpt import excerpt
@@ -22,7 +22,7 @@ from gateway.dialects.base import Script
 from gateway.exchange import Exchange
 from gateway.telemetry.metrics import Bounded
 from gateway.tools.hidden import Hidden
-from gateway.tools.loop import Means, Residency, Rules
+from gateway.tools.loop import Means, Residency, RoundLimits
 from gateway.tools.toolbox import Toolbox, matches
 from policies.types import Blocks
 from tool_runtime.attempts import Shared
@@ -196,7 +196,7 @@ _LIMITS = (
 )
 
 
-def python_tools(section: Tools) -> tuple[list[Tool], dict[str, ToolRules]]:
+def python_tools(section: ToolSettings) -> tuple[list[Tool], dict[str, ToolRules]]:
     """The tools of `tools.use`, and the rules of each by its name. Raises ConfigError."""
     tools: list[Tool] = []
     rules: dict[str, ToolRules] = {}
@@ -237,7 +237,7 @@ class OwnTools:
 
     def __init__(
         self,
-        section: Tools,
+        section: ToolSettings,
         upstream: Upstream,
         registry: CollectorRegistry,
         clock: Callable[[], float],
@@ -262,7 +262,7 @@ class OwnTools:
         except ValueError as error:
             raise ConfigError(f"tools: {error}") from None
         hidden = Hidden(section.hidden_bytes, section.hidden_ttl_s)
-        bounds = Rules(section.max_rounds, section.max_calls)
+        bounds = RoundLimits(section.max_rounds, section.max_calls)
         means = Means(self.runtime, hidden, bounds, residency, audit.refused, clock)
         self.toolbox = Toolbox(self.runtime, {**rules, **self._mcp}, means)
 

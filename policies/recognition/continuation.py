@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 from policies.recognition.chains import Chain, common, size_of
-from policies.recognition.conversations import TAIL, Strand
+from policies.recognition.conversations import TAIL, Conversation
 from policies.types import SessionId, TurnKind, value
 
 SEARCHED = 64
@@ -111,7 +111,7 @@ class Asked:
     """0: offers none."""
     carried: Carried
 
-    def carries_answer(self, strand: Strand, start: int) -> bool:
+    def carries_answer(self, strand: Conversation, start: int) -> bool:
         """Whether what follows the first `start` links holds the strand's last answer."""
         return self.carried.holds(strand.marks, start)
 
@@ -125,7 +125,7 @@ class Match:
     """What a prompt is, and to which session."""
 
     rule: Rule
-    strand: Strand | None = None
+    strand: Conversation | None = None
     """The session, or the one that it forks from or serves."""
 
 
@@ -137,7 +137,7 @@ def hash_of_tools(key: bytes, tools: tuple[bytes, ...]) -> int:
     return hash((key, tools)) or 1 if tools else 0
 
 
-def judge(there: Sequence[Strand], asked: Asked, last: int) -> Match | None:
+def judge(there: Sequence[Conversation], asked: Asked, last: int) -> Match | None:
     """What a prompt is to the sessions known at its link `last`; None: nothing."""
     is_same = last == len(asked.chain) - 1
     there = there[-SEARCHED if is_same else -FELLOWS :]
@@ -161,7 +161,7 @@ def judge(there: Sequence[Strand], asked: Asked, last: int) -> Match | None:
     return fork
 
 
-def _again(same: Sequence[Strand], asked: Asked) -> Match:
+def _again(same: Sequence[Conversation], asked: Asked) -> Match:
     """The last prompt of these sessions, sent once more."""
     same = [strand for strand in same if strand.tools == asked.tools]
     failed = next((strand for strand in same if not strand.running and not strand.is_complete), None)
@@ -170,7 +170,7 @@ def _again(same: Sequence[Strand], asked: Asked) -> Match:
     return Match(Rule.RETRY, failed) if failed else Match(Rule.SIBLING)
 
 
-def _likelihood(strand: Strand, asked: Asked) -> tuple[bool, bool, bool, int]:
+def _likelihood(strand: Conversation, asked: Asked) -> tuple[bool, bool, bool, int]:
     """Of sessions that all, or none, have their answer in the prompt."""
     return (
         strand.tools == asked.tools,
@@ -180,7 +180,7 @@ def _likelihood(strand: Strand, asked: Asked) -> tuple[bool, bool, bool, int]:
     )
 
 
-def _is_tail_change(strand: Strand, asked: Asked, shared: int) -> bool:
+def _is_tail_change(strand: Conversation, asked: Asked, shared: int) -> bool:
     lost, new = len(strand.chain) - shared, len(asked.chain) - shared
     if strand.running or not 1 <= lost <= TAIL:
         return False
@@ -191,7 +191,7 @@ def _is_tail_change(strand: Strand, asked: Asked, shared: int) -> bool:
     return not strand.is_complete or (not strand.marks and new > lost)
 
 
-def is_restart(strand: Strand, asked: Asked, has_history: bool) -> bool:
+def is_restart(strand: Conversation, asked: Asked, has_history: bool) -> bool:
     """The same agent under the same id, idle, with a history that begins anew but not at a first message."""
     if strand.key != asked.call.key or strand.kind is not TurnKind.AGENT or strand.running:
         return False

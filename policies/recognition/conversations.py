@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from policies.recognition.chains import Chain
-from policies.recognition.families import Kin
+from policies.recognition.families import FamilyRecord
 from policies.types import Blocks, SessionId, TurnKind
 
 _Key = TypeVar("_Key", int, str)
@@ -20,7 +20,7 @@ TAIL = 2
 
 
 @dataclass(slots=True, eq=False)
-class Strand:
+class Conversation:
     """What recognition remembers of one session; never content, only hashes of it and marks of its last answer."""
 
     id: SessionId
@@ -30,7 +30,7 @@ class Strand:
     name: str | None
     """The session id that its client gave, hashed. None: it gave none."""
     parent_id: SessionId | None
-    kin: Kin
+    kin: FamilyRecord
     kind: TurnKind
     tools: int
     """Hash of the tools it offers; 0: none."""
@@ -63,36 +63,36 @@ class Strand:
     """Where the index knows it: the end of its latest request, and up to TAIL messages before."""
 
 
-class Strands:
+class Conversations:
     """All strands, least recently used first; at most `limit`, none idle for longer than `ttl_s`."""
 
     def __init__(self, limit: int, ttl_s: float) -> None:
         self._limit = limit
         self._ttl_s = ttl_s
-        self._by_age: OrderedDict[int, Strand] = OrderedDict()
-        self._by_link: dict[int, list[Strand]] = {}
-        self._by_name: dict[str, list[Strand]] = {}
-        self._by_clue: dict[int, list[Strand]] = {}
+        self._by_age: OrderedDict[int, Conversation] = OrderedDict()
+        self._by_link: dict[int, list[Conversation]] = {}
+        self._by_name: dict[str, list[Conversation]] = {}
+        self._by_clue: dict[int, list[Conversation]] = {}
         self._num_born = 0
 
     def __len__(self) -> int:
         return len(self._by_age)
 
-    def __contains__(self, strand: Strand) -> bool:
+    def __contains__(self, strand: Conversation) -> bool:
         return strand.serial in self._by_age
 
     @property
     def has_clues(self) -> bool:
         return bool(self._by_clue)
 
-    def at(self, link: int) -> Sequence[Strand]:
+    def at(self, link: int) -> Sequence[Conversation]:
         """Strands that have sent a prompt ending at `link` or up to TAIL messages behind it, oldest first."""
         return self._by_link.get(link, ())
 
-    def named(self, name: str) -> Sequence[Strand]:
+    def named(self, name: str) -> Sequence[Conversation]:
         return self._by_name.get(name, ())
 
-    def with_clue(self, clue: int) -> Sequence[Strand]:
+    def with_clue(self, clue: int) -> Sequence[Conversation]:
         """Strands that said this last, or were last told it."""
         return self._by_clue.get(clue, ())
 
@@ -100,7 +100,7 @@ class Strands:
         self._num_born += 1
         return self._num_born
 
-    def add(self, strand: Strand, now: float) -> None:
+    def add(self, strand: Conversation, now: float) -> None:
         self._by_age[strand.serial] = strand
         if strand.name is not None:
             _put(self._by_name, strand.name, strand)
@@ -108,12 +108,12 @@ class Strands:
         if len(self._by_age) > self._limit:
             self.forget(now)
 
-    def rename(self, strand: Strand, name: str) -> None:
+    def rename(self, strand: Conversation, name: str) -> None:
         self._drop_name(strand)
         strand.name = name
         _put(self._by_name, name, strand)
 
-    def advance(self, strand: Strand, chain: Chain, now: float) -> None:
+    def advance(self, strand: Conversation, chain: Chain, now: float) -> None:
         """The strand has sent this prompt: it is found there from now on, and at the ends of its last turns."""
         if strand.chain:
             strand.ends = (*strand.ends, strand.chain[-1])
@@ -132,7 +132,7 @@ class Strands:
         strand.chain = chain
         self.touch(strand, now)
 
-    def put_clues(self, strand: Strand, clues: tuple[int, ...]) -> None:
+    def put_clues(self, strand: Conversation, clues: tuple[int, ...]) -> None:
         """It is found by these from now on, and no longer by earlier ones."""
         for clue in strand.clues:
             _take(self._by_clue, clue, strand)
@@ -140,7 +140,7 @@ class Strands:
         for clue in strand.clues:
             _put(self._by_clue, clue, strand)
 
-    def touch(self, strand: Strand, now: float) -> None:
+    def touch(self, strand: Conversation, now: float) -> None:
         strand.seen_at = now
         self._by_age.move_to_end(strand.serial)
 
@@ -156,16 +156,16 @@ class Strands:
             self.put_clues(strand, ())
             self._drop_name(strand)
 
-    def _drop_name(self, strand: Strand) -> None:
+    def _drop_name(self, strand: Conversation) -> None:
         if strand.name is not None:
             _take(self._by_name, strand.name, strand)
 
 
-def _put(index: dict[_Key, list[Strand]], key: _Key, strand: Strand) -> None:
+def _put(index: dict[_Key, list[Conversation]], key: _Key, strand: Conversation) -> None:
     index.setdefault(key, []).append(strand)
 
 
-def _take(index: dict[_Key, list[Strand]], key: _Key, strand: Strand) -> None:
+def _take(index: dict[_Key, list[Conversation]], key: _Key, strand: Conversation) -> None:
     there = index[key]
     there.remove(strand)
     if not there:

@@ -55,7 +55,7 @@ _MOST_JOINS_BITS = 8
 
 
 @dataclass(slots=True, eq=False)
-class Kin:
+class FamilyRecord:
     """A family as recognition knows it; what its sessions taught is kept elsewhere."""
 
     id: FamilyId
@@ -71,8 +71,8 @@ class Families:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._by_id: OrderedDict[FamilyId, Kin] = OrderedDict()
-        self._by_mark: dict[int, Kin] = {}
+        self._by_id: OrderedDict[FamilyId, FamilyRecord] = OrderedDict()
+        self._by_mark: dict[int, FamilyRecord] = {}
         self._by_group: OrderedDict[int, FamilyId] = OrderedDict()
         self.heads = Heads()
 
@@ -81,7 +81,7 @@ class Families:
 
     def find(
         self, key: bytes, tools: tuple[bytes, ...], system: bytes, messages: Sequence[bytes], group: bytes | None
-    ) -> Kin:
+    ) -> FamilyRecord:
         """The family of a first turn, founded if there is none. `group`: its `prompt_cache_key`.
 
         A request without tools under the system text of a family that offers them is of that family.
@@ -99,14 +99,14 @@ class Families:
         if tools and group is not None:
             kin = self._join(digest(key, group), kin, id_)
         if kin is None:
-            kin = self._by_id[id_] = Kin(id_, bool(tools), tuple(marks))
+            kin = self._by_id[id_] = FamilyRecord(id_, bool(tools), tuple(marks))
             for mark in kin.marks:
                 self._by_mark.setdefault(mark, kin)
             self._forget()
         self._by_id.move_to_end(kin.id)
         return kin
 
-    def _join(self, group: int, kin: Kin | None, id_: FamilyId) -> Kin | None:
+    def _join(self, group: int, kin: FamilyRecord | None, id_: FamilyId) -> FamilyRecord | None:
         if kin is None:
             kin = self._by_id.get(self._by_group.get(group, ""))
         self._by_group[group] = kin.id if kin else id_

@@ -17,8 +17,8 @@ from policies.recognition.continuation import (
     is_restart,
     judge,
 )
-from policies.recognition.conversations import Strand, Strands
-from policies.recognition.families import Families, Kin
+from policies.recognition.conversations import Conversation, Conversations
+from policies.recognition.families import Families, FamilyRecord
 from policies.recognition.summaries import OPENING_BYTES, Summaries, Telling, latest, opening, telling
 from policies.types import BLOCK_CHARS, Blocks, FamilyId, SessionId, TurnKind, value
 
@@ -38,7 +38,7 @@ class Sighting:
     blocks: Blocks
     """Residency chain; shared with the session's memory, never changed."""
     chars: int
-    strand: Strand | None
+    strand: Conversation | None
     attempt: int
     told: Telling | None = None
     """Of a request without tools and without a name."""
@@ -54,7 +54,7 @@ class Lineage:
     """Recognises sessions and families. One owner, synchronous; bounded by its arguments."""
 
     def __init__(self, max_sessions: int = 20_000, ttl_s: float = 4 * 3600.0, max_families: int = 2_000) -> None:
-        self._strands = Strands(max_sessions, ttl_s)
+        self._strands = Conversations(max_sessions, ttl_s)
         self._families = Families(max_families)
         self._beginnings = Beginnings(max_sessions)
         self._summaries = Summaries()
@@ -155,7 +155,7 @@ class Lineage:
 
     # Remembering.
 
-    def _go_on(self, strand: Strand, rule: Rule, asked: Asked, now: float) -> Sighting:
+    def _go_on(self, strand: Conversation, rule: Rule, asked: Asked, now: float) -> Sighting:
         call = asked.call
         strand.has_steady_name |= call.name is not None and call.name == strand.name
         blocks = self._blocks(call, _known_blocks(strand, asked))
@@ -178,7 +178,7 @@ class Lineage:
         if call.expects_tools and not call.tools:
             _mark_side(kin, call)
         parent = match.strand if match.rule is Rule.FORK else None
-        strand = Strand(
+        strand = Conversation(
             id="",
             key=call.key,
             serial=self._strands.next_serial(),
@@ -198,7 +198,7 @@ class Lineage:
             strand.task = opening(call.messages[0]) if call.messages else ()
         return self._sent(strand, match.rule, asked, blocks, now)
 
-    def _serve(self, strand: Strand | None, asked: Asked, now: float) -> Sighting:
+    def _serve(self, strand: Conversation | None, asked: Asked, now: float) -> Sighting:
         """A side request: it belongs to a session and leaves no trace in its chain."""
         assert strand is not None
         call = asked.call
@@ -220,7 +220,7 @@ class Lineage:
             told=Telling(call.key, now, {strand: True}) if call.name is None else None,
         )
 
-    def _sent(self, strand: Strand, rule: Rule, asked: Asked, blocks: Chain, now: float) -> Sighting:
+    def _sent(self, strand: Conversation, rule: Rule, asked: Asked, blocks: Chain, now: float) -> Sighting:
         call = asked.call
         told = None
         if call.name is None and not asked.tools and rule not in (Rule.NEXT, Rule.TAIL):
@@ -259,7 +259,7 @@ class Lineage:
             chars, at = chars + size, at + 1
         return block_chain(call.key, call.messages[at:], known, chars)
 
-    def _new_id(self, strand: Strand, asked: Asked) -> SessionId:
+    def _new_id(self, strand: Conversation, asked: Asked) -> SessionId:
         """The client's id for the first session under it, whatever side requests came before; else one of ours."""
         free = strand.name is not None and (
             strand.kind is TurnKind.SIDE
@@ -270,29 +270,29 @@ class Lineage:
         return own_name(strand.key, asked.chain[-1], strand.serial)
 
 
-def _holds_name(other: Strand, strand: Strand) -> bool:
+def _holds_name(other: Conversation, strand: Conversation) -> bool:
     if other is strand or other.id != strand.name:
         return False
     return other.kind is TurnKind.AGENT or (other.kind is TurnKind.SINGLE and not strand.tools)
 
 
-def _has_clues(strand: Strand) -> bool:
+def _has_clues(strand: Conversation) -> bool:
     """Whether content has to say where its history restarts."""
     return strand.tools != 0 and strand.name is None
 
 
-def _mark_side(kin: Kin, call: Call) -> None:
+def _mark_side(kin: FamilyRecord, call: Call) -> None:
     """All requests like this one are side requests, if its system text is long enough to tell what it is."""
     kin.is_side |= not kin.offers_tools and len(call.system) >= BLOCK_CHARS
 
 
-def _first_kind(call: Call, kin: Kin) -> TurnKind:
+def _first_kind(call: Call, kin: FamilyRecord) -> TurnKind:
     if call.tools:
         return TurnKind.AGENT
     return TurnKind.SIDE if call.expects_tools or kin.is_side or kin.offers_tools else TurnKind.SINGLE
 
 
-def _known_blocks(strand: Strand | None, asked: Asked) -> Sequence[int]:
+def _known_blocks(strand: Conversation | None, asked: Asked) -> Sequence[int]:
     """Blocks of the strand's last prompt that lie wholly in what this prompt repeats."""
     call = asked.call
     if strand is None or strand.tools != asked.tools or strand.tools_first != call.tools_first:

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from policies.recognition.continuation import SEARCHED, Asked, Call
-from policies.recognition.conversations import Strand, Strands
+from policies.recognition.conversations import Conversation, Conversations
 
 _BREAKS = (b"\\n", b"\\r", b"\\t", b'"', b": ")
 _LEAST_BYTES = 12
@@ -58,11 +58,11 @@ class Telling:
 
     key: bytes
     asked_at: float
-    sessions: Mapping[Strand, bool] | None
+    sessions: Mapping[Conversation, bool] | None
     """Those it points to, and whether it holds all that was kept of them. None: too many to say."""
 
 
-def telling(strands: Strands, call: Call, now: float) -> Telling:
+def telling(strands: Conversations, call: Call, now: float) -> Telling:
     """What a request without tools tells of, going by its text."""
     if not strands.has_clues:
         return Telling(call.key, now, {})
@@ -87,7 +87,7 @@ class Summaries:
         if end := _last(answer, _SUMMARY_BYTES, _SUMMARY_PASSAGES):
             self._kept.append((told, end))
 
-    def restarted(self, strands: Strands, asked: Asked) -> Strand | None:
+    def restarted(self, strands: Conversations, asked: Asked) -> Conversation | None:
         """The session that goes on in this prompt from a summary of itself; that is now what it began with."""
         head = passages(b"".join(asked.call.messages[:_HEAD_MESSAGES]))
         places: dict[int, list[int]] = {}
@@ -113,7 +113,9 @@ class Summaries:
         return strand
 
 
-def _only_one(strands: Strands, asked: Asked, told: Telling, carried: Mapping[Strand, bool]) -> Strand | None:
+def _only_one(
+    strands: Conversations, asked: Asked, told: Telling, carried: Mapping[Conversation, bool]
+) -> Conversation | None:
     """The one session that waited for this summary, if the request or the prompt holds all that is kept of it.
 
     `carried`: sessions that the prompt itself points to, and whether it holds all of what they said last.
@@ -126,15 +128,15 @@ def _only_one(strands: Strands, asked: Asked, told: Telling, carried: Mapping[St
     return waiting[0]
 
 
-def _waits(strands: Strands, strand: Strand, asked: Asked, since: float) -> bool:
+def _waits(strands: Conversations, strand: Conversation, asked: Asked, since: float) -> bool:
     """Whether the same agent has been idle since then."""
     is_same = (strand.key, strand.tools, strand.chain[0]) == (asked.call.key, asked.tools, asked.chain[0])
     return is_same and not strand.running and strand.seen_at <= since and strand in strands
 
 
-def _pointed_to(strands: Strands, told: Iterable[int]) -> Collection[Strand] | None:
+def _pointed_to(strands: Conversations, told: Iterable[int]) -> Collection[Conversation] | None:
     """Sessions of which some passage is told; None: too many."""
-    pointed: dict[Strand, None] = {}
+    pointed: dict[Conversation, None] = {}
     for passage in told:
         pointed.update(dict.fromkeys(strands.with_clue(passage)))
         if len(pointed) > SEARCHED:

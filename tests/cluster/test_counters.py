@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.access.meters import Meter, Quantity
-from gateway.cluster.counters import Claim, Heard, SharedCounters, free_of, grant
+from gateway.cluster.counters import HeardCounts, LimitClaim, SharedCounters, free_of, grant
 
 LIMIT, WINDOW_S, NOW = 100, 60.0, 6_000.0
 METER = Meter("k", Quantity.REQUESTS, LIMIT, WINDOW_S)
@@ -29,7 +29,7 @@ def talk(member: SharedCounters, others: list[SharedCounters]) -> None:
     if window not in member.windows(NOW):
         return
     claims = {str(n): other.claim(window) for n, other in enumerate(others)}
-    member.heard = Heard({window: sum(claim.used for claim in claims.values())})
+    member.heard = HeardCounts({window: sum(claim.used for claim in claims.values())})
     own, faded = member.claim(window).used, member.faded("k", NOW)
     free = free_of(LIMIT, faded, own, claims, member.num_members)
     member.raise_to(window, own + grant(free, LIMIT, member.num_members, member.is_wanted("k")))
@@ -63,7 +63,7 @@ def test_what_is_left_can_all_be_spent_by_one_who_wants_it() -> None:
 
 
 def test_who_is_gone_claims_only_what_it_used() -> None:
-    assert free_of(100, 0, 10, {"gone": Claim(20, 20)}, 1) == 70
+    assert free_of(100, 0, 10, {"gone": LimitClaim(20, 20)}, 1) == 70
 
 
 def test_alone_a_member_has_the_whole_limit() -> None:

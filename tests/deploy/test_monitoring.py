@@ -11,7 +11,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.core.errors import Fault
+from gateway.core.errors import EngineFault
 from policies.types import Usage
 from tests.gateway.observed import exchange, observer
 
@@ -34,7 +34,7 @@ def labels_by_series() -> dict[str, set[str]]:
         seen.finished(done)
     seen.hinted("vllm", ["priority"], "sent")
     seen.retried("engine_cut")
-    seen.faulted("vllm", Fault.ERROR)
+    seen.faulted("vllm", EngineFault.ERROR)
     seen.limited("tokens")
     seen.metrics.prefix_breaks.add(1, "date")
     seen.metrics.prefix_break_tokens.add(1, "date")

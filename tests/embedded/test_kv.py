@@ -1,10 +1,10 @@
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gateway.embedded.kv import BlockPool, Holding
+from gateway.embedded.kv import BlockHolding, BlockPool
 
 
-def computed(pool: BlockPool, chain: list[int]) -> Holding:
+def computed(pool: BlockPool, chain: list[int]) -> BlockHolding:
     """A holding of a whole chain, as after its prefill."""
     holding = pool.holding()
     pool.reuse(holding, chain, len(chain))
@@ -117,7 +117,7 @@ class PoolAgainstPlainLists(RuleBasedStateMachine):
     def start(self, size: int) -> None:
         self.pool = BlockPool(size)
         self.size = size
-        self.held: list[tuple[Holding, list[int]]] = []
+        self.held: list[tuple[BlockHolding, list[int]]] = []
         self.holders: dict[int, int] = {}
         self.idle: list[int] = []
 

@@ -15,7 +15,7 @@ from gateway.engines.base import (
     RESPONSES,
     Abilities,
     OutgoingRequest,
-    Pool,
+    PolledPool,
 )
 from gateway.engines.sglang import SGLang
 from policies.types import Hints
@@ -130,15 +130,15 @@ def test_each_rank_of_the_load_page_is_a_pool() -> None:
         "/server_info": orjson.dumps(INFO).decode(),
     }
     assert SGLANG.parse_report(page).pools == (
-        Pool("0", 9000, 1, 128, 2, 1),
-        Pool("1", 9000, 1, 7, 2, 1),
+        PolledPool("0", 9000, 1, 128, 2, 1),
+        PolledPool("1", 9000, 1, 7, 2, 1),
     )
 
 
 def test_without_a_load_page_the_arguments_give_the_capacity() -> None:
     page = {"/v1/models": MODELS, "/get_server_info": orjson.dumps(INFO).decode()}
     report = SGLANG.parse_report(page)
-    assert report.pools == (Pool("", 20480, 1, 128),)
+    assert report.pools == (PolledPool("", 20480, 1, 128),)
     assert report.max_model_len == {"m": 4096}
     assert report.caches_prefixes is True
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.engines.base import CHAT, MESSAGES, RESPONSES, Abilities, Outgoing, OutgoingRequest, Pool
+from gateway.engines.base import CHAT, MESSAGES, RESPONSES, Abilities, Outgoing, OutgoingRequest, PolledPool
 from gateway.engines.vllm import Vllm
 from policies.types import Hints
 from tests.engines.recorded import pages, text
@@ -25,7 +25,7 @@ def test_a_poll_gives_capacity_load_and_prefix_counters() -> None:
     report = VLLM.parse_report(pages("vllm-0.32"))
     assert report.models == ("tiny",)
     assert report.max_model_len == {"tiny": 32768}
-    assert report.pools == (Pool("", capacity_tokens=64000, block_tokens=32, running=0, waiting=0),)
+    assert report.pools == (PolledPool("", capacity_tokens=64000, block_tokens=32, running=0, waiting=0),)
     assert (report.prefix_queries_tokens, report.prefix_hits_tokens) == (313228, 241792)
     assert report.caches_prefixes is True
 
@@ -38,7 +38,7 @@ def test_prefix_caching_that_is_off_is_seen() -> None:
 
 def test_each_data_parallel_rank_is_a_pool() -> None:
     report = VLLM.parse_report(pages("vllm-0.32-ranks"))
-    assert report.pools == (Pool("0", 9600, 32, None, 0, 0), Pool("1", 9600, 32, None, 0, 0))
+    assert report.pools == (PolledPool("0", 9600, 32, None, 0, 0), PolledPool("1", 9600, 32, None, 0, 0))
 
 
 def test_ranks_are_in_the_order_of_their_numbers() -> None:
@@ -57,7 +57,7 @@ def test_capacity_of_older_releases_is_blocks_times_size() -> None:
 
 
 def test_without_metrics_a_served_model_still_has_a_pool() -> None:
-    assert VLLM.parse_report({"/v1/models": '{"data":[{"id":"m"}]}'}).pools == (Pool(""),)
+    assert VLLM.parse_report({"/v1/models": '{"data":[{"id":"m"}]}'}).pools == (PolledPool(""),)
 
 
 def test_version_and_paths_are_learned() -> None:

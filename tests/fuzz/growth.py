@@ -26,7 +26,7 @@ from gateway.core.json_edit import Edit, edited
 from gateway.core.reply import Reply, ToolCall
 from gateway.core.transport import Request, Responder, Timeouts
 from gateway.dialects import BY_PATH
-from gateway.dialects.completions import Part
+from gateway.dialects.completions import PromptPart
 from gateway.engines.openai import names_field
 from gateway.engines.providers import anthropic
 from gateway.engines.providers.asked import read
@@ -34,13 +34,13 @@ from gateway.engines.providers.told import BodyTeller, StreamTeller
 from gateway.exchange import Exchange, Timings
 from gateway.prompt_lists.part_executor import PartFailed, PartRequest, Streamed
 from gateway.request import upstream_request
-from gateway.request.inprocess import Begun, InProcessRequest
+from gateway.request.inprocess import Continuation, InProcessRequest
 from gateway.sessions.identity import Identity
 from gateway.sessions.rewrite import Rewrite, owner_of
 from gateway.transport.choice import Name, transport_of
 from policies.recognition.chains import message_chain
 from policies.recognition.continuation import Asked, Call, Carried
-from policies.recognition.conversations import Strands
+from policies.recognition.conversations import Conversations
 from policies.recognition.prefix_breaks import LEARNED_AFTER, Break, Found, Gap, after, before
 from policies.recognition.summaries import Summaries, Telling
 from tool_runtime.arguments import Schema
@@ -596,7 +596,7 @@ class Heard:
     chunks: Sequence[bytes]
 
     def __call__(self) -> None:
-        events = anthropic.Events(StreamTeller(0, wants_usage=True))
+        events = anthropic.AnthropicEvents(StreamTeller(0, wants_usage=True))
         for chunk in self.chunks:
             events.feed(chunk)
 
@@ -639,8 +639,8 @@ def passed_on(texts: Sequence[str], *, again: bool) -> Work:
 
         async def write(data: bytes) -> None: ...
 
-        part, sink = Part((0,), ("hi",)), Streamed(handle, 1, {}, write)
-        begun = Begun(RequestSettings(), ANYBODY)
+        part, sink = PromptPart((0,), ("hi",)), Streamed(handle, 1, {}, write)
+        begun = Continuation(RequestSettings(), ANYBODY)
         with suppress(PartFailed):
             await sink.ask(part, PartRequest([], b"", begun))
         if again:
@@ -706,7 +706,7 @@ def followed_by_many(num: int) -> Iterator[Work]:
 
 def summed_up(num: int) -> Work:
     """A prompt that may begin with any of many summaries, which begin alike."""
-    summaries, strands, key = Summaries(), Strands(10, 1e9), b"key"
+    summaries, strands, key = Summaries(), Conversations(10, 1e9), b"key"
     for number in range(SIBLINGS):
         summaries.keep(Telling(key, 0.0, {}), b"They all begin so.\\nAnd this is number %d." % number)
     call = Call(key, (b"tool",), b"", [b"They all begin so.\\n" * num])

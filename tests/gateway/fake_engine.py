@@ -9,7 +9,7 @@ from typing import Any
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from gateway.core.errors import Fault
+from gateway.core.errors import EngineFault
 from gateway.core.transport import Upstream
 from gateway.engines.base import EngineAddress, Report
 from gateway.engines.monitor import Monitor
@@ -105,7 +105,7 @@ class Watched:
     def __init__(self, upstream: Upstream) -> None:
         self.upstream = upstream
         self.facts: list[Fact] = []
-        self.faults: list[Fault] = []
+        self.faults: list[EngineFault] = []
         self.now = 7.0
         self.ticks = Ticks()
         self.monitor: Monitor | None = None

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.errors import Failure, Fault, Outcome
+from gateway.core.errors import EngineFault, Failure, Outcome
 from gateway.request.attempts import FIRST_S, LONGEST_S, Attempts
 from gateway.request.engine_errors import EngineFailed
 from policies.types import Ending
@@ -18,7 +18,7 @@ from tests.policies.turns_of import turn
 BOUND_S = 300.0
 
 
-def failure(fault: Fault, asked_wait_s: float | None = None, code: str | None = None) -> EngineFailed:
+def failure(fault: EngineFault, asked_wait_s: float | None = None, code: str | None = None) -> EngineFailed:
     told = Failure(503, "server_error", "no", code=code)
     failed = EngineFailed(Outcome.ENGINE_REFUSED, told, Ending.REFUSED, True, fault)
     failed.asked_wait_s = asked_wait_s
@@ -35,7 +35,7 @@ def test_a_replica_that_stays_full_is_asked_seldom_and_a_last_time_at_the_bound(
 ) -> None:
     attempts, now, asked_at = of(chance=chance), 0.0, [0.0]
     while True:
-        attempts.elsewhere("e1", failure(Fault.FULL, asked), now)
+        attempts.elsewhere("e1", failure(EngineFault.FULL, asked), now)
         assert attempts.turn.excluded == {"e1"}, "until nobody else is left"
         if not attempts.later(now, is_committed=True):
             break
@@ -50,15 +50,17 @@ def test_a_replica_that_stays_full_is_asked_seldom_and_a_last_time_at_the_bound(
 
 def test_all_replicas_are_asked_before_the_call_waits_for_the_first_that_is_free() -> None:
     attempts = of(chance=0.0)
-    assert attempts.elsewhere("e1", failure(Fault.FULL, 20.0), 0.0)
-    assert attempts.elsewhere("e2", failure(Fault.FULL, 5.0), 1.0)
+    assert attempts.elsewhere("e1", failure(EngineFault.FULL, 20.0), 0.0)
+    assert attempts.elsewhere("e2", failure(EngineFault.FULL, 5.0), 1.0)
     assert (set(attempts.turn.excluded), attempts.turn.not_before) == ({"e1", "e2"}, 0.0)
     assert attempts.later(1.0, is_committed=True)
     assert (set(attempts.turn.excluded), attempts.turn.not_before) == ({"e1"}, 6.0 + FIRST_S / 2)
 
 
-@pytest.mark.parametrize("fault", [Fault.RESET, Fault.STATUS, Fault.NO_ANSWER, Fault.ERROR])
-def test_what_breaks_engines_is_asked_no_oftener_than_before(fault: Fault) -> None:
+@pytest.mark.parametrize(
+    "fault", [EngineFault.RESET, EngineFault.STATUS, EngineFault.NO_ANSWER, EngineFault.ERROR]
+)
+def test_what_breaks_engines_is_asked_no_oftener_than_before(fault: EngineFault) -> None:
     attempts, num_asked, now = of(most=3), 0, 0.0
     while True:
         num_asked += 1
@@ -72,12 +74,12 @@ def test_what_breaks_engines_is_asked_no_oftener_than_before(fault: Fault) -> No
 @pytest.mark.parametrize(
     ("failed", "is_committed", "waits"),
     [
-        (failure(Fault.FULL), True, True),
-        (failure(Fault.FULL), False, False),
-        (failure(Fault.FULL, code="insufficient_quota"), True, False),
-        (failure(Fault.REFUSED), True, True),
-        (failure(Fault.KEY), True, False),
-        (failure(Fault.NO_MODEL), True, False),
+        (failure(EngineFault.FULL), True, True),
+        (failure(EngineFault.FULL), False, False),
+        (failure(EngineFault.FULL, code="insufficient_quota"), True, False),
+        (failure(EngineFault.REFUSED), True, True),
+        (failure(EngineFault.KEY), True, False),
+        (failure(EngineFault.NO_MODEL), True, False),
         (None, True, True),
         (None, False, False),
     ],
@@ -90,7 +92,7 @@ def test_only_what_may_pass_is_waited_for(failed: EngineFailed | None, is_commit
 
 
 def test_a_full_queue_is_waited_for_whoever_could_ask_again() -> None:
-    attempts, failed = of(), failure(Fault.FULL)
+    attempts, failed = of(), failure(EngineFault.FULL)
     failed.is_queue_full = True
     attempts.elsewhere("e1", failed, 0.0)
     assert attempts.later(0.0, is_committed=False)
@@ -98,10 +100,10 @@ def test_a_full_queue_is_waited_for_whoever_could_ask_again() -> None:
 
 def test_nothing_is_asked_after_the_clients_deadline() -> None:
     attempts = of(deadline_at=7.0)
-    attempts.elsewhere("e1", failure(Fault.FULL, 60.0), 1.0)
+    attempts.elsewhere("e1", failure(EngineFault.FULL, 60.0), 1.0)
     assert attempts.later(1.0, is_committed=True)
     assert attempts.turn.not_before == 7.0
-    attempts.elsewhere("e1", failure(Fault.FULL, 60.0), 7.0)
+    attempts.elsewhere("e1", failure(EngineFault.FULL, 60.0), 7.0)
     assert not attempts.later(7.0, is_committed=True)
 
 
@@ -109,7 +111,7 @@ def test_each_go_is_a_turn_of_its_own_with_the_arrival_of_the_first() -> None:
     attempts = of(at=3.0)
     seen = [attempts.turn]
     for now in (4.0, 6.0, 9.0):
-        attempts.elsewhere("e1", failure(Fault.FULL), now)
+        attempts.elsewhere("e1", failure(EngineFault.FULL), now)
         assert attempts.later(now, is_committed=True)
         seen.append(attempts.turn)
     assert len({one.id for one in seen}) == 4

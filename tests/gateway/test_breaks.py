@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from gateway.cli import prefix_breaks
-from gateway.config.settings import Identity
+from gateway.config.settings import IdentitySettings
 from gateway.dialects.base import Script
 from gateway.exchange import Exchange, Recognition
 from gateway.sessions.prefix_breaks import PrefixBreaks
@@ -39,7 +39,7 @@ def told(breaks: PrefixBreaks, *turns: tuple[Exchange, Script]) -> None:
 
 @pytest.fixture
 def breaks() -> PrefixBreaks:
-    return PrefixBreaks(Identity(), Metrics(lambda: FLEET, lambda: ()))
+    return PrefixBreaks(IdentitySettings(), Metrics(lambda: FLEET, lambda: ()))
 
 
 def test_waste_is_what_siblings_share_behind_the_break_and_was_not_cached(breaks: PrefixBreaks) -> None:
@@ -60,7 +60,7 @@ def test_waste_is_what_siblings_share_behind_the_break_and_was_not_cached(breaks
 
 def test_metrics_count_breaks_and_their_tokens(breaks: PrefixBreaks) -> None:
     metrics = Metrics(lambda: FLEET, lambda: ())
-    breaks = PrefixBreaks(Identity(), metrics)
+    breaks = PrefixBreaks(IdentitySettings(), metrics)
     noise = Random(1)
     agent = Agent(noise)
     told(breaks, *(first_turn(agent, noise, Usage(4000, 3000, 1)) for _ in range(3)))

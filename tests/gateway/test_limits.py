@@ -10,9 +10,9 @@ import pytest
 
 from gateway.access.allowance import CHARS_PER_TOKEN, Allowance, Limiter
 from gateway.access.counters import LocalCounters
-from gateway.access.meters import Quantity, Terms
+from gateway.access.meters import CallerLimits, Quantity
 from gateway.access.report import report
-from gateway.config.settings import KeyLimits, Limits, Price
+from gateway.config.settings import KeyLimits, Price, RequestLimits
 from gateway.core.errors import Outcome, Refused
 from gateway.dialects import BY_PATH
 from gateway.exchange import Exchange, Timings
@@ -34,7 +34,7 @@ class Desk:
     def __post_init__(self) -> None:
         self.refused: list[str] = []
         self.limiter = Limiter(LocalCounters(), self.prices, lambda: self.now, self.refused.append)
-        terms = Terms.of("key", KeyLimits(**self.limits))
+        terms = CallerLimits.of("key", KeyLimits(**self.limits))
         assert terms is not None
         self.terms = terms
 
@@ -231,12 +231,12 @@ def test_the_headers_say_limit_rest_and_reset_of_each_quantity() -> None:
 
 
 def test_nothing_is_kept_for_a_key_without_limits() -> None:
-    assert Terms.of("key", KeyLimits()) is None
+    assert CallerLimits.of("key", KeyLimits()) is None
 
 
 def test_lines_of_batches_are_held_by_budgets_and_not_by_rates() -> None:
     limits = KeyLimits(requests=1, tokens=1, concurrency=1, budget_tokens=10)
-    terms = Terms.of("key", limits)
+    terms = CallerLimits.of("key", limits)
     assert terms is not None
     budgets = terms.budgets()
     assert budgets is not None
@@ -245,7 +245,7 @@ def test_lines_of_batches_are_held_by_budgets_and_not_by_rates() -> None:
 
 
 def test_a_body_with_too_many_messages_or_tools_is_named_by_its_field() -> None:
-    limits = Limits(messages=2, tools=1)
+    limits = RequestLimits(messages=2, tools=1)
     assert too_many({"messages": [{}] * 2, "tools": [{}], "input": "x" * 99}, limits) is None
     for body, field_name in (
         ({"messages": [{}] * 3}, "messages"),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import orjson
 
-from gateway.core.errors import Fault
+from gateway.core.errors import EngineFault
 from gateway.engines.base import EngineAddress
-from gateway.engines.breaker import USUAL, State
+from gateway.engines.breaker import USUAL, BreakerState
 from gateway.engines.monitor import Monitor
 from policies.types import CacheLost, ReplicaLost, ReplicaReported
 from tests.gateway.fake_engine import NewEngine, Watched
@@ -33,7 +33,7 @@ async def test_a_replica_whose_calls_fail_leaves_alone_has_a_trial_and_comes_bac
     for _ in range(USUAL.failures):
         monitor.erred(WORKER)
     assert watched.told() == [ReplicaLost(WORKER)]
-    assert watched.faults == [Fault.OPENED]
+    assert watched.faults == [EngineFault.OPENED]
     await watched.ticks.next_poll()
     assert WORKER not in on_trial(watched)
     watched.now += USUAL.open_s
@@ -51,7 +51,7 @@ async def test_a_trial_that_fails_opens_the_circuit_again(watched: Watched, new_
     watched.told()
     monitor.erred(WORKER)
     assert watched.told() == [ReplicaLost(WORKER)]
-    assert monitor.state(WORKER) is State.OPEN
+    assert monitor.state(WORKER) is BreakerState.OPEN
 
 
 @fault(ENGINE, "the last of its model fails call after call", "it is asked all the same", faults("status"))
@@ -75,7 +75,7 @@ async def test_an_engine_whose_metrics_go_stays_up_as_it_was(watched: Watched, n
         await watched.ticks.next_poll()
     assert watched.told() == []
     assert monitor.engines[0].is_up
-    assert watched.faults == [Fault.PAGE] * 5
+    assert watched.faults == [EngineFault.PAGE] * 5
     engine.pages["/metrics"] = metrics
     await watched.ticks.next_poll()
     assert [type(fact) for fact in watched.told()] == [ReplicaReported]
@@ -90,7 +90,7 @@ async def test_a_restart_between_two_polls_empties_its_cache(watched: Watched, n
     engine.pages["/metrics"] = engine.pages["/metrics"].replace(started_at, started_at + "1")
     await watched.ticks.next_poll()
     assert watched.told()[0] == CacheLost("e0", None)
-    assert watched.faults == [Fault.RESTARTED]
+    assert watched.faults == [EngineFault.RESTARTED]
 
 
 @fault(ENGINE, "lists another model", "turns go where their model is", faults("models"))
@@ -104,7 +104,7 @@ async def test_an_engine_that_serves_another_model_is_told_as_such(
     await watched.ticks.next_poll()
     (told,) = (fact for fact in watched.told() if isinstance(fact, ReplicaReported))
     assert told.models == frozenset({"other"})
-    assert watched.faults == [Fault.MODELS]
+    assert watched.faults == [EngineFault.MODELS]
 
 
 async def test_engines_come_and_go_while_others_stay(watched: Watched, new_engine: NewEngine) -> None:

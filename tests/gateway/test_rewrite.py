@@ -8,15 +8,15 @@ from typing import Any, cast
 import orjson
 import pytest
 
-from gateway.config.settings import Identity
+from gateway.config.settings import IdentitySettings
 from gateway.core.transport import Request
 from gateway.dialects import BY_PATH
 from gateway.exchange import Exchange, Timings
 from gateway.sessions.rewrite import Rewrite, owner_of
 from policies.recognition.prefix_breaks import Breaks
 
-PATTERNS = Identity().volatile_patterns
-LEARNED = Identity().volatile_learned
+PATTERNS = IdentitySettings().volatile_patterns
+LEARNED = IdentitySettings().volatile_learned
 RULES = "\n".join(f"Rule {n}: do {n * 7919} things in order and say so." for n in range(60))
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 

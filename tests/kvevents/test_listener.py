@@ -12,7 +12,7 @@ import zmq
 import zmq.asyncio
 
 from gateway.engines import named
-from gateway.engines.base import EngineAddress, KvEventSource, Pool, Report
+from gateway.engines.base import EngineAddress, KvEventSource, PolledPool, Report
 from gateway.engines.kvevents import listener, listening
 from gateway.engines.monitor import RunningEngine
 from policies.types import CacheLost, Fact
@@ -82,7 +82,7 @@ async def publisher() -> AsyncIterator[Publisher]:
 def engine(source: KvEventSource, *pools: str) -> RunningEngine:
     kind = named("vllm")
     address = EngineAddress("vllm", "http://gpu:8000", name="gpu", kv_events=(source,))
-    report = Report(pools=tuple(Pool(name) for name in pools or ("",)))
+    report = Report(pools=tuple(PolledPool(name) for name in pools or ("",)))
     return RunningEngine(address, kind, kind.abilities(), report)
 
 

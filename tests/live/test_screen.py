@@ -10,7 +10,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from gateway.api.snapshot import Phase
+from gateway.api.snapshot import SessionPhase
 from gateway.cli.top import COLOURS, SORTS, Screen, amount, gauge, seconds
 from tests.live.told import session, snapshot
 
@@ -116,7 +116,7 @@ def test_replicas_that_are_down_or_of_unknown_size_say_so() -> None:
 
 
 def test_every_phase_has_its_colour() -> None:
-    assert list(COLOURS) == [phase.value for phase in Phase]
+    assert list(COLOURS) == [phase.value for phase in SessionPhase]
 
 
 @pytest.mark.parametrize(

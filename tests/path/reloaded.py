@@ -20,7 +20,7 @@ from openai.types import Batch
 
 from gateway.app import App
 from gateway.cluster.membership import Member, by_preference
-from gateway.cluster.worker_identity import Place
+from gateway.cluster.worker_identity import WorkerIdentity
 from gateway.config.settings import Settings
 from gateway.core.transport import HeaderList, Timeouts, Upstream, UpstreamReply
 from gateway.reload import reload
@@ -361,7 +361,7 @@ class Staging:
         return stage
 
     async def _gateway(
-        self, tree: Json, place: Place | None, engines: list[FakeEngine], sent: list[Sent]
+        self, tree: Json, place: WorkerIdentity | None, engines: list[FakeEngine], sent: list[Sent]
     ) -> Gateway:
         app = App(Settings.model_validate(tree), self._clock.now, place)
         transport = app._transport
@@ -375,7 +375,7 @@ class Staging:
         self._running.push_async_callback(_ended, gateway.tasks)
         return gateway
 
-    def _places(self) -> list[Place]:
+    def _places(self) -> list[WorkerIdentity]:
         """Of two workers, each with a public port of its own, so that a test can choose one."""
         ports = []
         for _ in range(2):
@@ -383,7 +383,7 @@ class Staging:
             kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             kept.bind(("127.0.0.1", 0))
             ports.append(kept.getsockname()[1])
-        return [Place(n, 0, tuple(ports), None, "a secret of both") for n in range(2)]
+        return [WorkerIdentity(n, 0, tuple(ports), None, "a secret of both") for n in range(2)]
 
 
 async def _ended(tasks: list[asyncio.Task[Any]]) -> None:

@@ -12,9 +12,9 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from gateway.config.settings import Limits, Settings
+from gateway.config.settings import RequestLimits, Settings
 from gateway.core.errors import ConfigError
-from gateway.engines.breaker import State
+from gateway.engines.breaker import BreakerState
 from gateway.reload import AT_RUN_TIME, Reloading, changes, effective, reload
 from tests.deadline import DEADLINE_S
 from tests.kvevents.batches import stored
@@ -90,7 +90,7 @@ async def test_an_engine_does_not_pay_for_the_one_that_had_its_name(start: Start
     await reload(gateway.app, changed(gateway, engines=named))
     fail.set()
     await asyncio.gather(*running)
-    assert gateway.app.monitor.state("e1") is State.CLOSED
+    assert gateway.app.monitor.state("e1") is BreakerState.CLOSED
 
 
 async def test_a_file_of_hosts_or_a_key_is_read_again_and_what_differs_is_told(
@@ -165,7 +165,7 @@ async def test_a_signal_that_comes_during_a_reload_is_followed_by_another_one(
         signal.raise_signal(signal.SIGHUP)
         async with asyncio.timeout(DEADLINE_S):
             await second.is_asked.wait()
-        told = told.model_copy(update={"limits": Limits(body_bytes=5)})
+        told = told.model_copy(update={"limits": RequestLimits(body_bytes=5)})
         signal.raise_signal(signal.SIGHUP)
         await gateway.until(lambda: gateway.app.settings.current.limits.body_bytes != 5)
         second.may_tell.set()

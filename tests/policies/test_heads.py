@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from policies.recognition.chains import block_chain
-from policies.recognition.families import MAX_HEADS, Families, Heads, Kin
+from policies.recognition.families import MAX_HEADS, Families, FamilyRecord, Heads
 from policies.types import BLOCK_CHARS
 
 KEY, TOOLS, SYSTEM = b"key", (b"tool " * 200, b"other " * 200), b"system " * 300
@@ -46,7 +46,7 @@ def test_a_family_is_found_by_few_of_its_blocks_however_long_its_system_text(num
     families = Families(limit=100)
     tool = b"".join(b"%0*d" % (BLOCK_CHARS, number) for number in range(num_blocks))
 
-    def found(shared: float, length: float = 1.0) -> Kin:
+    def found(shared: float, length: float = 1.0) -> FamilyRecord:
         """The family of tools that share this much of the first ones', and are this long."""
         kept = int(shared * len(tool))
         other = (tool[:kept] + b"another end " * len(tool))[: int(length * len(tool))]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from policies.recognition.chains import block_chain, common
 from policies.recognition.continuation import Call
-from policies.recognition.conversations import Strand
+from policies.recognition.conversations import Conversation
 from policies.recognition.lineage import Lineage, Sighting
 
 TOOLS = (b"bash" * 200,)
@@ -100,7 +100,7 @@ def test_memory_stays_bounded_and_the_index_holds_nothing_of_the_forgotten(
     for what, which, task in actions:
         world.act(what, which, task)
     strands = world.lineage._strands
-    alive: set[Strand] = set(strands._by_age.values())
+    alive: set[Conversation] = set(strands._by_age.values())
     assert len(alive) <= limit
     assert {strand for there in strands._by_link.values() for strand in there} <= alive
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.recognition.conversations import Strand
+from policies.recognition.conversations import Conversation
 from policies.recognition.lineage import Lineage, Sighting
 from policies.recognition.summaries import Summaries, Telling
 from tests.policies.compacting import Agent, Desk
@@ -52,7 +52,7 @@ def test_the_index_of_clues_holds_nothing_of_the_forgotten() -> None:
     for n in range(5):
         Agent(desk, task=f"Task number {n} of them").turn(f"I do what is said, {n} times.")
     strands = desk.lineage._strands
-    held: set[Strand] = {strand for there in strands._by_clue.values() for strand in there}
+    held: set[Conversation] = {strand for there in strands._by_clue.values() for strand in there}
     assert held == set(strands._by_age.values())
 
 

@@ -16,7 +16,7 @@ import pytest
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 
-from gateway.cli.demo.fleet import Client, Fleet, PlannedSession, Shape, draw
+from gateway.cli.demo.fleet import Client, Fleet, FleetShape, PlannedSession, draw
 from gateway.cli.top import Screen, ask
 from gateway.transport.aiohttp_upstream import AiohttpUpstream
 from tests.real import parts
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 KEY = "the-key-of-team-a"
 CAPACITY_TOKENS = 24_576
 """Of each of two replicas."""
-SHAPE = Shape(
+SHAPE = FleetShape(
     num_sessions=24,
     lengths=(6, 9, 12),
     first_tokens=2_000,

@@ -14,7 +14,7 @@ import pytest
 from tests.deadline import DEADLINE_S
 from tests.tool_runtime.mcp_joined import Http, joined, joined_by, stdio
 from tool_runtime.mcp import server
-from tool_runtime.mcp.server import McpServer, McpServers, Options
+from tool_runtime.mcp.server import McpOptions, McpServer, McpServers
 from tool_runtime.types import Status
 
 
@@ -130,7 +130,7 @@ async def test_a_server_that_cannot_run_is_tried_after_growing_pauses(command: s
             enough.set()
             await asyncio.Event().wait()
 
-    server = McpServer(Options(name="it", command=command), lambda source, tools: None, sleep=sleep)
+    server = McpServer(McpOptions(name="it", command=command), lambda source, tools: None, sleep=sleep)
     server.start()
     await asyncio.wait_for(enough.wait(), DEADLINE_S)
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]

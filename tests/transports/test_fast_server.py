@@ -10,21 +10,21 @@ import pytest
 
 from gateway.core.transport import Handler, Request, Responder
 from gateway.transport.fast.server import FastServer
-from gateway.transport.fast.timeouts import Limits
+from gateway.transport.fast.timeouts import ConnectionLimits
 from tests.clock import Clock
 from tests.deadline import DEADLINE_S
 from tests.transports.conftest import Serve, raw, within
 from tests.transports.test_pipelining import CHUNK_BYTES, body_of, get
 
 SHORT_S = 0.05
-Limited = Callable[[Handler, Limits], Awaitable[int]]
+Limited = Callable[[Handler, ConnectionLimits], Awaitable[int]]
 
 
 @pytest.fixture
 async def limited() -> AsyncIterator[Limited]:
     servers: list[FastServer] = []
 
-    async def start(handler: Handler, limits: Limits) -> int:
+    async def start(handler: Handler, limits: ConnectionLimits) -> int:
         servers.append(server := FastServer(handler, limits))
         return await server.start("127.0.0.1", 0)
 
@@ -87,14 +87,14 @@ async def closed(reader: asyncio.StreamReader) -> bytes:
 @pytest.mark.parametrize(
     ("sent", "limits", "answer"),
     [
-        (b"", Limits(idle_s=SHORT_S), b""),
-        (b"GET / HTTP/1.1\r\nHo", Limits(head_s=SHORT_S), b"408"),
-        (b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 9\r\n\r\nhi", Limits(body_s=SHORT_S), b"400"),
+        (b"", ConnectionLimits(idle_s=SHORT_S), b""),
+        (b"GET / HTTP/1.1\r\nHo", ConnectionLimits(head_s=SHORT_S), b"408"),
+        (b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 9\r\n\r\nhi", ConnectionLimits(body_s=SHORT_S), b"400"),
     ],
     ids=["nothing", "a head", "a body"],
 )
 async def test_a_client_that_stops_sending_is_told_and_closed(
-    limited: Limited, sent: bytes, limits: Limits, answer: bytes
+    limited: Limited, sent: bytes, limits: ConnectionLimits, answer: bytes
 ) -> None:
     reader, writer = await raw(await limited(echo, limits), sent)
     assert (await closed(reader))[9:12] == answer
@@ -102,7 +102,9 @@ async def test_a_client_that_stops_sending_is_told_and_closed(
 
 
 async def test_a_head_that_drips_is_no_reason_to_wait_longer(limited: Limited) -> None:
-    reader, writer = await raw(await limited(echo, Limits(head_s=SHORT_S)), b"GET / HTTP/1.1\r\nHost: h\r\n")
+    reader, writer = await raw(
+        await limited(echo, ConnectionLimits(head_s=SHORT_S)), b"GET / HTTP/1.1\r\nHost: h\r\n"
+    )
     answer = asyncio.create_task(closed(reader))
     while not answer.done():
         writer.write(b"X: y\r\n")
@@ -139,7 +141,7 @@ async def test_a_client_that_takes_nothing_of_its_answer_is_gone(limited: Limite
         finally:
             ended.set()
 
-    _, writer = await raw(await limited(handler, Limits(write_s=SHORT_S)), get("/"))
+    _, writer = await raw(await limited(handler, ConnectionLimits(write_s=SHORT_S)), get("/"))
     await within(ended.wait())
     writer.transport.abort()
 

@@ -6,10 +6,10 @@ import base64
 import hashlib
 import re
 
-from gateway.api.ui.page import Page
+from gateway.api.ui.page import LivePage
 
-TEXT = Page().body.decode()
-POLICY = dict(Page().headers)["Content-Security-Policy"]
+TEXT = LivePage().body.decode()
+POLICY = dict(LivePage().headers)["Content-Security-Policy"]
 
 
 def inline(tag: str) -> str:
@@ -48,8 +48,8 @@ def test_no_text_becomes_markup_or_code() -> None:
 
 
 def test_every_phase_has_a_colour() -> None:
-    from gateway.api.snapshot import Phase
+    from gateway.api.snapshot import SessionPhase
 
-    for phase in Phase:
+    for phase in SessionPhase:
         assert f".phase.{phase}" in TEXT
         assert f'"{phase}"' in inline("script")

@@ -40,7 +40,7 @@ from tool_runtime.types import Context, Effect, Json, OutcomeUnknown, Run, Tool,
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class McpOptions:
     """Settings of one server."""
 
     name: str
@@ -241,7 +241,7 @@ class McpServer:
 
     def __init__(
         self,
-        options: Options,
+        options: McpOptions,
         offer: Offer,
         *,
         clock: Callable[[], float] = time.monotonic,
@@ -429,7 +429,7 @@ async def _note(link: Link, message: object) -> None:
         link.news.set()
 
 
-def _transport(options: Options) -> Transport:
+def _transport(options: McpOptions) -> Transport:
     if options.url:
         return partial(http.connected, options.url, options.headers, options.max_message_bytes)
     command = (options.command, *options.args)
@@ -460,7 +460,7 @@ class McpServers:
 
         Raises ValueError for settings that are wrong.
         """
-        options = [read(Options, settings, f"MCP server {settings.get('name', '?')}") for settings in servers]
+        options = [read(McpOptions, settings, f"MCP server {settings.get('name', '?')}") for settings in servers]
         names = [each.name for each in options]
         if twice := {name for name in names if names.count(name) > 1}:
             raise ValueError(f"two MCP servers are named {', '.join(twice)}")

@@ -32,7 +32,7 @@ _PLACES = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class SandboxLimits:
     """What one run may use."""
 
     timeout_s: float = 10.0
@@ -56,7 +56,7 @@ class Ended:
 class Sandbox:
     """Runs code, each run in a sandbox of its own that ends with it."""
 
-    def __init__(self, limits: Limits, python: str = "", bwrap: str = "bwrap") -> None:
+    def __init__(self, limits: SandboxLimits, python: str = "", bwrap: str = "bwrap") -> None:
         """Tries the sandbox. `python` is the interpreter, ours (without its packages) if empty.
 
         Raises ValueError, saying what is missing, where there is no working sandbox.
@@ -141,7 +141,7 @@ def _isolation() -> Iterator[str]:
     yield from ("--setenv", "HOME", "/tmp", "--setenv", "LANG", "C.UTF-8")  # noqa: S108
 
 
-def _mounts(python: str, limits: Limits) -> Iterator[str]:
+def _mounts(python: str, limits: SandboxLimits) -> Iterator[str]:
     """Everything read-only but /tmp, whose size is limited."""
     for place in _SYSTEM:
         if os.path.islink(place):

@@ -29,7 +29,7 @@ _GRACE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class HttpGetOptions:
     """Settings of `http_get`."""
 
     hosts: tuple[str, ...]
@@ -48,7 +48,7 @@ class Options:
 
 def build(settings: Mapping[str, Any]) -> Tool:
     """Raises ValueError."""
-    options = read(Options, settings, "http_get")
+    options = read(HttpGetOptions, settings, "http_get")
     return Tool(
         name="http_get",
         description="Read a web page or file by HTTP GET. Gives its text; of HTML pages without the markup.",
@@ -69,7 +69,7 @@ def build(settings: Mapping[str, Any]) -> Tool:
 class Getter:
     """Runs the calls. The resolver is aiohttp's own if None."""
 
-    options: Options
+    options: HttpGetOptions
     resolver: Resolver | None = None
 
     async def run(self, arguments: Json, context: Context) -> str:

@@ -17,7 +17,7 @@ from tool_runtime.types import Context, Effect, Json, Tool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class ListFilesOptions:
     """Settings of `list_files`."""
 
     roots: Mapping[str, str]
@@ -27,7 +27,7 @@ class Options:
 
 def build(settings: Mapping[str, Any]) -> Tool:
     """Raises ValueError."""
-    options = read(Options, settings, "list_files")
+    options = read(ListFilesOptions, settings, "list_files")
     roots = Roots(options.roots)
 
     async def run(arguments: Json, context: Context) -> object:

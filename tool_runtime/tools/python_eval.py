@@ -16,7 +16,7 @@ _GRACE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options(sandbox.Limits):
+class PythonEvalOptions(sandbox.SandboxLimits):
     """Settings of `python_eval`: the limits of a run, and what it is run with."""
 
     python: str = ""
@@ -27,7 +27,7 @@ class Options(sandbox.Limits):
 
 def build(settings: Mapping[str, Any]) -> Tool:
     """Raises ValueError if there is no working sandbox."""
-    options = read(Options, settings, "python_eval")
+    options = read(PythonEvalOptions, settings, "python_eval")
     try:
         box = sandbox.Sandbox(options, options.python, options.bwrap)
     except ValueError as error:

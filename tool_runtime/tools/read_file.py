@@ -16,7 +16,7 @@ from tool_runtime.types import Context, Effect, Json, Tool, ToolError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class ReadFileOptions:
     """Settings of `read_file`."""
 
     roots: Mapping[str, str]
@@ -27,7 +27,7 @@ class Options:
 
 def build(settings: Mapping[str, Any]) -> Tool:
     """Raises ValueError."""
-    options = read(Options, settings, "read_file")
+    options = read(ReadFileOptions, settings, "read_file")
     roots = Roots(options.roots)
 
     async def run(arguments: Json, context: Context) -> object:

@@ -22,7 +22,7 @@ _AT_ONCE = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class SqlQueryOptions:
     """Settings of `sql_query`."""
 
     database: str
@@ -50,7 +50,7 @@ class Options:
 
 def build(settings: Mapping[str, Any]) -> Tool:
     """Raises ValueError."""
-    options = read(Options, settings, "sql_query")
+    options = read(SqlQueryOptions, settings, "sql_query")
     database = Database(options.database, options.timeout_s, options.memory_bytes)
     try:
         columns = database.columns(options.query.replace(KEYS, "") or "SELECT 1")
@@ -61,7 +61,7 @@ def build(settings: Mapping[str, Any]) -> Tool:
     return _prepared(options, database) if options.query else _free(options, database)
 
 
-def _free(options: Options, database: Database) -> Tool:
+def _free(options: SqlQueryOptions, database: Database) -> Tool:
     async def run(arguments: Json, context: Context) -> object:
         values = arguments.get("parameters", [])
         return await database.read(arguments["query"], values, {"max_rows": options.max_rows})
@@ -87,7 +87,7 @@ def _free(options: Options, database: Database) -> Tool:
     )
 
 
-def _prepared(options: Options, database: Database) -> Tool:
+def _prepared(options: SqlQueryOptions, database: Database) -> Tool:
     async def run_many(group: list[Json], context: Context) -> Sequence[object]:
         keys = [arguments[options.key] for arguments in group]
         query = options.query.replace(KEYS, ",".join("?" * len(keys)))
@@ -113,5 +113,5 @@ def _prepared(options: Options, database: Database) -> Tool:
     )
 
 
-def _limits(options: Options) -> Limits:
+def _limits(options: SqlQueryOptions) -> Limits:
     return Limits(timeout_s=options.timeout_s + _GRACE_S, concurrency=_AT_ONCE)

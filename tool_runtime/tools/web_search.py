@@ -22,7 +22,7 @@ _TTL_S = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class WebSearchOptions:
     """Settings of `web_search`."""
 
     provider: str
@@ -59,7 +59,7 @@ class Provider:
     url: str
     """Empty: everybody runs their own."""
     needs_key: bool
-    request: Callable[[Options, URL, str], Mapping[str, Any]]
+    request: Callable[[WebSearchOptions, URL, str], Mapping[str, Any]]
     """Arguments of `fetch` for a query."""
     hits: Callable[[Any], list[Hit]]
     """Reads the answer's JSON. Raises LookupError or TypeError for what is no answer."""
@@ -67,7 +67,7 @@ class Provider:
 
 def build(settings: Mapping[str, Any]) -> Tool:
     """Raises ValueError."""
-    options = read(Options, settings, "web_search")
+    options = read(WebSearchOptions, settings, "web_search")
 
     async def search(arguments: Json, context: Context) -> str:
         hits = await _asked(options, arguments["query"])
@@ -90,7 +90,7 @@ def build(settings: Mapping[str, Any]) -> Tool:
     )
 
 
-async def _asked(options: Options, query: str) -> list[Hit]:
+async def _asked(options: WebSearchOptions, query: str) -> list[Hit]:
     provider = PROVIDERS[options.provider]
     request = provider.request(options, URL(options.url or provider.url), query)
     try:
@@ -107,18 +107,18 @@ async def _asked(options: Options, query: str) -> list[Hit]:
         raise ToolError(f"{options.provider} answered with something else than results") from None
 
 
-def _searxng(options: Options, url: URL, query: str) -> Mapping[str, Any]:
+def _searxng(options: WebSearchOptions, url: URL, query: str) -> Mapping[str, Any]:
     return {"url": url / "search" % {"q": query, "format": "json"}}
 
 
-def _brave(options: Options, url: URL, query: str) -> Mapping[str, Any]:
+def _brave(options: WebSearchOptions, url: URL, query: str) -> Mapping[str, Any]:
     return {
         "url": url % {"q": query, "count": str(options.max_results)},
         "headers": {"X-Subscription-Token": options.api_key, "Accept": "application/json"},
     }
 
 
-def _tavily(options: Options, url: URL, query: str) -> Mapping[str, Any]:
+def _tavily(options: WebSearchOptions, url: URL, query: str) -> Mapping[str, Any]:
     return {
         "method": "POST",
         "url": url,

@@ -11,7 +11,7 @@ from gateway.core.transport import HeaderList
 PATH = "/ui"
 
 
-class Page:
+class LivePage:
     """Read once; its policy names its own style and script by their hashes."""
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ CHARS_PER_TOKEN = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class FleetShape:
     """A fleet by its sizes; tokens and seconds. A range is drawn uniformly, seeded."""
 
     num_sessions: int
@@ -53,7 +53,7 @@ class PlannedSession:
     turns: tuple[PlannedTurn, ...]
 
 
-def draw(shape: Shape, seed: int) -> list[PlannedSession]:
+def draw(shape: FleetShape, seed: int) -> list[PlannedSession]:
     """The sessions of one fleet in order of arrival; equal seeds give equal fleets."""
     rng = random.Random(seed)  # noqa: S311 - repeatable, not secret
     lengths = [shape.lengths[i % len(shape.lengths)] for i in range(shape.num_sessions)]

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from gateway.cli.demo.fleet import Fleet, PlannedSession, Shape, draw
+from gateway.cli.demo.fleet import Fleet, FleetShape, PlannedSession, draw
 from gateway.cli.demo.report import Arm, table
 from gateway.transport.aiohttp_upstream import AiohttpUpstream
 
@@ -63,7 +63,7 @@ async def _base_url(process: asyncio.subprocess.Process) -> str | None:
 
 # ---- the demo from start to end: four runs of one fleet, a table, a picture
 
-SHAPE = Shape(
+SHAPE = FleetShape(
     num_sessions=32,
     shared_tokens=8_192,
     first_tokens=600,

@@ -19,7 +19,7 @@ from gateway.engines.monitor import RunningEngine
 from policies.types import CacheLost, Fact, ReplicaId, SessionId
 
 
-class Heard(Enum):
+class HeardBatch(Enum):
     NEXT = auto()
     GAP = auto()  # batches before it are missing
     OLD = auto()  # already taken, from the replay
@@ -34,19 +34,19 @@ class Sequence:
         """Number of the batch that is missing first."""
         self._next_live = 0
 
-    def hear(self, number: int) -> Heard:
+    def hear(self, number: int) -> HeardBatch:
         """A live batch arrived."""
         if number < self._next_live:
-            return Heard.RESTART
+            return HeardBatch.RESTART
         self._next_live = number + 1
         if number < self.next:
-            return Heard.OLD
-        return Heard.NEXT if number == self.next else Heard.GAP
+            return HeardBatch.OLD
+        return HeardBatch.NEXT if number == self.next else HeardBatch.GAP
 
     def take(self, number: int) -> None:
         self.next = number + 1
 
-    def restart(self, number: int) -> Heard:
+    def restart(self, number: int) -> HeardBatch:
         """After RESTART: start over at that batch."""
         self.next = self._next_live = 0
         return self.hear(number)
@@ -114,7 +114,7 @@ class _Batch(msgspec.Struct, array_like=True, gc=False):
 Event: TypeAlias = Stored | Removed | Cleared
 
 
-class Batch(msgspec.Struct, frozen=True):
+class EventBatch(msgspec.Struct, frozen=True):
     """What one engine step changed, in order."""
 
     at: float
@@ -130,7 +130,7 @@ _MAPS = msgspec.msgpack.Decoder(Stored | Removed | Cleared)
 _ARRAYS = msgspec.msgpack.Decoder(_StoredArray | _RemovedArray | _ClearedArray)
 
 
-def decode(payload: bytes) -> Batch:
+def decode(payload: bytes) -> EventBatch:
     """Events of kinds that are not known here are left out. Raises ValueError when it is no batch, or holds an
     event of a known kind that cannot be read."""
     try:
@@ -138,7 +138,7 @@ def decode(payload: bytes) -> Batch:
         events = [event for raw in batch.events if (event := _event(raw)) is not None]
     except msgspec.DecodeError as error:
         raise ValueError(f"not a batch of KV events: {error}") from None
-    return Batch(batch.ts, events, batch.data_parallel_rank)
+    return EventBatch(batch.ts, events, batch.data_parallel_rank)
 
 
 def _event(raw: msgspec.Raw) -> Event | None:
@@ -360,7 +360,7 @@ class KvEventListener:
         self._context = zmq.asyncio.Context()
         self._tell = tell
         self._evicted = evicted
-        self._tasks: dict[RunningEngine, dict[asyncio.Task[None], Source]] = {}
+        self._tasks: dict[RunningEngine, dict[asyncio.Task[None], EventSource]] = {}
 
     async def follow(self, engines: Collection[RunningEngine]) -> None:
         """Hear these from now on, and no others. A source that cannot be opened is logged, shown by `turngate
@@ -375,11 +375,11 @@ class KvEventListener:
         await self.follow(())
         self._context.destroy(linger=0)
 
-    def _heard(self, engine: RunningEngine, told: KvEventSource) -> tuple[asyncio.Task[None], Source]:
-        source = Source(engine, told, self._context, self._tell, self._evicted)
+    def _heard(self, engine: RunningEngine, told: KvEventSource) -> tuple[asyncio.Task[None], EventSource]:
+        source = EventSource(engine, told, self._context, self._tell, self._evicted)
         return asyncio.create_task(source.run(source.open()), name=f"KV events {source.url}"), source
 
-    async def _leave(self, sources: Mapping[asyncio.Task[None], Source]) -> None:
+    async def _leave(self, sources: Mapping[asyncio.Task[None], EventSource]) -> None:
         for task in sources:
             task.cancel()
         await asyncio.gather(*sources, return_exceptions=True)
@@ -387,7 +387,7 @@ class KvEventListener:
             source.close()
 
 
-class Source:
+class EventSource:
     """One publisher: one engine process or one data-parallel rank of it."""
 
     def __init__(
@@ -454,14 +454,14 @@ class Source:
 
     async def _hear(self, number: int, payload: bytes) -> None:
         heard = self._sequence.hear(number)
-        if heard is Heard.RESTART:
+        if heard is HeardBatch.RESTART:
             self.index.clear()
             if (replica_id := self._replica_id(decode(payload).rank)) is not None:
                 self._tell(CacheLost(replica_id, None))
             heard = self._sequence.restart(number)
-        if heard is Heard.GAP:
+        if heard is HeardBatch.GAP:
             await self._fill_gap(number)
-        if heard is not Heard.OLD and number >= self._sequence.next:
+        if heard is not HeardBatch.OLD and number >= self._sequence.next:
             self._take(number, payload)
 
     async def _fill_gap(self, number: int) -> None:

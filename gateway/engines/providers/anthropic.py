@@ -70,7 +70,7 @@ def tell(message: Json, teller: Teller) -> None:
     _Usage().add(fields.obj(message, "usage")).tell(teller)
 
 
-class Events:
+class AnthropicEvents:
     """The events of a streamed answer."""
 
     def __init__(self, teller: StreamTeller) -> None:

@@ -53,7 +53,7 @@ class AnthropicCalls:
             return reply
         created_at = int(self._wall_clock())
         if asked.wants_stream:
-            events = anthropic.Events(StreamTeller(created_at, asked.wants_usage))
+            events = anthropic.AnthropicEvents(StreamTeller(created_at, asked.wants_usage))
             return TranslatedReply(reply, events.feed, is_stream=True)
         return TranslatedReply(reply, lambda raw: _whole(raw, created_at), is_stream=False)
 

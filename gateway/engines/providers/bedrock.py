@@ -57,7 +57,7 @@ def tell(body: Json, teller: Teller, answer_id: str, model: str) -> None:
     _tell_usage(fields.obj(body, "usage"), teller)
 
 
-class Events:
+class BedrockEvents:
     """The events of a streamed answer, by their names."""
 
     def __init__(self, teller: StreamTeller, answer_id: str, model: str) -> None:

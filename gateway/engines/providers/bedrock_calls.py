@@ -90,7 +90,7 @@ class BedrockCalls:
 
             return TranslatedReply(reply, whole, is_stream=False)
         stream = StreamTeller(created_at, asked.wants_usage)
-        events, cut = bedrock.Events(stream, answer_id, asked.model), EventStream()
+        events, cut = bedrock.BedrockEvents(stream, answer_id, asked.model), EventStream()
 
         def feed(chunk: bytes) -> bytes:
             for name, event in cut.feed(chunk):

@@ -148,7 +148,7 @@ class EngineConnection(asyncio.Protocol):
 
     transport: asyncio.Transport
 
-    def __init__(self, pool: Pool, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, pool: ConnectionPool, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.is_reused = False
         self.has_answered = False
@@ -307,7 +307,7 @@ KEEPALIVE_S = 4.0
 CLOSE_S = 1.0
 
 
-class Pool:
+class ConnectionPool:
     """Latest used first, so that as few as possible stay open."""
 
     def __init__(self, origin: str) -> None:
@@ -387,8 +387,8 @@ class FastUpstream:
     def __init__(self, stale_within_s: float = STALE_WITHIN_S) -> None:
         self._stale_within_s = stale_within_s
         self._loop = asyncio.get_running_loop()
-        self._pools: dict[str, Pool] = {}
-        self._places: dict[str, tuple[Pool, str]] = {}
+        self._pools: dict[str, ConnectionPool] = {}
+        self._places: dict[str, tuple[ConnectionPool, str]] = {}
         """Of URLs that were asked before."""
         self._timeouts: Timeouts | None = None
         """Those that the sweep was told of last."""
@@ -435,7 +435,7 @@ class FastUpstream:
         for pool in self._pools.values():
             await pool.close()
 
-    def _place_of(self, url: str) -> tuple[Pool, str]:
+    def _place_of(self, url: str) -> tuple[ConnectionPool, str]:
         """The pool of a URL's origin, and what follows it. Raises UpstreamRefused."""
         start = url.find("/", url.find("://") + 3)
         origin, target = (url[:start], url[start:]) if start > 0 else (url, "/")
@@ -444,7 +444,7 @@ class FastUpstream:
             raise UpstreamRefused("the address of a call is no URL")
         pool = self._pools.get(origin)
         if pool is None:
-            pool = self._pools[origin] = Pool(origin)
+            pool = self._pools[origin] = ConnectionPool(origin)
         if len(url) <= _MOST_PLACE_CHARS:
             if len(self._places) >= _MOST_PLACES:
                 self._places.clear()

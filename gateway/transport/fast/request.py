@@ -20,7 +20,7 @@ SMALL_BYTES = 1024
 """Smaller pieces of a body are joined as they come."""
 
 
-class Source(Protocol):
+class ByteSource(Protocol):
     """The connection that a body comes from."""
 
     remote: str
@@ -56,7 +56,7 @@ class FastRequest:
 
     def __init__(
         self,
-        source: Source,
+        source: ByteSource,
         method: str,
         target: str,
         version: str,
@@ -173,7 +173,7 @@ class FastRequest:
 _FRAMING = frozenset((b"content-length", b"transfer-encoding"))
 
 
-class Taker(Source, Protocol):
+class Taker(ByteSource, Protocol):
     """The connection that requests come from."""
 
     def has_begun(self, request: FastRequest) -> None:

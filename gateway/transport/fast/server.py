@@ -12,7 +12,7 @@ from gateway.core.transport import Direct, Handler, HeaderList
 from gateway.transport.edge import CANCEL_S, error_body, listening, port_of, serve, with_rst_on_close
 from gateway.transport.fast.head import encoded, size_line, status_line
 from gateway.transport.fast.request import FastRequest, RequestReader
-from gateway.transport.fast.timeouts import Limits, Phase, Sweep, Watch
+from gateway.transport.fast.timeouts import ConnectionLimits, ConnectionPhase, ConnectionWatch, Sweep
 
 _LARGE_BYTES = 32 * 1024
 """From here on copying costs more than a second buffer."""
@@ -159,7 +159,7 @@ class Connection(asyncio.Protocol):
         self._drained: asyncio.Future[None] | None = None
         self._is_paused = False
         self._is_closing = False
-        self._watch = Watch(server.limits)
+        self._watch = ConnectionWatch(server.limits)
 
     @property
     def is_last(self) -> bool:
@@ -329,26 +329,26 @@ class Connection(asyncio.Protocol):
         phase = self._phase()
         if not self._watch.is_overdue(phase, self.transport.get_write_buffer_size(), now):
             return
-        if phase is Phase.HEAD:
+        if phase is ConnectionPhase.HEAD:
             self._refuse(408, "its headers took too long")
-        elif phase is Phase.BODY:
+        elif phase is ConnectionPhase.BODY:
             self._reader.refuse("it stopped coming")
-        elif phase is Phase.IDLE:
+        elif phase is ConnectionPhase.IDLE:
             self._end(is_clean=True)
         else:
             self.transport.abort()
 
-    def _phase(self) -> Phase:
+    def _phase(self) -> ConnectionPhase:
         if self._is_closing:
-            return Phase.CLOSE
+            return ConnectionPhase.CLOSE
         if self.task is not None:
             assert self._current is not None
             if self.is_full:
-                return Phase.WRITE
-            return Phase.BODY if self._current.is_awaited else Phase.WORK
+                return ConnectionPhase.WRITE
+            return ConnectionPhase.BODY if self._current.is_awaited else ConnectionPhase.WORK
         if self._current is not None:
-            return Phase.REST
-        return Phase.HEAD if self._reader.is_in_head else Phase.IDLE
+            return ConnectionPhase.REST
+        return ConnectionPhase.HEAD if self._reader.is_in_head else ConnectionPhase.IDLE
 
 
 # ---- the listening edge of the fast transport: its connections, their time-outs, and the drain
@@ -357,9 +357,9 @@ class Connection(asyncio.Protocol):
 class FastServer:
     """A `transport.Server`."""
 
-    def __init__(self, handler: Handler, limits: Limits | None = None) -> None:
+    def __init__(self, handler: Handler, limits: ConnectionLimits | None = None) -> None:
         self.handler = handler
-        self.limits = limits or Limits()
+        self.limits = limits or ConnectionLimits()
         self.connections: set[Connection] = set()
         self.is_draining = False
         self.own_lines = ""
@@ -370,7 +370,7 @@ class FastServer:
         self, host: str, port: int, *, reuse_port: bool = False, sock: socket.socket | None = None
     ) -> int:
         self._sweep = Sweep(self._tick)
-        for phase in Phase:
+        for phase in ConnectionPhase:
             self._sweep.serves(self.limits.of(phase))
         self._tick(self._sweep.now)
         self._listener = await listening(lambda: Connection(self), host, port, reuse_port, sock)

@@ -44,7 +44,7 @@ class Sweep:
 # ---- which time-out a client's connection is under, and whether it is over
 
 
-class Phase(Enum):
+class ConnectionPhase(Enum):
     """What is waited for."""
 
     IDLE = auto()
@@ -57,7 +57,7 @@ class Phase(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ConnectionLimits:
     """How long a client may take, in seconds."""
 
     head_s: float = 30.0
@@ -71,31 +71,31 @@ class Limits:
     close_s: float = 5.0
     """To close after an answer that ends the connection, and to send what is left of a body that nobody wants."""
 
-    def of(self, phase: Phase) -> float | None:
+    def of(self, phase: ConnectionPhase) -> float | None:
         """None: the handler works, which is not the client's fault."""
         return {
-            Phase.IDLE: self.idle_s,
-            Phase.HEAD: self.head_s,
-            Phase.BODY: self.body_s,
-            Phase.WRITE: self.write_s,
-            Phase.REST: self.close_s,
-            Phase.CLOSE: self.close_s,
+            ConnectionPhase.IDLE: self.idle_s,
+            ConnectionPhase.HEAD: self.head_s,
+            ConnectionPhase.BODY: self.body_s,
+            ConnectionPhase.WRITE: self.write_s,
+            ConnectionPhase.REST: self.close_s,
+            ConnectionPhase.CLOSE: self.close_s,
         }.get(phase)
 
 
-_BYTES_COUNT = frozenset((Phase.IDLE, Phase.BODY))
+_BYTES_COUNT = frozenset((ConnectionPhase.IDLE, ConnectionPhase.BODY))
 """Phases that each byte of the client begins anew. A head's bytes do not: they could drip for ever."""
 
 
-class Watch:
+class ConnectionWatch:
     """Looks at a connection once per sweep; between two looks a connection only notes that it heard."""
 
     __slots__ = ("_limits", "_phase", "_since", "_unsent_bytes", "has_heard")
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: ConnectionLimits) -> None:
         self.has_heard = False
         self._limits = limits
-        self._phase: Phase | None = None
+        self._phase: ConnectionPhase | None = None
         self._since = 0.0
         self._unsent_bytes = 0
 
@@ -103,7 +103,7 @@ class Watch:
         """A phase has ended, even if the next look finds the same again."""
         self._phase = None
 
-    def is_overdue(self, phase: Phase, unsent_bytes: int, now: float) -> bool:
+    def is_overdue(self, phase: ConnectionPhase, unsent_bytes: int, now: float) -> bool:
         has_moved = unsent_bytes != self._unsent_bytes or (self.has_heard and phase in _BYTES_COUNT)
         self.has_heard, self._unsent_bytes = False, unsent_bytes
         if phase is not self._phase or has_moved:

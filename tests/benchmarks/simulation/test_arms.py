@@ -7,7 +7,7 @@ from functools import partial
 from benchmarks.simulation.arms import ARMS, INFINITE_CACHE, SweepCell, ratio, session_s, sweep, uncached
 from benchmarks.simulation.simulator import World
 from benchmarks.simulation.workloads import BOUNDED, mixed, plain
-from gateway.cli.demo.fleet import Shape
+from gateway.cli.demo.fleet import FleetShape
 from gateway.embedded.model import EngineSpec
 
 SMALL = World(EngineSpec(600))
@@ -15,7 +15,7 @@ SMALL = World(EngineSpec(600))
 
 def test_every_arm_plays_the_same_fleets_to_their_end() -> None:
     arms = [*ARMS, INFINITE_CACHE]
-    found = sweep(arms, [SweepCell(partial(plain, Shape(12, (2, 3))), SMALL)], [1, 2])
+    found = sweep(arms, [SweepCell(partial(plain, FleetShape(12, (2, 3))), SMALL)], [1, 2])
     for arm in arms:
         (runs,) = found[arm]
         assert len(runs) == 2

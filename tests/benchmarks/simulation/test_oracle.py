@@ -17,7 +17,7 @@ from benchmarks.simulation.oracle import (
 )
 from benchmarks.simulation.simulator import Simulation, World
 from benchmarks.simulation.workloads import BOUNDED, HEAVY, mixed, plain
-from gateway.cli.demo.fleet import Shape
+from gateway.cli.demo.fleet import FleetShape
 from gateway.embedded.model import EngineSpec
 from policies.admission import Limits
 from policies.passthrough import Passthrough
@@ -25,7 +25,7 @@ from policies.scheduler import Scheduler
 from policies.turns import Turns
 
 WORLD = World(EngineSpec(2_500))
-BASE = plain(Shape(40), 1)
+BASE = plain(FleetShape(40), 1)
 
 
 def test_an_infinite_cache_computes_the_floor() -> None:

@@ -9,14 +9,14 @@ import pytest
 
 from benchmarks.simulation.replay import replay
 from gateway.app import App
-from gateway.cli.demo.fleet import Fleet, Shape, draw
+from gateway.cli.demo.fleet import Fleet, FleetShape, draw
 from gateway.config.settings import Settings
 from gateway.telemetry import factlog
 from gateway.telemetry.factlog import FactLog
 from gateway.transport.aiohttp_upstream import AiohttpUpstream
 from policies.types import Dispatch, Reason, Tick
 
-SHAPE = Shape(12, (2, 3), 800, 200, 200, (10, 20), (0.01, 0.05))
+SHAPE = FleetShape(12, (2, 3), 800, 200, 200, (10, 20), (0.01, 0.05))
 
 
 @pytest.fixture

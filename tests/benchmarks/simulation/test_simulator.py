@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from benchmarks.simulation.simulator import CachedTokens, Decider, Simulation, SimulationResult, World
 from benchmarks.simulation.workloads import BOUNDED, HEAVY, AgentRun, ModelCall, Text, mixed, plain, with_children
-from gateway.cli.demo.fleet import Shape
+from gateway.cli.demo.fleet import FleetShape
 from gateway.embedded.model import EngineSpec
 from policies.admission import Limits
 from policies.passthrough import Passthrough
@@ -47,7 +47,7 @@ def told(runs: Sequence[AgentRun], world: World = WORLD) -> list[Fact]:
 
 def test_equal_fleets_have_equal_fates() -> None:
     def fate() -> SimulationResult:
-        return Simulation(turns(), WORLD).run(with_children(plain(Shape(40, (2, 4, 8)), 1), 0.5, 1))
+        return Simulation(turns(), WORLD).run(with_children(plain(FleetShape(40, (2, 4, 8)), 1), 0.5, 1))
 
     assert fate() == fate()
 
@@ -57,7 +57,7 @@ def test_running_iterations_as_one_changes_nothing_but_speed() -> None:
         def _horizon_s(self) -> float:
             return 0.0
 
-    runs = plain(Shape(30, arrival_rate_per_s=1.0), 1)
+    runs = plain(FleetShape(30, arrival_rate_per_s=1.0), 1)
     quick, slow = Simulation(straight(), WORLD).run(runs), Plodding(straight(), WORLD).run(runs)
     assert quick.uncached_tokens == slow.uncached_tokens
     for one, other in zip(quick.turns, slow.turns, strict=True):
@@ -66,7 +66,7 @@ def test_running_iterations_as_one_changes_nothing_but_speed() -> None:
 
 
 def test_two_hundred_sessions_of_four_turns_take_less_than_a_second() -> None:
-    runs = plain(Shape(200, arrival_rate_per_s=1.0), 1)
+    runs = plain(FleetShape(200, arrival_rate_per_s=1.0), 1)
     spent_s = []
     for _ in range(3):
         began = time.process_time()
@@ -76,7 +76,7 @@ def test_two_hundred_sessions_of_four_turns_take_less_than_a_second() -> None:
 
 
 def test_a_parent_waits_for_its_sub_agents_and_they_share_its_prefix() -> None:
-    runs = with_children(plain(Shape(4), 1), 1.0, 1)
+    runs = with_children(plain(FleetShape(4), 1), 1.0, 1)
     result = Simulation(straight(), World(EngineSpec(20_000))).run(runs)
     of = {(turn.session_id, turn.index): turn for turn in result.turns}
     for run in runs:
@@ -88,7 +88,7 @@ def test_a_parent_waits_for_its_sub_agents_and_they_share_its_prefix() -> None:
 
 
 def test_a_closed_loop_keeps_as_many_sessions_running_as_it_is_told() -> None:
-    result = Simulation(straight(), WORLD).run(plain(Shape(20), 1), 5)
+    result = Simulation(straight(), WORLD).run(plain(FleetShape(20), 1), 5)
     changes = [(s.arrived_at, 1) for s in result.sessions] + [(s.done_at, -1) for s in result.sessions]
     at_once, most = 0, 0
     for _, change in sorted(changes):
@@ -100,7 +100,7 @@ def test_a_closed_loop_keeps_as_many_sessions_running_as_it_is_told() -> None:
 
 def test_side_requests_are_told_as_such_and_do_not_move_their_session() -> None:
     text = Text((500, "title"))
-    runs = [replace(run, side=(ModelCall(text, 450, 20),)) for run in plain(Shape(3), 1)]
+    runs = [replace(run, side=(ModelCall(text, 450, 20),)) for run in plain(FleetShape(3), 1)]
     kinds = [fact.turn.kind for fact in told(runs) if isinstance(fact, Arrived)]
     assert kinds.count(TurnKind.SIDE) == 3
     assert kinds.count(TurnKind.SINGLE) == 3
@@ -108,7 +108,7 @@ def test_side_requests_are_told_as_such_and_do_not_move_their_session() -> None:
 
 
 def test_ends_and_remaining_turns_are_told_only_by_clients_that_cooperate() -> None:
-    runs = plain(Shape(3), 1)
+    runs = plain(FleetShape(3), 1)
     silent = told(runs)
     assert not any(isinstance(fact, SessionEnded) for fact in silent)
     assert {fact.turn.remaining_turns for fact in silent if isinstance(fact, Arrived)} == {None}
@@ -119,7 +119,7 @@ def test_ends_and_remaining_turns_are_told_only_by_clients_that_cooperate() -> N
 
 def test_engines_report_what_the_world_says_that_they_report() -> None:
     def cached(how: CachedTokens) -> set[int | None]:
-        facts = told(plain(Shape(2), 1), replace(WORLD, cached_tokens=how))
+        facts = told(plain(FleetShape(2), 1), replace(WORLD, cached_tokens=how))
         return {fact.usage.cached_tokens for fact in facts if isinstance(fact, Left)}
 
     assert cached(CachedTokens.ABSENT) == {None}
@@ -127,7 +127,7 @@ def test_engines_report_what_the_world_says_that_they_report() -> None:
     assert len(cached(CachedTokens.REPORTED)) > 2
     (reported,) = [
         fact
-        for fact in told(plain(Shape(1), 1), replace(WORLD, stated_capacity=1.2, sample_chars_per_token=5.0))
+        for fact in told(plain(FleetShape(1), 1), replace(WORLD, stated_capacity=1.2, sample_chars_per_token=5.0))
         if isinstance(fact, ReplicaReported)
     ]
     assert reported.capacity_tokens == 48_000
@@ -135,7 +135,7 @@ def test_engines_report_what_the_world_says_that_they_report() -> None:
 
 
 def test_an_engine_that_finds_its_own_answers_again_computes_less() -> None:
-    runs, roomy = plain(Shape(5), 1), World(EngineSpec(20_000))
+    runs, roomy = plain(FleetShape(5), 1), World(EngineSpec(20_000))
     never = Simulation(straight(), roomy).run(runs).uncached_tokens
     always = Simulation(straight(), replace(roomy, rehits_outputs=True)).run(runs).uncached_tokens
     answers = sum(call.output_tokens for run in runs for call in run.calls[:-1])
@@ -154,14 +154,14 @@ def test_a_refused_client_comes_back_and_its_wait_counts_from_the_first_time() -
                 return [Reject(fact.turn.id, Refusal.TOO_LONG, 7.0)], None
             return self._scheduler.tell(fact, now)
 
-    result = Simulation(Refusing(), WORLD).run(plain(Shape(3), 1))
+    result = Simulation(Refusing(), WORLD).run(plain(FleetShape(3), 1))
     assert result.rejections == 3
     assert all(turn.ttft_s > 7.0 for turn in result.turns if turn.index == 0)
 
 
 def test_many_replicas_share_the_work_and_sessions_stay_where_their_prefix_is() -> None:
     world = World(EngineSpec(2_500), num_replicas=8)
-    result = Simulation(turns(), world).run(plain(Shape(80), 1))
+    result = Simulation(turns(), world).run(plain(FleetShape(80), 1))
     homes: dict[str, set[str]] = {}
     for turn in result.turns:
         homes.setdefault(turn.session_id, set()).add(turn.replica_id)

@@ -10,7 +10,7 @@ import pytest
 from gateway.batches.objects import Batch, Finished, Status
 from gateway.batches.runner import Closing
 from gateway.batches.sqlite import SqliteStore
-from gateway.batches.store import Page
+from gateway.batches.store import ListPage
 from gateway.batches.upload import Blobs
 from tests.gateway.batches.test_store import LINES, batch
 
@@ -59,7 +59,7 @@ async def test_closing_can_be_cut_anywhere_and_begun_again(
         except Cut:
             store.calls_left = 1_000
             assert await store.batch("t", "batch_1") == ready
-            assert await store.files("t", None, Page(10)) == []
+            assert await store.files("t", None, ListPage(10)) == []
     store.calls_left = 1_000
     assert closed is not None
     assert closed.status is status

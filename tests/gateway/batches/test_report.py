@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from gateway.batches.objects import Batch, Fault, Status
+from gateway.batches.objects import Batch, LineFault, Status
 from gateway.cli.batch_report import as_text
 from tests.gateway.batches.test_store import batch
 
@@ -24,7 +24,7 @@ def test_a_running_batch_says_how_far_it_is_and_how_long_it_may_take() -> None:
 
 
 def test_a_failed_batch_says_why() -> None:
-    failed = batch().moved(Status.FAILED, 1, errors=(Fault("empty_file", "It is empty."),))
+    failed = batch().moved(Status.FAILED, 1, errors=(LineFault("empty_file", "It is empty."),))
     assert told(failed) == "batch_1  failed       0 of 0 completed: It is empty."
 
 

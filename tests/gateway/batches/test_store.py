@@ -14,10 +14,10 @@ from gateway.batches.objects import (
     LIVE,
     NEXT,
     Batch,
-    Fault,
     File,
     Finished,
     Line,
+    LineFault,
     NotAllowed,
     Spent,
     Status,
@@ -25,7 +25,7 @@ from gateway.batches.objects import (
 )
 from gateway.batches.redis import RedisStore
 from gateway.batches.sqlite import CannotOpen, SqliteStore
-from gateway.batches.store import Page, Store
+from gateway.batches.store import ListPage, Store
 from tests.valkey import valkey as valkey
 from tests.valkey import valkey_server as valkey_server
 
@@ -134,7 +134,7 @@ async def moves(store: Store, batch_id: str, status: Status) -> bool:
         if status is Status.IN_PROGRESS:
             await store.begin(batch_id, LINES, "m", 5)
         elif status in LIVE or status is Status.FAILED:
-            await store.move(batch_id, status, 5, errors=(Fault("c", "m", None, 1),))
+            await store.move(batch_id, status, 5, errors=(LineFault("c", "m", None, 1),))
         else:
             await store.close_batch(batch_id, status, 5, None, file(f"file-err-{batch_id}"))
     except NotAllowed:
@@ -144,7 +144,7 @@ async def moves(store: Store, batch_id: str, status: Status) -> bool:
 
 async def test_what_is_kept_of_a_batch_is_what_was_put_in(store: Store) -> None:
     await store.add_batch(batch())
-    fault = Fault("duplicate_custom_id", "twice", "custom_id", 7)
+    fault = LineFault("duplicate_custom_id", "twice", "custom_id", 7)
     failed = await store.move("batch_1", Status.FAILED, 123, errors=(fault,))
     assert await store.batch("t", "batch_1") == failed
     told = failed.as_json()
@@ -157,14 +157,14 @@ async def test_lists_show_a_tenants_own_newest_first_page_by_page(store: Store) 
         await store.add_batch(batch(f"batch_{n}", "t" if n != 3 else "other"))
         await store.add_file(file(f"file-{n}", "t", "batch" if n % 2 else "evals"))
 
-    async def ids(page: Page) -> list[str]:
+    async def ids(page: ListPage) -> list[str]:
         return [row.id for row in await store.batches("t", page)]
 
-    assert await ids(Page(2)) == ["batch_4", "batch_2", "batch_1"]
-    assert await ids(Page(2, after="batch_2")) == ["batch_1", "batch_0"]
-    assert await ids(Page(2, after="batch_3")) == []
+    assert await ids(ListPage(2)) == ["batch_4", "batch_2", "batch_1"]
+    assert await ids(ListPage(2, after="batch_2")) == ["batch_1", "batch_0"]
+    assert await ids(ListPage(2, after="batch_3")) == []
     assert await store.batch("other", "batch_0") is None
-    found = await store.files("t", "evals", Page(10, "file-0", is_ascending=True))
+    found = await store.files("t", "evals", ListPage(10, "file-0", is_ascending=True))
     assert [row.id for row in found] == ["file-2", "file-4"]
 
 
@@ -198,7 +198,7 @@ async def test_a_job_that_fails_leaves_no_trace_and_its_neighbours_stand(tmp_pat
     )
     assert isinstance(again, Exception)
     assert other is None
-    assert {row.id for row in await store.files("t", None, Page(9))} == {"file-1", "file-2"}
+    assert {row.id for row in await store.files("t", None, ListPage(9))} == {"file-1", "file-2"}
     await store.close()
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.errors import Failure
-from gateway.dialects.completions import Part, cut, longest_chars, prompts_of
+from gateway.dialects.completions import PromptPart, cut, longest_chars, prompts_of
 from gateway.prompt_lists.part_executor import BadPart, Choices, added
 
 TEXTS = st.lists(st.text("ab", max_size=12), min_size=1, max_size=40)
@@ -58,7 +58,7 @@ def test_choices_are_numbered_as_if_the_list_had_not_been_cut(order: list[int], 
             for p, index in enumerate(indexes)
             for copy in range(n)
         ]
-        part = Part(indexes, tuple(str(index) for index in indexes))
+        part = PromptPart(indexes, tuple(str(index) for index in indexes))
         choices.add(part, {"id": "x", "choices": told[::-1], "usage": {"prompt_tokens": 1}})
     body = orjson.loads(choices.body({"id": "ours"}))
     assert [choice["index"] for choice in body["choices"]] == list(range(7 * n))
@@ -70,7 +70,7 @@ def test_choices_are_numbered_as_if_the_list_had_not_been_cut(order: list[int], 
 def test_an_answer_without_all_of_its_choices_is_none(indexes: list[int | None]) -> None:
     body = {"choices": [{"index": index, "text": ""} for index in indexes]}
     with pytest.raises(BadPart):
-        Choices(1).add(Part((4, 5), ("a", "b")), body)
+        Choices(1).add(PromptPart((4, 5), ("a", "b")), body)
 
 
 def test_a_prompt_that_fails_has_its_choices_with_the_reason() -> None:

@@ -14,7 +14,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.test_utils import TestServer
 
 from tests.tool_runtime.tools.calls import called
-from tool_runtime.tools.http_get import Getter, Options, build
+from tool_runtime.tools.http_get import Getter, HttpGetOptions, build
 from tool_runtime.types import Result, Status
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -49,7 +49,7 @@ class Names(AbstractResolver):
 
 
 async def got(url: str, names: AbstractResolver | None = None, **settings: Any) -> Result:
-    options = Options(**{"hosts": ("*",), **settings})
+    options = HttpGetOptions(**{"hosts": ("*",), **settings})
     tool = build({"hosts": list(options.hosts)})
     return await called(replace(tool, run=Getter(options, names).run), url=url)
 

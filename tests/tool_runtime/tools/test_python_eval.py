@@ -16,7 +16,7 @@ from tests.clock import clock as clock
 from tests.deadline import DEADLINE_S
 from tests.tool_runtime.tools.calls import called
 from tool_runtime.sandbox import seccomp
-from tool_runtime.sandbox.sandbox import Limits, Sandbox
+from tool_runtime.sandbox.sandbox import Sandbox, SandboxLimits
 from tool_runtime.tools.python_eval import build
 from tool_runtime.types import Effect, Result, Status
 
@@ -28,7 +28,7 @@ TIMEOUT_S = 1_000_000 + os.getpid()
 def missing() -> str:
     """Why there is no sandbox on this machine; empty if there is one."""
     try:
-        Sandbox(Limits())
+        Sandbox(SandboxLimits())
     except ValueError as error:
         return str(error)
     return ""
@@ -146,7 +146,7 @@ async def test_code_that_prints_without_end_is_stopped_with_what_it_printed() ->
 @in_sandbox
 @pytest.mark.parametrize("code", ["while True: pass", "import time; time.sleep(600)"])
 async def test_code_that_does_not_end_is_stopped_after_its_time(code: str, clock: Clock) -> None:
-    box = Sandbox(Limits(timeout_s=TIMEOUT_S))
+    box = Sandbox(SandboxLimits(timeout_s=TIMEOUT_S))
     task = asyncio.create_task(box.run(code))
     while not processes(str(TIMEOUT_S)):
         await asyncio.sleep(0.01)
@@ -159,7 +159,7 @@ async def test_code_that_does_not_end_is_stopped_after_its_time(code: str, clock
 
 @in_sandbox
 async def test_a_run_that_nobody_waits_for_is_killed_in_every_phase_of_it() -> None:
-    box = Sandbox(Limits(timeout_s=TIMEOUT_S))
+    box = Sandbox(SandboxLimits(timeout_s=TIMEOUT_S))
     for wait_ms in range(0, 60, 2):
         task = asyncio.create_task(box.run("import time; time.sleep(1000)"))
         await asyncio.sleep(wait_ms / 1000)
@@ -188,7 +188,7 @@ def processes(last_argument: str) -> list[str]:
 
 @in_sandbox
 async def test_runs_know_nothing_of_each_other() -> None:
-    box = Sandbox(Limits())
+    box = Sandbox(SandboxLimits())
     codes = [
         f"open('/tmp/a', 'w').write('{n}')\nimport os; os.listdir('/tmp'), open('/tmp/a').read()" for n in "12"
     ]

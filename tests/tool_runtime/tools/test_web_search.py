@@ -11,7 +11,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from tests.tool_runtime.tools.calls import called
-from tool_runtime.tools.web_search import Options, build
+from tool_runtime.tools.web_search import WebSearchOptions, build
 from tool_runtime.types import Status
 
 KEY = "the-secret-key"
@@ -117,7 +117,7 @@ async def test_a_provider_that_is_down_is_an_error_without_the_key() -> None:
 
 
 def test_the_key_is_not_in_the_text_of_the_settings() -> None:
-    assert KEY not in repr(Options(provider="brave", api_key=KEY))
+    assert KEY not in repr(WebSearchOptions(provider="brave", api_key=KEY))
 
 
 @pytest.mark.parametrize(
