@@ -120,7 +120,7 @@ class Policy(Section):
     placement: Literal["prefix", "least_loaded", "round_robin"] = "prefix"
     """Which replica gets a turn; prefix weighs the cached prefix against load."""
     slots_per_replica: Count | None = None
-    """Model calls that a replica runs at once. null: what the engine reports."""
+    """Model calls that a replica runs at once. null: what the engine reports, or its own counts show."""
     capacity_tokens: Count | None = None
     """Size of a replica's KV pool. null: what the engine reports."""
     ceiling: Share = 0.95

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = ("gateway", "policies", "tool_runtime", "batch_agent", "benchmarks")
 FILES = sorted(path for package in (*PACKAGES, "tests") for path in (ROOT / package).rglob("*.py"))
 
-MAX_FILE_LINES = 300
+MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 40
 REASON = "Long because "
 """Opens the reason in the first line of the docstring of whatever is longer."""
