@@ -57,7 +57,7 @@ class KeyEntry(Section):
     models: tuple[str, ...] = ("*",)
     """Names or globs of the engine models that it may use."""
     weight: Factor = 1
-    """Of its tenant's fair share of what is computed while sessions wait."""
+    """Of its tenant's fair share of slots, and of what is computed, while turns wait."""
     urgency: Annotated[int, Field(ge=-100, le=100)] = 0
     """Class of its turns, higher first: they go before all others, and their sessions lose their cache to none of
     a lower class. Below 0: they wait for as long as others come."""

@@ -130,7 +130,7 @@ class Policy(Section):
     """Which replica gets a turn. prefix weighs the cached prefix against load; or the import path of another
     function, `package.module:name`."""
     slots_per_replica: Count | None = None
-    """Model calls that a replica runs at once. null: what the engine reports."""
+    """Model calls that a replica runs at once. null: what the engine reports, or its own counts show."""
     capacity_tokens: Count | None = None
     """Size of a replica's KV pool. null: what the engine reports."""
     ceiling: Share = 0.95
