@@ -32,6 +32,7 @@ from gateway.keys import Keys, may_use, model_not_allowed, says_one_model
 from gateway.limits.allowance import Limiter
 from gateway.limits.body import too_many
 from gateway.lists.answer import Lists
+from gateway.logs import OUR_NOTE
 from gateway.monitor import Monitor
 from gateway.observe import Observer
 from gateway.plain import PlainCalls, no_such_answer, serves_path
@@ -112,7 +113,7 @@ class Path:
             raise
         except Exception as error:
             exchange.outcome = Outcome.GATEWAY_ERROR
-            error.add_note(f"request {exchange.id}")  # whoever logs it below does not know
+            error.add_note(f"{OUR_NOTE}{exchange.id}")  # whoever logs it below does not know
             raise
         finally:
             exchange.timings.finished_at = self.clock()
