@@ -34,6 +34,7 @@ from gateway.limits.allowance import Limiter
 from gateway.limits.body import too_many
 from gateway.lists.answer import Lists
 from gateway.live_settings import RequestSettings
+from gateway.logs import OUR_NOTE
 from gateway.monitor import Monitor
 from gateway.observe import Observer
 from gateway.plain import PlainCalls, serves_path
@@ -118,7 +119,7 @@ class Path:
             raise
         except Exception as error:
             exchange.outcome = Outcome.GATEWAY_ERROR
-            error.add_note(f"request {exchange.id}")  # whoever logs it below does not know
+            error.add_note(f"{OUR_NOTE}{exchange.id}")  # whoever logs it below does not know
             raise
         finally:
             exchange.timings.finished_at = self.clock()
