@@ -310,7 +310,7 @@ class Admission:
     def _takes_part(self, turn: Turn, pool: Pool) -> bool:
         """Let idle residents of tenants go that hold more of the pool than the turn's own, until it fits; none by
         which its tenant would have less than that."""
-        surplus = self._fleet.surplus(turn, pool) if len(pool.parts) > 1 else {}
+        surplus = self._fleet.surplus(turn, pool) if len(self._fleet.tenants.known) > 1 else {}
         for session in list(pool.idle.values()) if surplus else ():
             left_blocks = surplus.get(session.tenant, 0.0) - session.held_blocks
             if left_blocks >= 0 and session.urgency <= turn.urgency:

@@ -2,9 +2,9 @@
 
 A flow is the turns of one tenant in one class of the operator. Classes go in their order; inside one the flow that
 got least goes first: what its turns took, halved every few minutes, and what those that run are expected to take.
-One that begins to wait starts no lower than the least of those that wait, or than the one served last: silence
-earns no credit (the counter of Sheng et al., Fairness in Serving Large Language Models, OSDI 2024). So nothing
-that a client declares moves a turn of another tenant.
+One that begins to wait starts no lower than the least of those that wait, or than the one served last, as silence
+earns no credit (Sheng et al., Fairness in Serving Large Language Models, OSDI 2024). So nothing that a client
+declares moves a turn of another tenant.
 """
 
 from __future__ import annotations

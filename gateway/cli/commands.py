@@ -14,10 +14,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from gateway.access.client_keys import plain_keys
-from gateway.cli import logs
 from gateway.config import loading
 from gateway.config.settings import Settings
 from gateway.core.errors import ConfigError
+from gateway.telemetry import logs
 
 if TYPE_CHECKING:
     from gateway.cluster.worker_identity import WorkerIdentity

@@ -157,7 +157,7 @@ class KeyEntry(Section):
     models: tuple[str, ...] = ("*",)
     """Names or globs of the engine models that it may use."""
     weight: Factor = 1
-    """Of its tenant's fair share of what is computed while sessions wait."""
+    """Of its tenant's fair share of slots, and of what is computed, while turns wait."""
     urgency: Annotated[int, Field(ge=-100, le=100)] = 0
     """Class of its turns, higher first: they go before all others, and their sessions lose their cache to none of
     a lower class. Below 0: they wait for as long as others come."""
@@ -401,7 +401,7 @@ class Policy(Section):
     """Which replica gets a turn. prefix weighs the cached prefix against load; or the import path of another
     function, `package.module:name`."""
     slots_per_replica: Count | None = None
-    """Model calls that a replica runs at once. null: what the engine reports."""
+    """Model calls that a replica runs at once. null: what the engine reports, or its own counts show."""
     capacity_tokens: Count | None = None
     """Size of a replica's KV pool. null: what the engine reports."""
     ceiling: Share = 0.95

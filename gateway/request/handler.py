@@ -38,6 +38,7 @@ from gateway.sessions.identity import Identity
 from gateway.sessions.prefix_breaks import PrefixBreaks
 from gateway.sessions.session_locations import Trail
 from gateway.sessions.session_table import Sessions
+from gateway.telemetry.logs import OUR_NOTE
 from gateway.telemetry.observer import Observer
 from policies.types import ReplicaId, SessionEnded, Turn, TurnKind
 
@@ -109,7 +110,7 @@ class RequestHandler:
             raise
         except Exception as error:
             exchange.outcome = Outcome.GATEWAY_ERROR
-            error.add_note(f"request {exchange.id}")  # whoever logs it below does not know
+            error.add_note(f"{OUR_NOTE}{exchange.id}")  # whoever logs it below does not know
             raise
         finally:
             exchange.timings.finished_at = self.clock()

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
+import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
+from typing import Any
 
 from aiohttp import HttpVersion11, web
+from aiohttp.http_exceptions import HttpProcessingError
 from multidict import CIMultiDict
 
 from gateway.core.transport import BodyBroken, BodyTooLarge, Handler, HeaderList, by_name, sendable
@@ -21,6 +25,19 @@ from gateway.transport.edge import (
     serve,
     with_rst_on_close,
 )
+
+LOG = logging.getLogger(__name__)
+
+
+class _AboutErrors(logging.Logger):
+    """In the place of aiohttp's own, which quotes what it cannot read: keys and prompts among it."""
+
+    def _log(self, level: int, msg: object, args: Any, exc_info: Any = None, *_: Any, **__: Any) -> None:
+        error = exc_info if isinstance(exc_info, BaseException) else sys.exc_info()[1]
+        if isinstance(error, HttpProcessingError | ConnectionError):
+            LOG.debug("a request is no HTTP: %s", type(error).__name__)
+        elif error is not None:
+            LOG.error("aiohttp failed on a request: %s", type(error).__name__)
 
 
 class AiohttpServer:
@@ -39,6 +56,7 @@ class AiohttpServer:
             self._answer,
             handler_cancellation=True,
             access_log=None,
+            logger=_AboutErrors("aiohttp.server"),
             auto_decompress=False,
             max_line_size=MAX_HEAD_BYTES,
             max_field_size=MAX_HEAD_BYTES,

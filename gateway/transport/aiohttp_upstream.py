@@ -72,8 +72,10 @@ class AiohttpUpstream:
                     except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
                         if not attempt.is_reused or loop.time() - asked_at > self._stale_within_s:
                             raise
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, ValueError) as error:
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise UpstreamRefused(str(error)) from error
+        except ValueError:  # of a header or an address, which it quotes
+            raise UpstreamRefused("the call cannot be written as HTTP") from None
         except _BROKEN as error:
             raise UpstreamCut(_reason(error)) from error
         return AiohttpReply(response, timeouts.idle_s)
@@ -112,9 +114,15 @@ class AiohttpReply:
         self.status = response.status
         self.headers: Mapping[str, str] = response.headers
         self.header_list: HeaderList = tuple(response.headers.items())
+        self._closed: asyncio.Future[None] | None = None
         if (connection := response.connection) is not None and connection.protocol is not None:
             connection.protocol.read_timeout = idle_s
             connection.protocol.start_timeout()
+            if (closed := connection.protocol.closed) is not None:
+                self._closed = closed
+                closed.remove_done_callback(_heard)  # of the call before on this connection
+                closed.add_done_callback(_heard)
+                closed.add_done_callback(self._lost)
 
     def chunks(self) -> AsyncIterator[bytes]:
         return self
@@ -129,6 +137,7 @@ class AiohttpReply:
             self.close(reuse=False)
             raise UpstreamCut(_reason(error)) from error
         if not chunk:
+            self._leave()
             raise StopAsyncIteration
         return chunk
 
@@ -137,6 +146,7 @@ class AiohttpReply:
 
     def close(self, *, reuse: bool) -> None:
         """A body that was not read to its end closes the connection in either case."""
+        self._leave()
         if reuse:
             self._response.release()
             return
@@ -144,13 +154,34 @@ class AiohttpReply:
             connection.protocol.abort()
         self._response.close()
 
+    def _leave(self) -> None:
+        if self._closed is not None:
+            self._closed.remove_done_callback(self._lost)
+            self._closed = None
+
+    def _lost(self, _closed: asyncio.Future[None]) -> None:
+        """aiohttp tells nobody who reads a body that what follows cannot be read, and then waits for ever."""
+        content = self._response.content
+        if not content.is_eof() and content.exception() is None:
+            content.set_exception(aiohttp.ClientPayloadError())
+
+
+def _heard(closed: asyncio.Future[None]) -> None:
+    """Else asyncio logs that nobody has asked how the connection ended."""
+    if not closed.cancelled():
+        closed.exception()
+
 
 async def _note_reuse(_session: Any, context: SimpleNamespace, _params: Any) -> None:
     context.trace_request_ctx.is_reused = True
 
 
 def _reason(error: BaseException) -> str:
-    """aiohttp's and asyncio's time-outs come without a text."""
+    """Without the text of an error that quotes what came: answers of models, and what of prompts is in them."""
     if isinstance(error, TimeoutError):
         return SILENT
-    return str(error) or type(error).__name__
+    if isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientPayloadError):
+        return "the engine closed the connection, or what it sent is not valid HTTP"
+    if isinstance(error, OSError):
+        return str(error) or type(error).__name__
+    return f"the engine's answer is not valid HTTP: {type(error).__name__}"

@@ -201,3 +201,10 @@ def test_the_rendered_prompt_is_read_from_the_annotation() -> None:
     prompt = DYNAMO.rendered(text("dynamo-1.6-four", "stream.txt"))
     assert 0 < prompt.find("turngatetoolmark") < prompt.find("turngatesystemmark")
     assert DYNAMO.rendered('{"message":"Bad Request"}') == ""
+
+
+def test_a_batch_has_the_lowest_tier_and_no_credit() -> None:
+    sent = dict(
+        DYNAMO.outgoing(OutgoingRequest(CHAT, {}, Hints(urgency=-20, remaining_turns=0)), abilities(1)).headers
+    )
+    assert sent["x-dynamo-request-strict-priority"] == sent["x-dynamo-request-priority"] == "0"

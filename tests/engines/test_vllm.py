@@ -134,3 +134,20 @@ def test_a_refused_rank_is_dropped_for_that_call_only() -> None:
 
 def test_nothing_is_added_to_what_is_no_conversation() -> None:
     assert VLLM.outgoing(OutgoingRequest("/v1/embeddings", {"priority": 1}, HINTS, pool="1"), new()) == Outgoing()
+
+
+def test_only_what_waits_for_room_counts_as_waiting() -> None:
+    page = pages("vllm-0.32")
+    deferred = 'vllm:num_requests_waiting_by_reason{engine="0",model_name="tiny",reason="deferred"}'
+    whole = 'vllm:num_requests_waiting{engine="0",model_name="tiny"}'
+    page["/metrics"] = (
+        page["/metrics"].replace(f"{deferred} 0.0", f"{deferred} 3.0").replace(f"{whole} 0.0", f"{whole} 3.0")
+    )
+    assert VLLM.parse_report(page).pools[0].waiting == 0
+    page["/metrics"] = page["/metrics"].replace("_by_reason", "_by_something")
+    assert VLLM.parse_report(page).pools[0].waiting == 3
+
+
+def test_a_batch_goes_after_what_has_no_priority() -> None:
+    sent = VLLM.outgoing(OutgoingRequest(CHAT, {}, Hints(urgency=-30)), new())
+    assert sent.headers == (("X-Vllm-Priority", "30"),)

@@ -231,3 +231,14 @@ def test_an_admin_listener_without_a_key_stays_on_this_machine(admin: dict[str, 
             loading.refuse_exposure(settings)
     else:
         loading.refuse_exposure(settings)
+
+
+def test_tenants_are_counted_and_not_keys() -> None:
+    entries = [
+        {"key": client_keys.hashed(f"{tenant}-{number}" * 9), "tenant": tenant}
+        for tenant in "ab"
+        for number in range(2)
+    ]
+    assert Keys({}).num_tenants == 0
+    assert Keys(callers(of(*entries[:2]))).num_tenants == 1
+    assert Keys(callers(of(*entries))).num_tenants == 2

@@ -11,11 +11,11 @@ from typing import cast
 import pytest
 from prometheus_client import CollectorRegistry
 
-from gateway.cli import logs
 from gateway.config.settings import Logging
 from gateway.core.errors import Failure, Outcome
 from gateway.core.transport import Request
 from gateway.exchange import Recognition, Timings
+from gateway.telemetry import logs
 from gateway.telemetry.metrics import Counter
 from gateway.telemetry.observer import Observer, Recomputation
 from policies.types import (

@@ -129,7 +129,8 @@ async def start(clock: Clock) -> AsyncIterator[Start]:
         }
         app = App(Settings.model_validate(tree | sections), clock.now)
         await app.start()
-        client = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None))
+        timeout, as_many_as_asked = aiohttp.ClientTimeout(total=None), aiohttp.TCPConnector(limit=0)
+        client = aiohttp.ClientSession(timeout=timeout, connector=as_many_as_asked)
         running.append(Gateway(app, list(engines), client, clock))
         return running[-1]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import orjson
@@ -161,6 +162,9 @@ class FakeEngine:
     model: str = "m"
     capacity_tokens: int = 1_000_000
     max_model_len: int = 32_768
+    num_slots: int = 1_000_000
+    """Of which its counts tell, and nothing else."""
+    more_pages: dict[str, bytes] = field(default_factory=dict)
     lacks: frozenset[str] = frozenset()
     """Paths that it answers with 404, as FastAPI does."""
     plays: list[Play] = field(default_factory=list)
@@ -226,11 +230,12 @@ class FakeEngine:
         blocks = self.capacity_tokens // 16
         metrics = (
             f'vllm:cache_config_info{{block_size="16",num_gpu_blocks="{blocks}",engine="0"}} 1\n'
-            f'vllm:num_requests_running{{engine="0"}} {self.num_running}\n'
-            'vllm:num_requests_waiting{engine="0"} 0\n'
+            f'vllm:num_requests_running{{engine="0"}} {min(self.num_running, self.num_slots)}\n'
+            f'vllm:num_requests_waiting{{engine="0"}} {max(0, self.num_running - self.num_slots)}\n'
         )
         return {
             "/v1/models": lambda: orjson.dumps({"object": "list", "data": [row]}),
             "/metrics": metrics.encode,
             "/version": lambda: b'{"version":"0.32.0"}',
+            **{path: partial(bytes, page) for path, page in self.more_pages.items()},
         }

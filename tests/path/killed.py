@@ -8,7 +8,7 @@ import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import openai
 import orjson
@@ -21,6 +21,8 @@ class GatewayProcess:
     """`turngate serve` in front of one engine."""
 
     program = "-m", "gateway"
+    stderr: IO[bytes] | None = None
+    """Where its log goes; None: with that of the tests."""
 
     def __init__(self, engine: FakeEngine, directory: Path, *more: str) -> None:
         self._arguments = [
@@ -34,7 +36,8 @@ class GatewayProcess:
     async def start(self) -> None:
         """On the port that it had before, if any."""
         command = sys.executable, *self._arguments, "--port", str(self.port)
-        self._process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+        pipe = asyncio.subprocess.PIPE
+        self._process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=self.stderr)
         assert self._process.stdout is not None
         async with asyncio.timeout(DEADLINE_S):
             while (line := await self._process.stdout.readline()) and b"OPENAI_BASE_URL" not in line:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
+import aiohttp
 import orjson
 import pytest
 
@@ -13,6 +14,7 @@ from tests.deadline import DEADLINE_S
 from tests.path.conftest import Gateway, Start
 from tests.path.fake_engine import (
     DONE,
+    Call,
     FakeEngine,
     Play,
     chunk,
@@ -61,6 +63,30 @@ async def test_a_reset_in_an_answer_is_counted(start: Start) -> None:
     gateway, *_ = await pair(start, cuts_after(chunk(content="half")))
     answer = await gateway.ask(STREAM)
     assert answer.is_cut
+    assert await counted(gateway, faults("reset")) == 1
+    assert await counted(gateway, outcomes("engine_cut")) == 1
+
+
+@fault(
+    ENGINE,
+    "sends what is no HTTP in its answer",
+    "the client's stream is reset: clients ask again; nothing of it is logged",
+    faults("reset"),
+)
+async def test_nonsense_in_an_answer_is_counted(start: Start) -> None:
+    async def play(call: Call) -> None:
+        await call.write(chunk(content="half"))
+        await is_read.wait()
+        assert call._request.transport is not None
+        call._request.transport.write(b"nonsense\r\n")
+
+    is_read = asyncio.Event()
+    gateway, *_ = await pair(start, play)
+    async with gateway.post(STREAM) as response:
+        assert await response.content.readany() == chunk(content="half")
+        is_read.set()
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await response.read()
     assert await counted(gateway, faults("reset")) == 1
     assert await counted(gateway, outcomes("engine_cut")) == 1
 

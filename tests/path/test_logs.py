@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import orjson
 import pytest
 
-from gateway.cli import logs
 from gateway.config.settings import Logging
+from gateway.telemetry import logs
 from policies.placement import by_prefix
 from policies.turns import Turns
 from policies.types import Family

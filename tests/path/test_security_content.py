@@ -12,9 +12,9 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.cli import logs
 from gateway.config import loading
 from gateway.config.settings import Logging
+from gateway.telemetry import logs
 from tests.path.conftest import Gateway, Start
 from tests.path.fake_engine import FakeEngine, chunk, completion, cuts_after, replies, streams
 from tests.path.secured import ADMIN, admin_key, by, key_of, keys

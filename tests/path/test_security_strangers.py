@@ -16,8 +16,8 @@ from typing import Any, TypeAlias
 import orjson
 import pytest
 
-from gateway.cli import logs
 from gateway.config.settings import Logging
+from gateway.telemetry import logs
 from tests.path.conftest import Gateway, Start
 from tests.path.fake_engine import FakeEngine
 from tests.path.secured import by, keys

@@ -24,7 +24,10 @@ from tests.transports.loops import carrier
 CHAT = "/v1/chat/completions"
 ENGINE = {"slots": 4, "speed": 40}
 SYSTEM = {"role": "system", "content": "You are an agent. " * 30}
-LANES, FLOOD_TURNS, LEAST = 12, 160, 0.8
+LANES, FLOOD_TURNS = 12, 160
+LEAST = 0.5
+"""Of the turns without the header, in real time on machines that do other things: it was one of twenty.
+`tests/contract/test_tenants.py` holds 0.8 in virtual time."""
 
 DECLARED: dict[str, dict[str, str]] = {
     "no turns to follow": {"X-Turngate-Remaining-Turns": "0"},

@@ -29,10 +29,11 @@ CALL = answer_to({}, Call("bash", {"command": "ls -l"}))
 VERDICT = Answer('{"verdict":"yes","word":"a"}')
 VOLATILE = frozenset(
     {"id", "call_id", "item_id", "created", "created_at", "completed_at", "obfuscation"}
-    | {"prompt_tokens_details", "input_tokens_details", "system_fingerprint"}
+    | {"prompt_tokens_details", "input_tokens_details", "system_fingerprint", "sequence_number"}
 )
-"""What an engine makes anew for each answer, what its cache says, and the fingerprint, which vLLM puts into
-the last event of a stream: the usage, where only the gateway asked for that."""
+"""What an engine makes for each answer alone, what its cache says, and the fingerprint, which vLLM puts into the
+last event of a stream: the usage, where only the gateway asked for that. The number of the last event counts the
+deltas before it, into which vLLM cuts equal texts differently."""
 
 
 class Verdict(BaseModel):

@@ -187,3 +187,28 @@ async def test_an_engine_with_an_unknown_certificate_is_refused(upstream: Upstre
     with pytest.raises(UpstreamRefused, match="certificate"):
         await upstream.call("GET", f"https://127.0.0.1:{port}/", [], None, Timeouts(connect_s=DEADLINE_S))
     server.close()
+
+
+@pytest.mark.parametrize("rest", [b"nonsense\r\n", b"2\r\nlonger than two\r\n"])
+@pytest.mark.parametrize("closes", [True, False])
+async def test_an_answer_that_becomes_nonsense_breaks_off_at_once(
+    upstream: Upstream, rest: bytes, closes: bool
+) -> None:
+    has_begun = asyncio.Event()
+
+    async def act(_: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await take(reader)
+        writer.write(CHUNKED + b"5\r\nhello\r\n")
+        await has_begun.wait()
+        writer.write(rest)
+        if closes:
+            writer.close()
+
+    async with Engine(act) as url:
+        reply = await upstream.call("GET", url, [], None, TIMEOUTS)
+        assert await within(anext(reply.chunks())) == b"hello"
+        has_begun.set()
+        with pytest.raises(UpstreamCut) as cut:
+            await within(reply.read(1_000))
+        assert not cut.value.is_silent
+        reply.close(reuse=False)

@@ -1,0 +1,112 @@
+"""Log lines on standard error: key=value text for people, or one JSON object each for machines.
+
+What requests hold is not logged, at any level, whoever writes: libraries quote what they cannot read.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+import traceback
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from textwrap import indent
+from typing import Any, TextIO
+
+import orjson
+
+from gateway.config.settings import Logging
+from gateway.core.excerpt import excerpt, visible
+
+PLAIN = re.compile(r"[^\s\"'=]+")
+OUR_NOTE = "request "
+"""Begins the note that the path adds to an error: which request it was."""
+_OURS = frozenset(("gateway", "policies", "tool_runtime", "batch_agent", "turngate"))
+_ABOUT_THE_SYSTEM = (OSError, RuntimeError, MemoryError, AttributeError, NameError, ImportError, AssertionError)
+"""Errors whose text is logged: it says what the process could not do. Any other may quote a request."""
+_NEVER_QUOTING, _QUOTING = frozenset(("sqlite3", "redis")), frozenset(("aiohttp",))
+"""Libraries whose errors do not, or do, whatever they are."""
+_LEFT_OUT = "(its text is not logged, since it may quote a request)"
+
+
+def setup(section: Logging, stream: TextIO | None = None) -> None:
+    """Give the process its one log handler, replacing those that it had."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.addFilter(lambda record: record.levelno > logging.DEBUG or _is_ours(record))
+    handler.setFormatter(JsonLines() if section.format == "json" else TextLines())
+    logging.basicConfig(level=section.level.upper(), handlers=[handler], force=True)
+
+
+class TextLines(logging.Formatter):
+    """`2026-11-21T05:30:00.123Z info answered id=... session=...`"""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = " ".join(f"{key}={_quoted(value)}" for key, value in _fields(record).items())
+        line = visible(f"{_time(record)} {record.levelname.lower()} {_message(record)} {fields}".rstrip())
+        error = _error(record)
+        return line if error is None else f"{line}\n{indent(stack_of(error), '  ')}"
+
+
+class JsonLines(logging.Formatter):
+    """The same as an object with `time`, `level`, `message`, and the fields beside them."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        head = {"time": _time(record), "level": record.levelname.lower(), "message": _message(record)}
+        if (error := _error(record)) is not None:
+            head["exception"] = stack_of(error)
+        return visible(orjson.dumps(head | _fields(record), default=str).decode())
+
+
+def stack_of(error: BaseException) -> str:
+    """Where it was raised and what kind it is, with those that it came from; its text where that is no secret."""
+    return "\n".join(_stack(error, set())).rstrip("\n")
+
+
+def _stack(error: BaseException, told: set[int]) -> Iterator[str]:
+    told.add(id(error))
+    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    if cause is not None and id(cause) not in told:
+        yield from _stack(cause, told)
+        yield f"\n{'Which led to' if error.__cause__ else 'Then'}:\n"
+    yield "Traceback (most recent call last):"
+    yield "".join(traceback.format_tb(error.__traceback__)).rstrip("\n")
+    yield f"{type(error).__module__}.{type(error).__qualname__}: {_text_of(error)}"
+    yield from (note for note in getattr(error, "__notes__", ()) if note.startswith(OUR_NOTE))
+    for one in error.exceptions if isinstance(error, BaseExceptionGroup) else ():
+        if id(one) not in told:
+            yield indent("\n".join(_stack(one, told)), "  | ")
+
+
+def _text_of(error: BaseException) -> str:
+    library = type(error).__module__.partition(".")[0]
+    is_told = library in _NEVER_QUOTING or (isinstance(error, _ABOUT_THE_SYSTEM) and library not in _QUOTING)
+    return visible(str(error)) if is_told else _LEFT_OUT
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    return record.name.partition(".")[0] in _OURS
+
+
+def _message(record: logging.LogRecord) -> str:
+    """Of a library the first line: asyncio's further ones show tasks with their errors, and what they hold."""
+    text = record.getMessage()
+    return text if _is_ours(record) else excerpt(text.partition("\n")[0])
+
+
+def _error(record: logging.LogRecord) -> BaseException | None:
+    return record.exc_info[1] if record.exc_info else None
+
+
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    fields = getattr(record, "fields", None)
+    return fields if isinstance(fields, dict) else {}
+
+
+def _time(record: logging.LogRecord) -> str:
+    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _quoted(value: Any) -> str:
+    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    return text if PLAIN.fullmatch(text) else orjson.dumps(text).decode()

@@ -1,0 +1,139 @@
+"""Transcripts of several tenants: who makes room for whom, and what of the declared is believed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from policies.shares import LATELY_S
+from policies.types import Dispatch, Reason, ReplicaReported, Turn, TurnKind
+from tests.policies.test_scheduler import Fleet, ids
+from tests.policies.turns_of import done, turn
+
+
+def of(tenant: str, one: Turn, **more: object) -> Turn:
+    return replace(one, tenant=tenant, family_id=tenant, **more)  # type: ignore[arg-type]
+
+
+def idle(fleet: Fleet, tenant: str, name: str, blocks: int, remaining: int = 1) -> None:
+    """A session between two turns."""
+    assert fleet.arrive(of(tenant, turn(name, (name, blocks), remaining=remaining)))
+    fleet.tell(done(name), 0.0)
+
+
+def test_a_tenant_that_holds_much_of_a_pool_makes_room_for_one_that_holds_little_at_once() -> None:
+    fleet = Fleet(blocks=400)
+    for name in "abc":
+        idle(fleet, "rich", name, 100)
+    assert fleet.arrive(of("rich", turn("d", ("d", 100), at=1.0, remaining=1))) == []
+    [decision] = fleet.arrive(of("poor", turn("x", ("x", 100), at=1.0)))
+    assert isinstance(decision, Dispatch)
+    assert (decision.turn_id, decision.reason) == ("x", Reason.ADMITTED)
+
+
+@pytest.mark.parametrize(
+    ("weight", "urgency"),
+    [pytest.param(0.4, 0, id="it has no more than its share"), pytest.param(1.0, -1, id="it is of a lower class")],
+)
+def test_it_makes_no_room_for_who_may_not_have_it(weight: float, urgency: int) -> None:
+    fleet = Fleet(blocks=400)
+    for name in "abc":
+        idle(fleet, "rich", name, 100)
+    poor = of("poor", turn("x", ("x", 100), at=1.0, urgency=urgency), weight=weight)
+    assert fleet.arrive(poor) == []
+
+
+def test_a_session_that_is_all_that_its_tenant_has_makes_room_for_nobody() -> None:
+    fleet = Fleet()
+    idle(fleet, "one", "a", 80)
+    assert fleet.arrive(of("other", turn("x", ("x", 30), at=1.0))) == []
+
+
+def test_residents_that_outgrow_the_pool_are_held_of_the_tenant_that_has_most_of_it() -> None:
+    """However near to their end they say that they are."""
+    fleet = Fleet(blocks=400)
+    for name in "abc":
+        idle(fleet, "rich", name, 60)
+    idle(fleet, "poor", "x", 60)
+    assert ids(fleet.arrive(of("rich", turn("a2", ("a", 330), session="a", at=0.2, remaining=0)))) == ["a2"]
+    assert ids(fleet.arrive(of("poor", turn("x2", ("x", 61), session="x", at=0.3, remaining=98)))) == ["x2"]
+    assert fleet.arrive(of("rich", turn("b2", ("b", 61), session="b", at=0.4, remaining=0))) == []
+
+
+def test_what_waits_for_a_parent_that_was_named_holds_up_its_own_tenant_only() -> None:
+    for tenant, goes in (("one", []), ("other", ["small"])):
+        fleet = Fleet()
+        fleet.arrive(of("third", turn("runs", ("runs", 50), remaining=0)))
+        fleet.arrive(of("one", turn("parent", ("p", 10), remaining=0)))
+        fleet.arrive(of("one", turn("child", ("child", 70), at=1.0, remaining=0), parent_id="parent"))
+        assert ids(fleet.arrive(of(tenant, turn("small", ("small", 20), at=2.0, remaining=0)))) == goes
+
+
+def test_lengths_that_are_declared_are_not_believed_while_other_tenants_are_about() -> None:
+    fleet = Fleet(blocks=1_000)
+
+    def believed(at: float) -> float:
+        fleet.arrive(of("one", turn(f"a{at}", ("a", 5), session="a", at=at, remaining=40)))
+        fleet.tell(done(f"a{at}"), at)
+        return fleet.scheduler.view(named=frozenset("a")).named["a"].expected_turns
+
+    assert believed(0.0) == 40
+    fleet.arrive(of("other", turn("x", at=1.0)))
+    assert believed(2.0) < 10
+    assert believed(1.0 + LATELY_S) == 40
+
+
+def urgency(fleet: Fleet, one: Turn) -> int:
+    [decision] = fleet.arrive(one)
+    assert isinstance(decision, Dispatch)
+    if not decision.hints.urgency > 10 * one.urgency:
+        assert decision.hints.remaining_turns is None, "Dynamo orders by it, too"
+    return decision.hints.urgency
+
+
+def test_engines_get_the_least_urgency_of_a_class_as_soon_as_there_are_two_tenants() -> None:
+    fleet = Fleet(blocks=1_000, slots=100)
+    assert urgency(fleet, of("one", turn("a", remaining=0))) == 80
+    assert urgency(fleet, of("other", turn("x", remaining=0))) == 0
+    assert urgency(fleet, of("one", turn("b", remaining=0))) == 0
+    assert urgency(fleet, of("one", turn("vip", remaining=0, urgency=2))) == 20
+    assert urgency(fleet, of("one", turn("batch", remaining=0, urgency=-10))) == -100
+
+
+def test_another_gateway_at_the_same_engine_may_have_other_tenants() -> None:
+    fleet = Fleet(blocks=1_000, slots=100)
+    fleet.tell(ReplicaReported("r0", share=0.5, has_strangers=True), 0.0)
+    assert urgency(fleet, of("one", turn("a", remaining=0))) == 0
+    fleet.tell(ReplicaReported("r0", share=1.0, has_strangers=False), 1.0)
+    assert urgency(fleet, of("one", turn("b", remaining=0, at=1.0))) == 80
+
+
+def side(name: str, session: str, at: float = 1.0) -> Turn:
+    return of("one", turn(name, (name, 60), session=session, kind=TurnKind.SIDE, at=at))
+
+
+def test_side_requests_pass_the_gate_one_at_a_time_beside_a_resident_session() -> None:
+    """Among several tenants; else a client could pass it with all that it asks."""
+    fleet = Fleet(slots=100)
+    fleet.arrive(of("other", turn("x", ("x", 10))))
+    fleet.arrive(of("one", turn("a", ("a", 60))))
+    [first] = fleet.arrive(side("title", "a"))
+    assert isinstance(first, Dispatch)
+    assert first.reason is Reason.SIDE
+    assert fleet.arrive(side("another", "a")) == []
+    assert fleet.arrive(side("of nobody", "nobody")) == []
+    fleet.tell(done("title"), 2.0)
+    assert ids(fleet.arrive(side("again", "a", at=2.0))) == ["again"]
+    fleet.tell(done("again"), 3.0)
+    waiting = ids([*fleet.tell(done("a"), 3.0), *fleet.tell(done("x"), 3.0)])
+    assert set(waiting) <= {"another", "of nobody"}
+
+
+def test_a_side_request_that_waited_leaves_nothing_behind() -> None:
+    fleet = Fleet(slots=100)
+    fleet.arrive(of("other", turn("x", ("x", 10))))
+    assert ids(fleet.arrive(side("title", "nobody"))) == ["title"]
+    residents = fleet.scheduler.view().replicas[0].num_residents
+    fleet.tell(done("title"), 2.0)
+    assert fleet.scheduler.view().replicas[0].num_residents == residents - 1
