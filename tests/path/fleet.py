@@ -27,8 +27,8 @@ class Patient(GatewayProcess):
         "-c",
         (
             "from gateway.cli.main import main\n"
-            "from gateway.cluster import redis\n"
-            f"redis.TIMEOUT_S = {DEADLINE_S}\n"
+            "from gateway.cluster import membership\n"
+            f"membership.TIMEOUT_S = {DEADLINE_S}\n"
             "raise SystemExit(main())"
         ),
     )
