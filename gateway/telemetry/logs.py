@@ -27,6 +27,8 @@ _ABOUT_THE_SYSTEM = (OSError, RuntimeError, MemoryError, AttributeError, NameErr
 """Errors whose text is logged: it says what the process could not do. Any other may quote a request."""
 _NEVER_QUOTING, _QUOTING = frozenset(("sqlite3", "redis")), frozenset(("aiohttp",))
 """Libraries whose errors do not, or do, whatever they are."""
+MAX_ERRORS = 20
+"""Of one stack trace: those that an error came from, or that a group holds."""
 _LEFT_OUT = "(its text is not logged, since it may quote a request)"
 
 
@@ -66,7 +68,7 @@ def stack_of(error: BaseException) -> str:
 def _stack(error: BaseException, told: set[int]) -> Iterator[str]:
     told.add(id(error))
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    if cause is not None and id(cause) not in told:
+    if cause is not None and id(cause) not in told and len(told) < MAX_ERRORS:
         yield from _stack(cause, told)
         yield f"\n{'Which led to' if error.__cause__ else 'Then'}:\n"
     yield "Traceback (most recent call last):"
@@ -74,7 +76,7 @@ def _stack(error: BaseException, told: set[int]) -> Iterator[str]:
     yield f"{type(error).__module__}.{type(error).__qualname__}: {_text_of(error)}"
     yield from (note for note in getattr(error, "__notes__", ()) if note.startswith(OUR_NOTE))
     for one in error.exceptions if isinstance(error, BaseExceptionGroup) else ():
-        if id(one) not in told:
+        if id(one) not in told and len(told) < MAX_ERRORS:
             yield indent("\n".join(_stack(one, told)), "  | ")
 
 

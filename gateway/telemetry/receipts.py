@@ -63,10 +63,9 @@ _NAMES = (
 _OWN_BYTES = 800
 """Of a receipt without what follows, and of the table that holds it."""
 _OF_ANY_LENGTH = itemgetter(
-    *map(
-        _NAMES.index, ("model", "engine_model", "code", "param", "finish_reason", "request_id", "rounds", "notes")
-    )
+    *map(_NAMES.index, ("model", "engine_model", "request_id", "rounds", "notes", "status"))
 )
+_OF_FAILURES = itemgetter(*map(_NAMES.index, ("code", "param")))
 _TENANT, _FINISHED_AT = _NAMES.index("tenant"), len(_NAMES) + Timings.__slots__.index("finished_at")
 
 
@@ -81,11 +80,11 @@ def values_of(exchange: Exchange) -> Values:
         usage.cached_tokens,
         usage.prompt_tokens,
         usage.output_tokens,
-        _told(exchange.reply.finish_reason),
+        excerpt(exchange.reply.finish_reason) if exchange.reply.finish_reason is not None else None,
         exchange.told_id,
         exchange.trace.id if exchange.trace is not None else None,
         rounds if len(rounds) > 1 or (rounds and rounds[0]["tools"]) else None,
-        tuple(map(excerpt, exchange.notes)),
+        tuple(map(excerpt, exchange.notes)) if exchange.notes else (),
         *_TIMES(exchange.timings),
     )
 
@@ -97,9 +96,11 @@ def _told(value: Any) -> Any:
 
 def size_bytes(values: Values) -> int:
     """Memory of a receipt, about. Texts that several share count in each."""
-    *texts, rounds, notes = _OF_ANY_LENGTH(values)
-    size = _OWN_BYTES + sum(map(getsizeof, texts))
-    return size + (_deep_size_bytes(notes) if notes else 0) + (_deep_size_bytes(rounds) if rounds else 0)
+    model, engine_model, request_id, rounds, notes, status = _OF_ANY_LENGTH(values)
+    size = _OWN_BYTES + getsizeof(model) + getsizeof(engine_model) + getsizeof(request_id)
+    if notes or rounds or status is not None:
+        size += sum(map(_deep_size_bytes, (notes, rounds, _OF_FAILURES(values))))
+    return size
 
 
 def _deep_size_bytes(value: Any) -> int:

@@ -56,15 +56,14 @@ LONG = "long "
 LONG_CHARS = 400
 """Beside each repeat: where what has come is copied for each one more, these are copied too."""
 
-# What a gateway is set to, so that no bound on the number of anything hides how it grows.
 TRANSPORTS: tuple[Name, ...] = ("fast", "aiohttp")
 
+# So that no bound on the number of anything hides how it grows.
 BOUNDS = {"body_bytes": 2**30, "messages": 10**7, "tools": 10**7}
 PLAIN = {"limits": BOUNDS, "tools": {}}
 FULL = {
     "limits": BOUNDS,
     "identity": {"volatile_spans": "move", "volatile_patterns": [r"^x-[^\n]*\n?"]},
-    "keys": [],
 }
 """Tools of its own are offered, and volatile spans are moved."""
 GATEWAYS: Mapping[str, Mapping[str, Any]] = {"plain": PLAIN, "full": FULL}

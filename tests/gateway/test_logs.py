@@ -69,6 +69,7 @@ QUOTING: dict[str, Callable[[], Exception]] = {
     ),
     "of aiohttp": lambda: raised(aiohttp.ClientOSError(1, SECRET)),
     "a cycle": lambda: _cycle(),
+    "a long chain": lambda: _long_chain(),
 }
 
 
@@ -76,6 +77,14 @@ def _cycle() -> Exception:
     one, other = raised(ValueError(SECRET)), raised(KeyError(SECRET))
     one.__context__, other.__context__ = other, one
     return one
+
+
+def _long_chain() -> Exception:
+    last = raised(ValueError(SECRET))
+    for _ in range(3_000):
+        error = raised(ValueError(SECRET))
+        error.__cause__, last = last, error
+    return last
 
 
 @pytest.mark.parametrize("style", ["text", "json"])
