@@ -129,6 +129,11 @@ class Told:
                 await asyncio.sleep(0.001)
 
 
+def restore_interrupts() -> None:
+    """A shell starts its background jobs with SIGINT ignored, and their children inherit that."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def held(gateway: Scripted, num: int) -> asyncio.Event:
     """Two turns and a tool for each agent; the second answers of so many come when the event is set."""
     goes_on = asyncio.Event()
@@ -421,6 +426,7 @@ async def test_the_command_tells_of_an_outage_and_ends_at_once_when_it_is_interr
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         env=os.environ | {"PYTHONPATH": os.getcwd()},
+        preexec_fn=restore_interrupts,
     )
     assert command.stderr is not None
     async with asyncio.timeout(DEADLINE_S):
