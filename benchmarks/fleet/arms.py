@@ -18,8 +18,8 @@ from benchmarks.fleet.clients import (
 from benchmarks.fleet.engines import Engine
 from benchmarks.fleet.fleets import FleetSpec
 from benchmarks.fleet.peers import smg, vllm_router, vllm_router_programs
-from gateway.cli.demo.fleet import Client
-from gateway.cli.demo.run import command
+from gateway.cli.demo import command
+from gateway.cli.demo_fleet import Client
 from gateway.core.transport import Upstream
 
 ANY = ("embedded", "dynamo", "vllm")

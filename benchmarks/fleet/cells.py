@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from benchmarks.fleet.arms import ARMS, ArmContext
 from benchmarks.fleet.engines import Fresh
 from benchmarks.fleet.fleets import FleetSpec
-from gateway.cli.demo.fleet import Fleet, PlannedSession, SessionRecord, draw
-from gateway.cli.demo.report import quantile
+from gateway.cli.demo_fleet import Fleet, PlannedSession, SessionRecord, draw, quantile
 from gateway.transport.aiohttp_upstream import AiohttpUpstream
 
 SHORTEST_FIFO_WAIT_S = 1.0

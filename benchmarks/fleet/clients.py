@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 import orjson
 
-from gateway.cli.demo.fleet import TIMEOUTS, Client, PlannedSession
+from gateway.cli.demo_fleet import TIMEOUTS, Client, PlannedSession
 from gateway.core.transport import Upstream
 
 

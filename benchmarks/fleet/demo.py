@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.results import command_parser, write
-from gateway.cli.demo.report import Arm, quantile, table
-from gateway.cli.demo.run import draw_png, play
+from gateway.cli.demo import draw_png, play
+from gateway.cli.demo_fleet import Arm, quantile, table
 
 
 def figures(arm: Arm) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from typing import Any
 import aiohttp
 
 from benchmarks.fleet.fleets import FleetSpec
-from gateway.cli.demo.fleet import prose
-from gateway.cli.demo.run import command
+from gateway.cli.demo import command
+from gateway.cli.demo_fleet import prose
 from tests.real.dynamo import DynamoOptions, dynamo_stack
 from tests.real.gateway import sample
 from tests.real.parts import SMALL_MODEL_DIR

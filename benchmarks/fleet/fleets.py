@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gateway.cli.demo.fleet import FleetShape
+from gateway.cli.demo_fleet import FleetShape
 
 BASE_RATE_PER_S = 40 / 45.0
 """R: the sessions per second that the base engine finishes when all go straight (`--fleet base`, straight)."""

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import orjson
 
 from benchmarks.results import command_parser, write
-from gateway.cli.demo.fleet import TIMEOUTS, prose
+from gateway.cli.demo_fleet import TIMEOUTS, prose
 from gateway.core.transport import Upstream, UpstreamReply
 from gateway.transport.aiohttp_upstream import AiohttpUpstream
 from tests.real.dynamo import DynamoOptions, dynamo_stack

@@ -21,7 +21,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 from benchmarks.results import command_parser, write
-from gateway.cli.demo.report import quantile
+from gateway.cli.demo_fleet import quantile
 from policies.admission import Limits
 from policies.scheduler import Scheduler
 from policies.turns import Turns

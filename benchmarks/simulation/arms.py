@@ -11,7 +11,7 @@ from benchmarks.simulation.oracle import RequestCap, SumLedger, session_cap, sho
 from benchmarks.simulation.placement import least_loaded, round_robin
 from benchmarks.simulation.simulator import Decider, SimulatedTurn, Simulation, SimulationResult, World
 from benchmarks.simulation.workloads import AgentRun
-from gateway.cli.demo.report import quantile
+from gateway.cli.demo_fleet import quantile
 from policies.admission import Limits
 from policies.admission_queue import FAIR
 from policies.fifo import Fifo

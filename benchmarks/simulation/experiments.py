@@ -39,7 +39,7 @@ from benchmarks.simulation.workloads import (
     siblings,
     with_children,
 )
-from gateway.cli.demo.fleet import FleetShape
+from gateway.cli.demo_fleet import FleetShape
 from gateway.embedded.model import EngineSpec
 
 BASE = World(EngineSpec(2_500))

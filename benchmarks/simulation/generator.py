@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.simulation.workloads import AgentRun, ModelCall, Text
-from gateway.cli.demo.report import quantile
+from gateway.cli.demo_fleet import quantile
 
 MOST_TURNS = 1_200
 MOST_APPEND_TOKENS = 30_000

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 
-from gateway.cli.demo.fleet import FleetShape, PlannedSession, draw
+from gateway.cli.demo_fleet import FleetShape, PlannedSession, draw
 from policies.types import TurnKind
 
 _INDEX_BITS = 24

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 from openai import AsyncOpenAI
 
-from gateway.cli.demo.fleet import prose
+from gateway.cli.demo_fleet import prose
 from tests.real.scripts import Answer, Body, Call
 from tests.real.shim import Exchange
 from tool_runtime.types import Context, Effect, Json, Tool

@@ -18,7 +18,7 @@ import orjson
 from openai import AsyncOpenAI
 
 from benchmarks.results import write
-from gateway.cli.demo.fleet import prose
+from gateway.cli.demo_fleet import prose
 from gateway.core.sse import EventSplitter, data_of
 from gateway.dialects.rounds import ObjectEnd
 from tests.real.gateway import engine_url, gateway

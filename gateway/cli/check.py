@@ -1,7 +1,8 @@
-"""`turngate check`: whether the configuration is valid, and what it means."""
+"""`turngate check`: whether the configuration is valid, and its meaning in plain words."""
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Iterator
 
@@ -15,8 +16,21 @@ from gateway.tools.wiring import python_tools
 from gateway.transport.choice import transport_of
 
 
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """All are those of the configuration."""
+
+
+def run(arguments: argparse.Namespace, settings: Settings) -> int:
+    refuse_unstartable(settings)
+    print("The configuration is valid.")
+    print("\n".join(_meaning(settings)))
+    for name in loading.unknown_variables():
+        print(f"warning: nothing reads the variable {name}", file=sys.stderr)
+    return 0
+
+
 def refuse_unstartable(settings: Settings) -> None:
-    """Raises ConfigError for what a start would refuse, so far as nobody has to be asked and nothing opened."""
+    """Raises ConfigError where a start would, as far as that shows without connections and open files."""
     loading.refuse_exposure(settings)
     addresses = loading.addresses(settings)
     refuse_missing(settings, addresses)
@@ -31,22 +45,12 @@ def refuse_unstartable(settings: Settings) -> None:
 
 
 def _references(settings: Settings) -> Iterator[str]:
-    """Secrets that are read when a part is started."""
+    """Yield the secrets that are read when a part starts."""
     for url in filter(None, (settings.cluster.redis, settings.batches.redis)):
         if url.startswith(("env:", "file:")):
             yield url
     for server in settings.tools.mcp:
         yield from (*server.env.values(), *server.headers.values())
-
-
-def check(settings: Settings) -> int:
-    """Says in plain words what the configuration means."""
-    refuse_unstartable(settings)
-    print("The configuration is valid.")
-    print("\n".join(_meaning(settings)))
-    for name in loading.unknown_variables():
-        print(f"warning: nothing reads the variable {name}", file=sys.stderr)
-    return 0
 
 
 def _meaning(settings: Settings) -> Iterator[str]:
@@ -55,7 +59,11 @@ def _meaning(settings: Settings) -> Iterator[str]:
     yield f"Listens on {settings.listen.host}, port {settings.listen.port}"
     if settings.admin.port is not None:
         yield f"Metrics and views of all tenants on {settings.admin.host}, port {settings.admin.port}"
-    yield f"Clients: {len(found)} keys of {tenants}" if found else "Clients: anybody, no key is asked for"
+    yield (
+        f"Clients: {len(found)} keys of {tenants}"
+        if found
+        else "Clients: all that reach the address, without a key"
+    )
     for address in loading.addresses(settings):
         yield f"Engine {address.name}: {address.kind} {address.base_url}".rstrip()
     yield f"Policy {policy.name}: resident sessions fill at most {policy.ceiling:.0%} of a KV pool"

@@ -1,17 +1,24 @@
-"""`turngate keys`: makes client keys, and the entries of the configuration that hold their hashes."""
+"""`turngate keys`: client keys, and the entries of the configuration that hold their hashes."""
 
 from __future__ import annotations
 
+import argparse
 import getpass
 import json
 import sys
-from argparse import Namespace
 
 from gateway.access import client_keys
 
 
-def keys(arguments: Namespace) -> int:
-    """new: a fresh key and its entry. hash: the entry of a key that is typed, or comes on standard input."""
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "action", choices=("new", "hash"), help="make a key, or hash the one that you type or pipe in"
+    )
+    parser.add_argument("--name", default="", help="call the key this in logs and limits")
+    parser.add_argument("--tenant", default="default", help="give the key to this tenant (default: %(default)s)")
+
+
+def run(arguments: argparse.Namespace) -> int:
     if arguments.action == "new":
         key = client_keys.new_key()
         print("# The key. It is shown this once and kept nowhere: give it to its user.")
@@ -23,7 +30,7 @@ def keys(arguments: Namespace) -> int:
             return 1
         if len(key) < client_keys.LONG_CHARS:
             least = client_keys.LONG_CHARS
-            text = f"shorter than {least} characters; `turngate keys new` makes one that nobody guesses"
+            text = f"shorter than {least} characters; `turngate keys new` makes one that cannot be guessed"
             print(f"turngate: warning: the key is {text}", file=sys.stderr)
     entry = {"key": client_keys.hashed(key), "name": arguments.name, "tenant": arguments.tenant}
     print("# For the configuration, under `keys`:")

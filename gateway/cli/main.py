@@ -1,35 +1,61 @@
-"""The command line: reads arguments, nothing else. Commands are imported when they run, so `--help` is quick."""
+"""The command line. A command is one line of `COMMANDS` and one module, which is imported once it is chosen."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 EXAMPLES = """\
 examples:
-  turngate demo                                     see what it does, on this machine, without a GPU
-  turngate serve --engine vllm://gpu1:8000          in front of one vLLM
-  turngate serve --engine dynamo://front:8000       in front of a Dynamo frontend and all its workers
-  turngate serve --config turngate.yaml             everything else; see --dump-config for every key
+  turngate demo                                     see on this machine what it does, without a GPU
+  turngate serve --engine vllm://gpu1:8000          serve in front of one vLLM
+  turngate serve --engine dynamo://front:8000       serve in front of a Dynamo frontend and all its workers
+  turngate serve --config turngate.yaml             use everything else; --dump-config explains every key
 
 Then point your agents at it: OPENAI_BASE_URL=http://127.0.0.1:8080/v1
 """
 
-SERVE_EXAMPLES = """\
-examples:
-  turngate serve --engine vllm://gpu1:8000 --engine vllm://gpu2:8000
-  turngate serve --engine sglang://gpu1:30000 --set policy.ceiling=0.8
-  TURNGATE_LISTEN_PORT=9000 turngate serve --config turngate.yaml
-  turngate serve --engine vllm://gpu1:8000 --dump-config > turngate.yaml
-"""
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """Its module has `add_flags(parser)`, and `run(arguments, settings)` or, unconfigured, `run(arguments)`."""
+
+    summary: str
+    is_configured: bool = True
+    """It reads the configuration, and takes the flags that change it."""
+    takes_engines: bool = False
+    is_server: bool = False
+    """It writes the configured log. Other commands log errors alone, as they print their findings themselves."""
 
 
-def parser() -> argparse.ArgumentParser:
-    """All commands and their flags."""
+COMMANDS = {
+    "serve": Command("run the gateway", takes_engines=True, is_server=True),
+    "check": Command("validate the configuration and explain its meaning", takes_engines=True),
+    "doctor": Command(
+        "examine the engines and this machine, and advise how to get more out of them", takes_engines=True
+    ),
+    "engine": Command(
+        "run the embedded engine alone; it imitates a model, for trials without a GPU", is_server=True
+    ),
+    "batches": Command("show the progress of the batches of a running gateway"),
+    "tools": Command("list the tools that the gateway runs for models, or call one by hand"),
+    "top": Command("watch the replicas and the sessions of a running gateway"),
+    "keys": Command("make a client key for the configuration, or hash an existing one", is_configured=False),
+    "openapi": Command("print the OpenAPI description of all endpoints of a gateway", is_configured=False),
+    "demo": Command(
+        "run 32 agents on a small engine, straight and through the gateway; needs no GPU", is_configured=False
+    ),
+}
+
+
+def parser(detailed: Collection[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
+    """All commands; those that are `detailed` with their flags, for which their modules are imported."""
     top = argparse.ArgumentParser(
         prog="turngate",
         description="A gateway that keeps fleets of LLM agents inside your engines' KV cache.",
@@ -37,58 +63,63 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     top.add_argument("--version", action=Version, help="show the version and exit")
-    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    serve = _command(commands, "serve", "run the gateway", SERVE_EXAMPLES)
-    check = _command(commands, "check", "validate the configuration and say what it means")
-    doctor = _command(commands, "doctor", "ask the engines what they are and what they honour")
-    doctor.add_argument("--gateway", metavar="URL", help="ask a running gateway which prompts break their prefix")
-    _add_key(doctor)
-    engine = _command(commands, "engine", "run the embedded engine alone: a model of one, for trying things out")
-    for command in (serve, check, doctor):
-        _add_engines(command)
-    for command in (serve, check, doctor, engine, _batches(commands), _tools(commands), _top(commands)):
-        _add_settings(command)
-    _keys(commands)
-    _command(commands, "openapi", "print the OpenAPI description of everything that a gateway serves")
-    serve.add_argument("--workers", help="processes on this machine (default: 1)")
-    serve.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    serve.add_argument("--batches", metavar="DIR", help="serve /v1/files and /v1/batches, and keep them there")
-    serve.add_argument("--host", help="address to listen on (default: 127.0.0.1)")
-    serve.add_argument("--port", help="port to listen on (default: 8080); 0: any free one")
-    engine.add_argument(
-        "--host", dest="engine_host", default="127.0.0.1", help="address to listen on (%(default)s)"
-    )
-    engine.add_argument(
-        "--port", dest="engine_port", default=8000, type=int, help="port (%(default)s); 0: any free one"
-    )
-
-    demo = _command(
-        commands, "demo", "32 agents on a small engine, straight and through the gateway; needs no GPU"
-    )
-    demo.add_argument("--png", type=Path, default=Path("turngate-demo.png"), help="where the timeline goes")
+    below = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, command in COMMANDS.items():
+        summary = command.summary
+        sub = below.add_parser(
+            name,
+            help=summary,
+            description=f"{summary[0].upper()}{summary[1:]}.",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        if name in detailed:
+            _module(name).add_flags(sub)
+            if command.takes_engines:
+                _add_engines(sub)
+            if command.is_configured:
+                _add_settings(sub)
     return top
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0 done, 1 failed, 2 wrong arguments or configuration."""
-    arguments = parser().parse_args(argv)
-    arguments.as_typed = list(sys.argv[1:] if argv is None else argv)
-    from gateway.cli import commands
+    """Return the exit status: 0 done, 1 failed, 2 wrong arguments or configuration, 130 interrupted."""
+    typed = list(sys.argv[1:] if argv is None else argv)
+    arguments = parser(typed[:1]).parse_args(typed)
+    arguments.typed = typed
     from gateway.core.errors import ConfigError
 
     try:
-        status = commands.run(arguments, flags(arguments))
+        status = _run(arguments)
         sys.stdout.flush()
         return status
     except ConfigError as error:
         for fault in str(error).splitlines():
             print(f"turngate: {fault}", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # as in `turngate openapi | head`: who reads has enough
+    except BrokenPipeError:  # as in `turngate openapi | head`, which reads no further
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    command, module = COMMANDS[arguments.command], _module(arguments.command)
+    if not command.is_configured:
+        return int(module.run(arguments))
+    from gateway.config import loading
+    from gateway.telemetry import logs
+
+    settings = loading.load(flags(arguments), arguments.config)
+    if arguments.dump_config:
+        print(loading.dump(settings), end="")
+        return 0
+    logs.setup(settings.logging if command.is_server else settings.logging.model_copy(update={"level": "error"}))
+    return int(module.run(arguments, settings))
+
+
+def _module(command: str) -> Any:
+    return import_module(f"gateway.cli.{command}")
 
 
 def flags(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -105,62 +136,11 @@ def flags(arguments: argparse.Namespace) -> dict[str, Any]:
     return {path: value for path, value in given.items() if value is not None}
 
 
-def _command(commands: Any, name: str, text: str, epilog: str | None = None) -> argparse.ArgumentParser:
-    command: argparse.ArgumentParser = commands.add_parser(
-        name,
-        help=text,
-        description=f"{text[0].upper()}{text[1:]}.",
-        epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    return command
-
-
-def _batches(commands: Any) -> argparse.ArgumentParser:
-    batches = _command(commands, "batches", "show how the batches of a running gateway go")
-    batches.add_argument("--gateway", metavar="URL", default="http://127.0.0.1:8080", help="(%(default)s)")
-    _add_key(batches)
-    return batches
-
-
-def _keys(commands: Any) -> None:
-    keys = _command(commands, "keys", "make a client key, or hash one that you have, for the configuration")
-    keys.add_argument("action", choices=("new", "hash"))
-    keys.add_argument("--name", default="", help="its name in logs and limits")
-    keys.add_argument("--tenant", default="default", help="who it belongs to (%(default)s)")
-
-
-def _top(commands: Any) -> argparse.ArgumentParser:
-    top = _command(commands, "top", "watch a running gateway: its replicas, and what each session does")
-    top.add_argument("--gateway", metavar="URL", default="http://127.0.0.1:8080", help="(%(default)s)")
-    _add_key(top)
-    top.add_argument("--once", action="store_true", help="print it once, without colour in a pipe")
-    top.add_argument("--sort", choices=("phase", "age", "turn", "tokens", "family"), default="phase")
-    top.add_argument("--every", type=float, default=1.0, metavar="SECONDS", help="between two looks (%(default)s)")
-    return top
-
-
-def _tools(commands: Any) -> argparse.ArgumentParser:
-    tools = _command(commands, "tools", "list the tools that the gateway runs for models, or call one by hand")
-    tools.add_argument("action", choices=("list", "call"))
-    tools.add_argument("name", nargs="?", help="of the tool to call")
-    tools.add_argument("arguments", nargs="?", default="{}", help="its arguments, as a JSON object (%(default)s)")
-    return tools
-
-
-def _add_key(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--key",
-        metavar="REF",
-        help="key to show the gateway, as env:NAME or file:PATH (default: those of the configuration)",
-    )
-
-
 def _add_engines(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--engine", action="append", metavar="URL", help="an engine, such as vllm://host:8000 (repeatable)"
+        "--engine", action="append", metavar="URL", help="use this engine, such as vllm://host:8000 (repeatable)"
     )
-    command.add_argument("--hosts", metavar="FILE", help="more engines: one address per line")
+    command.add_argument("--hosts", metavar="FILE", help="use the engines of this file too; one address per line")
 
 
 def _add_settings(command: argparse.ArgumentParser) -> None:
@@ -168,17 +148,19 @@ def _add_settings(command: argparse.ArgumentParser) -> None:
         "--config",
         type=Path,
         metavar="FILE",
-        help="YAML (default: $TURNGATE_CONFIG, else ./turngate.yaml if there)",
+        help="read this YAML file (default: $TURNGATE_CONFIG, else ./turngate.yaml if it exists)",
     )
     command.add_argument(
         "--set",
         action="append",
         type=_pair,
         metavar="KEY=VALUE",
-        help="any key of the configuration, such as policy.ceiling=0.8 (repeatable)",
+        help="set one key of the configuration, such as policy.ceiling=0.8 (repeatable)",
     )
     command.add_argument(
-        "--dump-config", action="store_true", help="print every key with its value and help as YAML, and exit"
+        "--dump-config",
+        action="store_true",
+        help="print every key with its value and its explanation as YAML, and exit",
     )
 
 
@@ -190,7 +172,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 class Version(argparse.Action):
-    """Like argparse's own, but asks for the version only when it is wanted."""
+    """Like argparse's own, but looks the version up only when it is wanted."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
         super().__init__(option_strings, argparse.SUPPRESS, nargs=0, help=help)

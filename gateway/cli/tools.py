@@ -1,15 +1,17 @@
-"""`turngate tools`: what the configured tools are, and one call of one of them, without a model."""
+"""`turngate tools`: the configured tools, and a call of one of them without a model."""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 
 from prometheus_client import CollectorRegistry
 
-from gateway.config.settings import ToolSettings
+from gateway.cli import process
+from gateway.config.settings import Settings, ToolSettings
+from gateway.core.errors import ConfigError
 from gateway.tools.wiring import OwnTools
 from gateway.transport.aiohttp_upstream import AiohttpUpstream
 from tool_runtime.types import Call, Context, Status
@@ -17,27 +19,34 @@ from tool_runtime.types import Call, Context, Status
 _CALLER = Context("command line")
 
 
-async def listed(section: ToolSettings) -> int:
-    """One line per tool; 1 when a server is not up or a tool is left out."""
-    return await _with(section, _list)
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=("list", "call"), help="list all tools, or call one")
+    parser.add_argument("name", nargs="?", help="name of the tool to call")
+    parser.add_argument(
+        "arguments", nargs="?", default="{}", help="its arguments as a JSON object (default: %(default)s)"
+    )
 
 
-async def called(section: ToolSettings, name: str, arguments: str) -> int:
-    """The result of a call, as a model would read it; 1 unless all went well."""
-
-    async def call(tools: OwnTools) -> int:
-        if name not in (known := sorted(tools.runtime.tools)):
-            print(f"turngate: there is no tool {name!r}; there are: {', '.join(known) or 'none'}", file=sys.stderr)
-            return 1
-        result = await tools.runtime.run(Call("call_1", name, arguments), _CALLER)
-        print(result.text)
-        print(f"{result.status} in {result.seconds:.3f} s", file=sys.stderr)
-        return 0 if result.status is Status.OK else 1
-
-    return await _with(section, call)
+def run(arguments: argparse.Namespace, settings: Settings) -> int:
+    if arguments.action == "call" and arguments.name is None:
+        raise ConfigError('tools call: say which one, as in `turngate tools call search \'{"q": "a"}\'`')
+    name = arguments.name if arguments.action == "call" else None
+    return process.run_loop(_with_tools(settings.tools, name, arguments.arguments))
 
 
-async def _list(tools: OwnTools) -> int:
+async def _with_tools(section: ToolSettings, name: str | None, arguments: str) -> int:
+    """Start the tools; list them, or call the one of that name. Raises ConfigError."""
+    async with AsyncExitStack() as running:
+        upstream = AiohttpUpstream()
+        running.push_async_callback(upstream.close)
+        tools = OwnTools(section, upstream, CollectorRegistry(), asyncio.get_running_loop().time)
+        running.push_async_callback(tools.close)
+        await tools.start()
+        return _list(tools) if name is None else await _call(tools, name, arguments)
+
+
+def _list(tools: OwnTools) -> int:
+    """Print one line per tool; 1 when a server is not up or a tool is left out."""
     rows = tools.toolbox.listing(("*",))
     for row in rows:
         summary = row["description"].partition("\n")[0]
@@ -50,12 +59,12 @@ async def _list(tools: OwnTools) -> int:
     return 1 if problems else 0
 
 
-async def _with(section: ToolSettings, work: Callable[[OwnTools], Awaitable[int]]) -> int:
-    """Raises ConfigError."""
-    async with AsyncExitStack() as running:
-        upstream = AiohttpUpstream()
-        running.push_async_callback(upstream.close)
-        tools = OwnTools(section, upstream, CollectorRegistry(), asyncio.get_running_loop().time)
-        running.push_async_callback(tools.close)
-        await tools.start()
-        return await work(tools)
+async def _call(tools: OwnTools, name: str, arguments: str) -> int:
+    """Print the result as a model would read it; 1 unless all went well."""
+    if name not in (known := sorted(tools.runtime.tools)):
+        print(f"turngate: there is no tool {name!r}; there are: {', '.join(known) or 'none'}", file=sys.stderr)
+        return 1
+    result = await tools.runtime.run(Call("call_1", name, arguments), _CALLER)
+    print(result.text)
+    print(f"{result.status} in {result.seconds:.3f} s", file=sys.stderr)
+    return 0 if result.status is Status.OK else 1

@@ -1,4 +1,4 @@
-"""Asks a running gateway for its live snapshot."""
+"""`turngate top`: the fleet in a terminal, refreshed, or printed once for a pipe."""
 
 from __future__ import annotations
 
@@ -6,256 +6,122 @@ import argparse
 import asyncio
 import os
 import sys
-import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, TypeAlias
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, TypeAlias
 
-from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.live import Live
-from rich.segment import Segment
-from rich.style import Style
-from rich.table import Table
-from rich.text import Text
-
-from gateway.api.live import PATH
-from gateway.cli.remote import NotTold, base_of, page
+from gateway.cli import process, remote
+from gateway.cli.remote import NoPage
 from gateway.config import loading
 from gateway.config.settings import Settings
 from gateway.core.errors import ConfigError
 from gateway.core.fields import Json
 from gateway.core.transport import Upstream
+from gateway.transport.aiohttp_upstream import AiohttpUpstream
 
-_KEYS = frozenset(("sessions", "replicas", "turns"))
-
-
-async def ask(upstream: Upstream, url: str, key: str, timeout_s: float, limit: int) -> Json:
-    """The snapshot, with at most `limit` sessions. `key`: empty: none is sent. Raises NotTold."""
-    told = await page(upstream, url, f"{PATH}?limit={limit}", key, timeout_s)
-    if not told.keys() >= _KEYS:
-        raise NotTold(f"{base_of(url)} is no Turngate, or an old one")
-    return told
-
-
-# ---- draws a snapshot for a terminal of any size
-
-COLOURS: Mapping[str, str] = {
-    "waiting": "yellow",
-    "prefill": "magenta",
-    "decode": "green",
-    "tool": "cyan",
-    "lease": "blue",
-    "idle": "bright_black",
-}
-_ORDER = {phase: number for number, phase in enumerate(COLOURS)}
-GAUGE_CELLS = 24
-ID_CHARS = 10
-COLUMNS = ("SESSION", "FAMILY", "TENANT", "PHASE", "FOR", "TURN", "LEFT", "TOKENS", "REPLICA")
-_NUMBERS = ("TURN", "LEFT", "TOKENS", "FOR")
-_LEFT_OUT = ((70, ("FAMILY", "LEFT")), (50, ("TOKENS", "REPLICA")))
-"""In a terminal with fewer columns."""
-_NAMES = {"residency": "room"}
-"""Of what is waited for, in the words of the head."""
-_OTHER_LINES = 6
-"""Two of the head, the column names of both tables, how many sessions are not shown, the keys."""
-
-SORTS: Mapping[str, Callable[[Json], Any]] = {
-    "phase": lambda row: (_ORDER.get(row["phase"], 9), -row["phase_s"]),
-    "age": lambda row: -row["age_s"],
-    "turn": lambda row: -row["turn"],
-    "tokens": lambda row: -row.get("prompt_tokens", 0),
-    "family": lambda row: (row["family"], row["age_s"]),
-}
-
-
-class Screen:
-    """One snapshot. With a `height` it fills it, and ends with the keys; `problem`: why there is no newer one."""
-
-    def __init__(
-        self,
-        told: Json | None,
-        url: str,
-        sort: str,
-        height: int | None = None,
-        problem: str = "",
-        page: int = 0,
-    ) -> None:
-        self._told = told
-        self._url = url
-        self._sort = sort
-        self._height = height
-        self._problem = problem
-        self._page = page
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        lines = console.render_lines(
-            Group(*self._parts(options.max_width)), options.update(height=None), pad=False
-        )
-        if self._height is not None:
-            keys = Text(
-                f"q quit   space next page   s sort (now by {self._sort})",
-                style="dim",
-                no_wrap=True,
-                overflow="ellipsis",
-            )
-            room = self._height - 1
-            lines = [*lines[:room], *([[]] * (room - len(lines))), *console.render_lines(keys, options, pad=False)]
-        for number, line in enumerate(lines, 1):
-            yield from line
-            if self._height is None or number < len(lines):
-                yield Segment.line()
-
-    def _parts(self, width: int) -> Iterator[RenderableType]:
-        if self._problem:
-            yield Text(self._problem, style="bold red")
-        if self._told is None:
-            return
-        num_replicas = len(self._told["replicas"])
-        num_shown, rows = num_replicas, None
-        if self._height is not None:
-            room = self._height - _OTHER_LINES
-            num_shown = min(num_replicas, max(1, room // 3))
-            rows = max(1, room - num_shown - bool(num_shown < num_replicas) - bool(self._problem))
-        yield head(self._told, self._url)
-        yield replicas(self._told, num_shown)
-        yield sessions(self._told, self._sort, rows, self._page, width)
-
-
-def head(told: Json, url: str) -> Text:
-    states, waiting = told["states"], told["waiting"]
-    clock = time.strftime("%H:%M:%S", time.localtime(told["at"]))
-    text = Text(no_wrap=True, overflow="ellipsis")
-    text.append(f"turngate {told['version']}", style="bold").append(f"  {url}  {clock}\n")
-    text.append(f"{states['running']} running", style=COLOURS["decode"])
-    text.append(f"  {states['waiting']} waiting", style=COLOURS["waiting"])
-    text.append(f" ({waiting['residency']} for room, {waiting['slot']} for a slot)")
-    text.append(f"  {states['idle']} between turns", style=COLOURS["tool"])
-    return text.append(f"  families: {told['families']}")
-
-
-def replicas(told: Json, num_shown: int) -> Table:
-    table = _table("REPLICA", "RESIDENT TOKENS", "", "SLOTS", right=("SLOTS",))
-    for row in told["replicas"][:num_shown]:
-        used, ceiling, capacity = row["residency_tokens"], row["ceiling_tokens"], row["capacity_tokens"]
-        sizes = f"{amount(used)} of {amount(ceiling)}" if ceiling else f"{amount(used)}, size unknown"
-        slots = f"{row['slots_used']}/{row['slots'] or '?'}"
-        state = slots if row["is_up"] else Text("DOWN", style="bold red")
-        table.add_row(_clipped(row["id"], 16), gauge(used, ceiling, capacity or ceiling), sizes, state)
-    if (more := len(told["replicas"]) - num_shown) > 0:
-        table.add_row(f"and {more} more")
-    return table
-
-
-def gauge(used: int, ceiling: int | None, full: int | None) -> Text:
-    """The share of the pool that residents fill; a bar at the ceiling, which they may not pass."""
-    if not full or not ceiling:
-        return Text("?" * 3, style="bright_black")
-    filled = min(GAUGE_CELLS, round(GAUGE_CELLS * used / full))
-    at = min(GAUGE_CELLS - 1, round(GAUGE_CELLS * ceiling / full))
-    cells = ["#" if cell < filled else "." for cell in range(GAUGE_CELLS)]
-    cells[at] = "|"
-    return Text("".join(cells), style="red" if used > ceiling else "yellow" if used > 0.9 * ceiling else "green")
-
-
-def sessions(told: Json, sort: str, rows_left: int | None, page: int, width: int) -> Table:
-    """A page of them; after the last comes the first."""
-    rows = sorted(told["sessions"], key=SORTS[sort])
-    num_pages = -(-len(rows) // rows_left) if rows and rows_left else 1
-    first = (page % num_pages) * (rows_left or 0)
-    shown = rows[first : first + rows_left] if rows_left is not None else rows
-    cells = [_cells(row) for row in shown]
-    left_out = {name for least, names in _LEFT_OUT if width < least for name in names}
-    if not any(row["TENANT"] for row in cells):
-        left_out.add("TENANT")
-    names = [name for name in COLUMNS if name not in left_out]
-    table = _table(*names, right=_NUMBERS)
-    for row in cells:
-        table.add_row(*(row[name] for name in names))
-    hidden = told["total"] - len(shown)
-    where = f", this is page {page % num_pages + 1} of {num_pages}" if num_pages > 1 else ""
-    table.caption = f"{hidden} more sessions{where}" if hidden > 0 else None
-    table.caption_justify = "left"
-    return table
-
-
-def _cells(row: Json) -> dict[str, str | Text]:
-    waits_for = row.get("waits_for", "")
-    phase = row["phase"] + (f":{_NAMES.get(waits_for, waits_for)}" if waits_for else "")
-    return {
-        "SESSION": row["session"][:ID_CHARS],
-        "FAMILY": row["family"][:6],
-        "TENANT": _clipped(row.get("tenant", ""), 8),
-        "PHASE": Text(phase, style=COLOURS.get(row["phase"], "")),
-        "FOR": seconds(row["phase_s"]),
-        "TURN": str(row["turn"]),
-        "LEFT": f"{row['expected_turns']:.1f}" if "expected_turns" in row else "",
-        "TOKENS": amount(row["prompt_tokens"]) if "prompt_tokens" in row else "",
-        "REPLICA": _clipped(row.get("replica", ""), 14),
-    }
-
-
-def amount(tokens: float) -> str:
-    """1234567 -> 1.2M: at most four characters and a letter."""
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if tokens >= size:
-            return f"{tokens / size:.0f}{letter}" if tokens >= 100 * size else f"{tokens / size:.1f}{letter}"
-    return f"{tokens:.0f}"
-
-
-def seconds(value: float) -> str:
-    """5400 -> 1.5h."""
-    if value >= 3600:
-        return f"{value / 3600:.1f}h"
-    return f"{value / 60:.0f}m" if value >= 600 else f"{value:.0f}s"
-
-
-def _clipped(text: str, cells: int) -> str:
-    """Its end says more than its beginning: gpu-rack-7/worker-12."""
-    while cell_len(text) > cells:
-        text = "~" + text[2:]
-    return text
-
-
-def _table(*names: str, right: tuple[str, ...] = ()) -> Table:
-    table = Table(box=None, padding=(0, 1, 0, 0), header_style=Style(bold=True, dim=True))
-    for name in names:
-        table.add_column(name, no_wrap=True, overflow="ellipsis", justify="right" if name in right else "left")
-    return table
-
-
-# ---- `turngate top`: the fleet in a terminal, again and again, or once for a pipe
+if TYPE_CHECKING:
+    from rich.console import Console
 
 ROWS = 300
+"""Sessions that are asked for; a screen shows the first of them by its order."""
+ORDERS = ("phase", "age", "turn", "tokens", "family")
+_KEYS = frozenset(("sessions", "replicas", "turns"))
 _GONE = "\x04"
-"""Also what is read of a terminal that was closed."""
+"""A terminal that was closed reads as this key, too."""
 _QUIT = frozenset(("q", "\x03", _GONE))
 
 Ask: TypeAlias = Callable[[], Awaitable[Json]]
-"""The snapshot, freshly asked for. Raises NotTold."""
+"""Asks for a fresh snapshot. Raises NoPage."""
 Pressed: TypeAlias = asyncio.Queue[str]
 
 
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    remote.add_gateway_flags(parser)
+    parser.add_argument("--once", action="store_true", help="print the snapshot once and exit")
+    parser.add_argument(
+        "--sort", choices=ORDERS, default="phase", help="order the sessions by this (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--every",
+        type=float,
+        default=1.0,
+        metavar="SECONDS",
+        help="refresh at this interval (default: %(default)s)",
+    )
+
+
+def run(arguments: argparse.Namespace, settings: Settings) -> int:
+    return process.run_loop(top(settings, arguments))
+
+
+async def top(settings: Settings, arguments: argparse.Namespace) -> int:
+    """Watch until q is pressed; without a terminal, print once. Raises ConfigError."""
+    try:
+        from rich.console import Console
+    except ImportError:
+        raise ConfigError("turngate top draws with rich: pip install 'turngate[top]'") from None
+    key, url, console = key_of(settings, arguments.key), arguments.gateway, Console()
+    async with _asking(url, key, settings.probing.timeout_s) as ask:
+        if arguments.once or not sys.stdout.isatty():
+            return await once(ask, url, arguments.sort, console)
+        with keyboard() as pressed:
+            return await watch(ask, url, arguments.sort, console, pressed, arguments.every)
+
+
+@asynccontextmanager
+async def _asking(url: str, key: str, timeout_s: float) -> AsyncIterator[Ask]:
+    upstream = AiohttpUpstream()
+    try:
+        yield lambda: read_snapshot(upstream, url, key, timeout_s, ROWS)
+    finally:
+        await upstream.close()
+
+
+async def read_snapshot(upstream: Upstream, url: str, key: str, timeout_s: float, limit: int) -> Json:
+    """Return the live snapshot, with at most `limit` sessions. An empty `key` is not sent. Raises NoPage."""
+    snapshot = await remote.page(upstream, url, f"/v1/turngate/live?limit={limit}", key, timeout_s)
+    if not snapshot.keys() >= _KEYS:
+        raise NoPage(f"{remote.base_of(url)} is no Turngate, or an old one")
+    return snapshot
+
+
+def key_of(settings: Settings, reference: str | None) -> str:
+    """Return the key to show: the given one, else the configured one of the operator, else the first client's.
+    Hashes cannot be shown. Raises ConfigError."""
+    if reference is not None:
+        return loading.secret(reference)
+    for configured in (settings.admin.key, *(entry.key for entry in settings.keys)):
+        if configured is not None and configured.startswith(("env:", "file:")):
+            return loading.secret(configured)
+    return ""
+
+
 async def once(ask: Ask, url: str, sort: str, console: Console) -> int:
-    """Everything, printed once; 1 when the gateway does not say."""
+    """Print everything once; 1 when the gateway gives no snapshot."""
+    from gateway.cli.screen import Screen
+
     try:
         console.print(Screen(await ask(), url, sort), end="")
-    except NotTold as error:
+    except NoPage as error:
         print(f"turngate: {error}", file=sys.stderr)
         return 1
     return 0
 
 
 async def watch(ask: Ask, url: str, sort: str, console: Console, pressed: Pressed, interval_s: float) -> int:
-    """Until q is pressed. That a gateway does not answer stands over what it said last."""
-    told, problem, orders, page = None, "", list(SORTS), 0
+    """Draw until q is pressed. While the gateway does not answer, its last snapshot stays below the problem."""
+    from rich.live import Live
+
+    from gateway.cli.screen import Screen
+
+    snapshot, problem, page = None, "", 0
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             try:
-                told, problem = await ask(), ""
-            except NotTold as error:
+                snapshot, problem = await ask(), ""
+            except NoPage as error:
                 problem = str(error)
-            live.update(Screen(told, url, sort, console.height, problem, page), refresh=True)
+            live.update(Screen(snapshot, url, sort, console.height, problem, page), refresh=True)
             key = await _pressed_within(pressed, interval_s)
             if key in _QUIT:
                 return 0
@@ -263,11 +129,11 @@ async def watch(ask: Ask, url: str, sort: str, console: Console, pressed: Presse
                 page += 1
             if key == "s":
                 page = 0
-                sort = orders[(orders.index(sort) + 1) % len(orders)]
+                sort = ORDERS[(ORDERS.index(sort) + 1) % len(ORDERS)]
 
 
 async def _pressed_within(pressed: Pressed, seconds: float) -> str:
-    """Empty: nothing was pressed."""
+    """Return the key, or an empty text when none was pressed."""
     try:
         async with asyncio.timeout(seconds):
             return await pressed.get()
@@ -277,7 +143,7 @@ async def _pressed_within(pressed: Pressed, seconds: float) -> str:
 
 @contextmanager
 def keyboard() -> Iterator[Pressed]:
-    """Each key as it is pressed, from a terminal on standard input; elsewhere none ever comes."""
+    """Put each key into a queue as it is pressed. Where standard input is no terminal, none ever comes."""
     pressed: Pressed = asyncio.Queue()
     if not sys.stdin.isatty():
         yield pressed
@@ -299,49 +165,3 @@ def keyboard() -> Iterator[Pressed]:
     finally:
         loop.remove_reader(descriptor)
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
-
-
-# ---- what the command line does with the live snapshot: `turngate top`
-
-
-async def top(settings: Settings, arguments: argparse.Namespace) -> int:
-    """Until q is pressed; once where nobody can press it. Raises ConfigError."""
-    try:
-        from rich.console import Console
-    except ImportError:
-        raise ConfigError("turngate top draws with rich: pip install 'turngate[top]'") from None
-    from gateway.cli import top as view
-    from gateway.cli.top import ask
-    from gateway.transport.aiohttp_upstream import AiohttpUpstream
-
-    key = key_of(settings, arguments.key)
-    upstream, url, console = AiohttpUpstream(), arguments.gateway, Console()
-    timeout_s = settings.probing.timeout_s
-    try:
-        if arguments.once or not sys.stdout.isatty():
-            return await view.once(
-                lambda: ask(upstream, url, key, timeout_s, view.ROWS), url, arguments.sort, console
-            )
-        with view.keyboard() as pressed:
-            return await view.watch(
-                lambda: ask(upstream, url, key, timeout_s, view.ROWS),
-                url,
-                arguments.sort,
-                console,
-                pressed,
-                arguments.every,
-            )
-    finally:
-        await upstream.close()
-
-
-def key_of(settings: Settings, reference: str | None) -> str:
-    """The key to show: the given one, else the configured one of the operator, else the first client's. Hashes
-    cannot be shown. Raises ConfigError."""
-    if reference is not None:
-        return loading.secret(reference)
-    known = [settings.admin.key, *(entry.key for entry in settings.keys)]
-    for found in known:
-        if found is not None and found.startswith(("env:", "file:")):
-            return loading.secret(found)
-    return ""

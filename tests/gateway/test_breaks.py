@@ -8,7 +8,6 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.cli import prefix_breaks
 from gateway.config.settings import IdentitySettings
 from gateway.dialects.base import Script
 from gateway.exchange import Exchange, Recognition
@@ -97,24 +96,3 @@ def test_a_tenant_reads_its_own_families_only_and_no_content(breaks: PrefixBreak
     assert b"/srv" not in orjson.dumps(joined)
     assert "prefix_breaks" in joined[0]
     assert breaks.joined([{"family": "f1"}], "b") == [{"family": "f1"}]
-
-
-def test_the_report_names_the_most_expensive_first() -> None:
-    last = {
-        "kind": "path",
-        "part": "system",
-        "at_chars": 1200,
-        "at_share": 0.1,
-        "span_chars": 40,
-        "shared_chars": 9000,
-    }
-    cost = {"sessions": 10, "breaks": 9, "wasted_tokens_per_break": 1, "last": last}
-    rows = [
-        {"family": name, "prefix_breaks": cost | {"wasted_tokens": tokens}}
-        for name, tokens in (("a", 5), ("b", 9000))
-    ]
-    text = prefix_breaks.as_text([*rows, {"family": "c"}])
-    assert text.startswith("family b: 9 of 10 sessions")
-    assert "9,000 tokens wasted" in text
-    assert "40 characters in the system, 1,200 from the start (10%), like a path" in text
-    assert prefix_breaks.as_text([]).startswith("No prefix breaks")

@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel
 
 from batch_agent import BatchAgent, Tool
-from gateway.cli.commands import doctor
+from gateway.cli.doctor import examine_engines
 from gateway.config.settings import Settings
 from tests.deadline import DEADLINE_S
 from tests.path.batches import Connect
@@ -209,7 +209,7 @@ async def test_the_doctor_says_the_same(
 ) -> None:
     monkeypatch.setenv("KEY", KEY)
     entry = {"url": f"anthropic://127.0.0.1:{service.port}", "api_key": "env:KEY"}
-    assert await doctor(Settings.model_validate({"engines": [entry]})) == 0
+    assert await examine_engines(Settings.model_validate({"engines": [entry]})) == 0
     told = capsys.readouterr().out
     assert "claude-x" in told
     assert "tells nothing of its KV cache" in told

@@ -114,7 +114,7 @@ async def once(url: str, key: str = "") -> tuple[int, str]:
     upstream, out = AiohttpUpstream(), io.StringIO()
     try:
         told = await top.once(
-            lambda: top.ask(upstream, url, key, 5.0, 10), url, "phase", Console(file=out, width=80)
+            lambda: top.read_snapshot(upstream, url, key, 5.0, 10), url, "phase", Console(file=out, width=80)
         )
     finally:
         await upstream.close()

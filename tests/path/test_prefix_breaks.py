@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 
 from gateway.app import App
-from gateway.cli import commands, main
+from gateway.cli import doctor, main
 from gateway.config.settings import Settings
 
 RULES = "\n".join(f"Rule {n}: do {n * 7919} things in order and say so." for n in range(80))
@@ -100,9 +100,9 @@ async def test_doctor_tells_them_of_a_running_gateway(start: Start, capsys: pyte
     for run in RUNS:
         await client.ask(*first(run))
     assert main.parser().parse_args(["doctor", "--gateway", client.url]).gateway == client.url
-    assert await commands.doctor_of_gateway(Settings(), client.url) == 0
+    assert await doctor.examine_prompts(Settings(), client.url) == 0
     said = capsys.readouterr().out
     assert "5 of 6 sessions break their siblings' prefix" in said
     assert "/srv" not in said
-    assert await commands.doctor_of_gateway(Settings(), "http://127.0.0.1:1") == 1
+    assert await doctor.examine_prompts(Settings(), "http://127.0.0.1:1") == 1
     assert "nothing answers at http://127.0.0.1:1" in capsys.readouterr().err

@@ -16,8 +16,9 @@ import pytest
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 
-from gateway.cli.demo.fleet import Client, Fleet, FleetShape, PlannedSession, draw
-from gateway.cli.top import Screen, ask
+from gateway.cli.demo_fleet import Client, Fleet, FleetShape, PlannedSession, draw
+from gateway.cli.screen import Screen
+from gateway.cli.top import read_snapshot
 from gateway.transport.aiohttp_upstream import AiohttpUpstream
 from tests.real import parts
 from tests.real.gateway import gateway
@@ -71,7 +72,8 @@ async def test_a_person_sees_the_fleet_and_is_told_when_it_is_gone(
         try:
             async with asyncio.timeout(DEADLINE_S):
                 steps = [json.loads(await looking.stdout.readline()) for _ in range(3)]
-                draw_top(await ask(upstream, running.base_url, KEY, DEADLINE_S, 100), pictures / "top.svg")
+                snapshot = await read_snapshot(upstream, running.base_url, KEY, DEADLINE_S, 100)
+                draw_top(snapshot, pictures / "top.svg")
                 await running.server.kill()
                 looking.stdin.write(b"\n")
                 steps.append(json.loads(await looking.stdout.readline()))

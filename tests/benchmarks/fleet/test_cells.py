@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.fleet.cells import FleetFigures, figures
 from benchmarks.fleet.fleets import FleetSpec
-from gateway.cli.demo.fleet import FleetShape, PlannedSession, PlannedTurn, SessionRecord, TurnRecord
+from gateway.cli.demo_fleet import FleetShape, PlannedSession, PlannedTurn, SessionRecord, TurnRecord
 
 FLEET = FleetSpec(FleetShape(2, (2,)), num_blocks=100)
 TURNS = (PlannedTurn(1_000, 100, 0.5), PlannedTurn(1_500, 100, 0.5))

@@ -3,7 +3,7 @@
 import asyncio
 
 from benchmarks.fleet.clients import SessionCapClient, SlotsClient
-from gateway.cli.demo.fleet import PlannedSession, PlannedTurn
+from gateway.cli.demo_fleet import PlannedSession, PlannedTurn
 from tests.deadline import DEADLINE_S
 
 TURNS = (PlannedTurn(1_000, 100, 0.5), PlannedTurn(1_500, 100, 0.5))

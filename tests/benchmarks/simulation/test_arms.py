@@ -7,7 +7,7 @@ from functools import partial
 from benchmarks.simulation.arms import ARMS, INFINITE_CACHE, SweepCell, ratio, session_s, sweep, uncached
 from benchmarks.simulation.simulator import World
 from benchmarks.simulation.workloads import BOUNDED, mixed, plain
-from gateway.cli.demo.fleet import FleetShape
+from gateway.cli.demo_fleet import FleetShape
 from gateway.embedded.model import EngineSpec
 
 SMALL = World(EngineSpec(600))

@@ -17,7 +17,7 @@ from benchmarks.simulation.oracle import (
 )
 from benchmarks.simulation.simulator import Simulation, World
 from benchmarks.simulation.workloads import BOUNDED, HEAVY, mixed, plain
-from gateway.cli.demo.fleet import FleetShape
+from gateway.cli.demo_fleet import FleetShape
 from gateway.embedded.model import EngineSpec
 from policies.admission import Limits
 from policies.passthrough import Passthrough

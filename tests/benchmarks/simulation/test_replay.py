@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.simulation.replay import replay
 from gateway.app import App
-from gateway.cli.demo.fleet import Fleet, FleetShape, draw
+from gateway.cli.demo_fleet import Fleet, FleetShape, draw
 from gateway.config.settings import Settings
 from gateway.telemetry import factlog
 from gateway.telemetry.factlog import FactLog

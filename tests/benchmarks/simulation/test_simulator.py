@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from benchmarks.simulation.simulator import CachedTokens, Decider, Simulation, SimulationResult, World
 from benchmarks.simulation.workloads import BOUNDED, HEAVY, AgentRun, ModelCall, Text, mixed, plain, with_children
-from gateway.cli.demo.fleet import FleetShape
+from gateway.cli.demo_fleet import FleetShape
 from gateway.embedded.model import EngineSpec
 from policies.admission import Limits
 from policies.passthrough import Passthrough

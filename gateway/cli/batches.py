@@ -1,22 +1,36 @@
-"""How the batches of a running gateway go, for people."""
+"""`turngate batches`: the progress of the newest batches of a running gateway."""
 
 from __future__ import annotations
 
+import argparse
+import time
 from collections.abc import Iterable
 
-from gateway.cli.remote import page
+from gateway.cli import process, remote
+from gateway.config.settings import Settings
 from gateway.core import fields
 from gateway.core.fields import Json
-from gateway.core.transport import Upstream
 
 
-async def batches(upstream: Upstream, url: str, key: str, timeout_s: float) -> list[Json]:
-    """The newest batches of the tenant of `key` (empty: none is sent). Raises NotTold."""
-    return fields.items(await page(upstream, url, "/v1/batches?limit=20", key, timeout_s), "data")
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    remote.add_gateway_flags(parser)
+
+
+def run(arguments: argparse.Namespace, settings: Settings) -> int:
+    return process.run_loop(
+        remote.report(
+            settings,
+            arguments.gateway,
+            arguments.key,
+            "/v1/batches?limit=20",
+            "data",
+            lambda rows: as_text(rows, time.time()),
+        )
+    )
 
 
 def as_text(rows: Iterable[Json], now: float) -> str:
-    """One line per batch, newest first."""
+    """Return one line per batch, newest first."""
     return "\n".join(_line(row, now) for row in rows) or "There are no batches."
 
 

@@ -1,4 +1,4 @@
-"""A snapshot as a gateway with a small fleet tells it."""
+"""A snapshot as a gateway with a small fleet serves it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def snapshot(num_sessions: int = 6, num_replicas: int = 1, **changes: Any) -> di
         }
         for number in range(1, num_replicas + 1)
     ]
-    told = {
+    made = {
         "version": "0.1.0",
         "at": 1_763_725_000.0,
         "offset": 0,
@@ -51,4 +51,4 @@ def snapshot(num_sessions: int = 6, num_replicas: int = 1, **changes: Any) -> di
         "sessions": [session(number) for number in range(num_sessions)],
         "turns": [],
     }
-    return told | changes
+    return made | changes

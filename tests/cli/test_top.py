@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from tests.cli.snapshots import snapshot
 from tests.deadline import DEADLINE_S
-from tests.live.told import snapshot
 
 ENTERS, LEAVES = "\x1b[?1049h", "\x1b[?1049l"
 """The second screen of a terminal."""
@@ -49,7 +49,7 @@ class Terminal:
 
 @pytest.fixture
 async def url() -> AsyncIterator[str]:
-    """Of something that tells a snapshot as a gateway does."""
+    """The address of a server that answers with a snapshot, as a gateway does."""
 
     async def live(request: web.Request) -> web.Response:
         return web.json_response(snapshot(6))
@@ -90,7 +90,7 @@ async def left(terminal: Terminal, process: asyncio.subprocess.Process, inner: i
         os.close(terminal.side)
 
 
-async def test_it_follows_the_keys_and_leaves_the_terminal_as_it_was(url: str) -> None:
+async def test_top_follows_the_keys_and_leaves_the_terminal_as_it_was(url: str) -> None:
     terminal, process, inner, before = await in_terminal("--gateway", url, "--every", "0.1")
     await terminal.until("now by phase")
     assert ENTERS in terminal.seen
@@ -104,14 +104,14 @@ async def test_it_follows_the_keys_and_leaves_the_terminal_as_it_was(url: str) -
     await left(terminal, process, inner)
 
 
-async def test_a_gateway_that_does_not_answer_is_said_so_until_it_does() -> None:
+async def test_top_says_that_a_gateway_does_not_answer() -> None:
     terminal, process, inner, _ = await in_terminal("--gateway", "http://127.0.0.1:1", "--every", "0.1")
     await terminal.until("nothing answers at http://127.0.0.1:1")
     terminal.type("q")
     assert await left(terminal, process, inner) == 0
 
 
-async def test_in_a_pipe_it_prints_once_and_ends(url: str) -> None:
+async def test_in_a_pipe_top_prints_once_and_ends(url: str) -> None:
     command = sys.executable, "-m", "gateway", "top", "--gateway", url
     process = await asyncio.create_subprocess_exec(*command, stdout=-1, stderr=-1)
     out, err = await asyncio.wait_for(process.communicate(), DEADLINE_S)

@@ -1,4 +1,4 @@
-"""`turngate tools`, and what a wrong section `tools` is told."""
+"""Laws of `turngate tools`, and the refusals of a wrong section `tools`."""
 
 from __future__ import annotations
 

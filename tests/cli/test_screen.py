@@ -11,16 +11,17 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from gateway.api.snapshot import SessionPhase
-from gateway.cli.top import COLOURS, SORTS, Screen, amount, gauge, seconds
-from tests.live.told import session, snapshot
+from gateway.cli.screen import COLOURS, SORTS, Screen, amount, gauge, seconds
+from gateway.cli.top import ORDERS
+from tests.cli.snapshots import session, snapshot
 
 
 def drawn(
-    told: Any, height: int | None = None, width: int = 80, sort: str = "phase", problem: str = ""
+    shown: Any, height: int | None = None, width: int = 80, sort: str = "phase", problem: str = ""
 ) -> list[str]:
     out = io.StringIO()
     console = Console(file=out, width=width, height=height or 24, force_terminal=True, no_color=True)
-    console.print(Screen(told, "http://127.0.0.1:8080", sort, height, problem), end="")
+    console.print(Screen(shown, "http://127.0.0.1:8080", sort, height, problem), end="")
     return re.sub(r"\x1b\[[\d;]*m", "", out.getvalue()).splitlines()
 
 
@@ -28,7 +29,7 @@ def drawn(
 @pytest.mark.parametrize("num_replicas", [0, 1, 40])
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 60), (40, 10)])
 @pytest.mark.parametrize("problem", ["", "nothing answers at http://127.0.0.1:8080"])
-def test_it_fills_a_terminal_and_no_more(
+def test_a_screen_fills_a_terminal_and_no_more(
     num_sessions: int, num_replicas: int, width: int, height: int, problem: str
 ) -> None:
     lines = drawn(snapshot(num_sessions, num_replicas), height, width, problem=problem)
@@ -55,13 +56,13 @@ def test_what_does_not_fit_is_counted() -> None:
     assert "and 34 more" in "\n".join(lines)
 
 
-def test_pages_show_every_session_once_and_begin_anew() -> None:
-    told = snapshot(40, sessions=[session(number, session=f"0000{number:06}") for number in range(40)])
+def test_pages_show_every_session_once_and_start_over() -> None:
+    shown = snapshot(40, sessions=[session(number, session=f"0000{number:06}") for number in range(40)])
 
     def ids(page: int) -> list[str]:
         out = io.StringIO()
         console = Console(file=out, width=80, height=24, no_color=True)
-        console.print(Screen(told, "http://127.0.0.1:8080", "phase", 24, page=page), end="")
+        console.print(Screen(shown, "http://127.0.0.1:8080", "phase", 24, page=page), end="")
         return [line.split()[0] for line in out.getvalue().splitlines() if line.startswith("0000")]
 
     pages = [ids(page) for page in range(3)]
@@ -86,14 +87,14 @@ def test_a_pipe_gets_all_of_it() -> None:
 
 
 @pytest.mark.parametrize(("sort", "first"), [("phase", 0), ("age", 0), ("turn", 5), ("tokens", 5), ("family", 5)])
-def test_it_sorts_as_asked(sort: str, first: int) -> None:
+def test_a_screen_sorts_as_asked(sort: str, first: int) -> None:
     lines = drawn(snapshot(6), sort=sort)
     turns = [int(line.split()[4]) for line in lines if line.startswith("0000")]
     assert turns[0] == first + 1
-    assert sort in SORTS
+    assert list(SORTS) == list(ORDERS)
 
 
-def test_a_gateway_that_has_gone_is_told_over_what_it_said_last() -> None:
+def test_the_problem_stands_over_the_last_snapshot() -> None:
     lines = drawn(snapshot(2), height=24, problem="nothing answers at http://127.0.0.1:8080")
     assert lines[0] == "nothing answers at http://127.0.0.1:8080"
     assert any(line.startswith("0000") for line in lines)
@@ -107,10 +108,10 @@ def test_tenants_are_a_column_for_the_operator_alone() -> None:
 
 
 def test_replicas_that_are_down_or_of_unknown_size_say_so() -> None:
-    told = snapshot(0, 2)
-    told["replicas"][0]["is_up"] = False
-    told["replicas"][1] |= {"ceiling_tokens": None, "capacity_tokens": None}
-    lines = drawn(told)
+    shown = snapshot(0, 2)
+    shown["replicas"][0]["is_up"] = False
+    shown["replicas"][1] |= {"ceiling_tokens": None, "capacity_tokens": None}
+    lines = drawn(shown)
     assert lines[3].rstrip().endswith("DOWN")
     assert "500k, size unknown" in lines[4]
 
