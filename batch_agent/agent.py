@@ -18,7 +18,7 @@ from batch_agent.replies import Reply, reply_of
 from batch_agent.results import Usage
 from batch_agent.schema import output_of
 from batch_agent.spec import Message
-from tool_runtime.outcome import not_known
+from tool_runtime.results import not_known
 from tool_runtime.runtime import ToolRuntime
 from tool_runtime.types import Call, Context, Effect
 

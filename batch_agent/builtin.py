@@ -13,7 +13,7 @@ import orjson
 from batch_agent import environment, process
 from batch_agent.errors import WorkerError
 from tool_runtime.define import define
-from tool_runtime.load import load
+from tool_runtime.loading import load
 from tool_runtime.types import Context, Json, Limits, Tool, ToolError
 
 LOG = logging.getLogger(__name__)

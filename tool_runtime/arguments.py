@@ -1,7 +1,7 @@
 """Arguments as a model writes them: parsed, checked against the tool's JSON Schema, in one canonical text.
 
-`jsonschema` checks the tools of every source alike (MCP servers send schemas, not Python types), and its messages
-name the place and the rule, which is what a model needs to repair its call.
+`jsonschema` checks the tools of every source alike, since MCP servers send schemas and not Python types. Its
+messages name the place and the rule, so that a model can repair its call.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from tool_runtime.types import Json, Refused
 MAX_CHARS = 1_000_000
 """Longer arguments are refused unread."""
 LONG_CHARS = 8_000
-"""To check longer ones takes long enough to keep other requests waiting: that is for a thread."""
+"""Longer arguments are checked in a thread, since the check would hold up other requests."""
 KEPT, KEPT_CHARS = 512, 2_048
-"""Different arguments that a tool's schema remembers to take, and how long they may be: agents of a fleet ask the
-same, and checking costs more than most of what else is done for a call."""
+"""Number and length of valid arguments that a schema remembers. The agents of a fleet send equal ones, and the
+check is the largest cost of a call here."""
 MAX_PROBLEMS = 5
 MAX_PROBLEM_CHARS = 300
-"""A message quotes the value that it is about, which may be the whole call."""
+"""A message quotes the faulty value, which may be the whole call."""
 
 
 class InvalidArguments(Refused):
-    """The arguments are not what the tool takes; the text says what to change."""
+    """The tool does not take these arguments. The text says what to change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +48,16 @@ class Arguments:
 
     @property
     def value(self) -> Json:
-        """A new one each time: whoever gets it may change it."""
+        """A new value each time, which the tool may change."""
         value: Json = json.loads(self.canonical)
         return value
 
 
 class Schema:
-    """What one tool takes."""
+    """The JSON Schema of one tool's arguments."""
 
     def __init__(self, parameters: Json) -> None:
-        """Raises ValueError if `parameters` is no JSON Schema of an object."""
+        """Raises ValueError if `parameters` does not describe an object as JSON Schema."""
         try:
             validator = validator_for(parameters, default=Draft202012Validator)
             validator.check_schema(parameters)
@@ -66,14 +66,14 @@ class Schema:
             raise ValueError(f"not a JSON Schema: {_short(reason)}") from None
         if parameters.get("type", "object") != "object":
             raise ValueError(f"a schema of arguments describes an object, not {parameters['type']!r}")
-        # An empty registry: a schema may refer to its own parts, never to an address that we would have to fetch.
+        # An empty registry: a schema may refer to its own parts, and never to an address.
         self._validator: Validator = extend(validator, _LINEAR)(  # type: ignore[no-untyped-call]
             parameters, registry=Registry()
         )
         self._remembered = lru_cache(KEPT)(self._read)
 
     def read(self, text: str) -> Arguments:
-        """The arguments in a call's raw text. Raises InvalidArguments."""
+        """Return the arguments in a call's raw text. Raises InvalidArguments."""
         return self._remembered(text) if len(text) <= KEPT_CHARS else self._read(text)
 
     def _read(self, text: str) -> Arguments:
@@ -89,14 +89,14 @@ class Schema:
             raise InvalidArguments("Invalid arguments: they are nested too deeply.") from None
         except Unresolvable as error:
             raise InvalidArguments(f"The schema of this tool refers to {error.ref!r}, which it lacks.") from None
-        except ValueError as error:  # not finite, or half a surrogate pair: no other parser would take it
+        except ValueError as error:  # not finite, or a lone surrogate: no other parser would take it
             raise InvalidArguments(f"Invalid arguments: {error}") from None
 
     def _problems(self, value: Json) -> list[str]:
         return [_described(error) for error in islice(self._errors(value), MAX_PROBLEMS)]
 
     def _mended(self, value: Json) -> Json:
-        """Reads texts as JSON where the schema wants no text: models write `"5"` for 5 and `"[1]"` for [1]."""
+        """Read texts as JSON where the schema wants no text: models write `"5"` for 5 and `"[1]"` for [1]."""
         mended = dict(value)
         for error in self._errors(value):
             if len(error.path) == 1 and error.validator in ("type", "anyOf") and isinstance(error.instance, str):
@@ -109,14 +109,14 @@ class Schema:
 
 
 def canonical(value: Any) -> str:
-    """One text for equal JSON values. Raises ValueError for what JSON or UTF-8 cannot hold."""
+    """Return one text for equal JSON values. Raises ValueError for a value that JSON or UTF-8 cannot hold."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     text.encode()
     return text
 
 
 def canonical_text(text: str) -> str:
-    """The same of raw text; text that is not JSON is its own."""
+    """Return the canonical form of JSON text, and any other text as it is."""
     try:
         return canonical(_loads(text))
     except (ValueError, RecursionError):
@@ -124,7 +124,7 @@ def canonical_text(text: str) -> str:
 
 
 def _all_unique(_validator: Any, unique: Any, items: Any, _schema: Any) -> Iterator[ValidationError]:
-    """As the library's own, which compares each object with every other one."""
+    """Check `uniqueItems` in linear time. The library's own check compares each object with every other one."""
     if unique and isinstance(items, list) and len(set(map(_hashable, items))) < len(items):
         yield ValidationError(f"{items!r} has non-unique elements")
 
@@ -133,7 +133,7 @@ _LINEAR = {"uniqueItems": _all_unique}
 
 
 def _hashable(value: Any) -> Any:
-    """Equal for equal JSON values: 1 and 1.0 are, 1 and true are not."""
+    """Return a value that is equal for equal JSON values: 1 equals 1.0, and 1 does not equal true."""
     if isinstance(value, dict):
         return frozenset((key, _hashable(item)) for key, item in value.items())
     if isinstance(value, list):
@@ -152,7 +152,7 @@ def _parsed(text: str) -> Json:
             f"Invalid arguments: not JSON: {error.msg} at character {error.pos}, near {near!r}"
         ) from None
     if value is None:
-        return {}  # how several models call a tool without parameters
+        return {}  # several models call a tool without parameters so
     if not isinstance(value, dict):
         raise InvalidArguments(f"Invalid arguments: a JSON object is needed, not {_short(text)}")
     return value
@@ -167,7 +167,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _described(error: ValidationError) -> str:
-    deepest = best_match([error]) or error  # of an `anyOf`, the branch that was nearly met
+    deepest = best_match([error]) or error  # within an `anyOf`, the branch that was nearly met
     return f"{deepest.json_path}: {_short(deepest.message)}"
 
 

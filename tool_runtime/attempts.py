@@ -1,4 +1,4 @@
-"""Executions that processes share: what is asked before a call that may be shared runs, and told after it."""
+"""Executions that outlive one answer or one process: an attempt that is lost, a call that another process runs."""
 
 from __future__ import annotations
 
@@ -9,60 +9,66 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Protocol
 
-from tool_runtime.outcome import Outcome
+from tool_runtime.results import Outcome
 
 
 @dataclass(slots=True)
 class Claimed:
-    """One call in this process."""
+    """One call of this process, claimed before it runs."""
 
     outcome: Outcome | None = None
-    """Of another process or attempt; None: this one executes it."""
+    """Its outcome in another process or attempt. None: this process executes it."""
     kept: Outcome | None = None
-    """It has been executed here. Told to those who wait for it now and, for `ttl_s`, to those who come."""
+    """Its outcome here, for all that wait for it now and, for `ttl_s`, for later calls."""
     ttl_s: float = 0.0
 
 
 class Attempt(Protocol):
-    """One attempt to give an answer. Where it is lost, with its client's connection or its process, and the client
-    asks again, no call of a destructive tool is started twice: the first equal call of the next attempt gets what
-    is known of the one that was started."""
+    """One attempt to give an answer, which is lost with its client's connection or with its process.
+
+    Law: when the client asks again, no call of a destructive tool is started twice. The first equal call of the
+    next attempt gets the last known outcome of the call that was started.
+    """
 
     def claimed(self, key: bytes, unknown: Outcome) -> AbstractAsyncContextManager[Claimed]:
-        """Entered before a call starts. `unknown`: what is known of it until it ends."""
+        """Claim a call before it starts. `unknown` is its outcome until it ends."""
         ...
 
     def ended(self, is_whole: bool) -> None:
-        """The client has got the whole answer, or it is lost. Never waits."""
+        """Note whether the client has got the whole answer, or it is lost. Never waits."""
         ...
 
 
-class Shared(Protocol):
-    """Where processes meet. A failure of the way to it is as if nobody else was there."""
+class SharedExecutions(Protocol):
+    """The store in which processes meet. While it cannot be reached, each process works as if it was alone."""
 
     def attempt(self, answer: bytes, is_retry: bool = False, lost_s: float | None = None) -> Attempt:
-        """`answer`: equal when the same one is asked for again. `is_retry`: the client says that it is;
-        `lost_s`: that it asked so long ago, and lost the connection over it."""
+        """Return an attempt at an answer; `answer` is equal when the client asks for the same one again.
+
+        As the client says, `is_retry`: it asks again; `lost_s`: it asked so long ago, and lost the connection.
+        """
         ...
 
     def claimed(self, key: bytes) -> AbstractAsyncContextManager[Claimed]:
-        """Entered once the outcome is known or nobody else executes the call. Who dies while executing it loses
-        its claim within seconds."""
+        """Claim a call once its outcome is known or no other process executes it.
+
+        A process that dies while it executes a call loses its claim within seconds.
+        """
         ...
 
 
-# ---- calls of destructive tools that lost answers have started in this process, until they are asked for again
+# ---- the attempts of one process
 
 KEPT_S = 1800.0
-"""Whoever asks for the same after that means it anew, and not as a second attempt."""
+"""A later request for the same answer is a new one, and not a second attempt."""
 _SLACK_S = 1.0
-"""By which a client's and our times of one event may differ."""
+"""Largest difference between the client's time of an event and the time here."""
 MAX_LOST = 1_000
-"""Different calls; the one that was lost first is forgotten first."""
+"""Largest number of different lost calls. The one that was lost first is forgotten first."""
 
 
 def key_in(answer: bytes, key: bytes) -> bytes:
-    """Of a call within an answer: whoever asks for the same answer again makes the same one."""
+    """Return the key of a call within an answer. It is equal in all attempts at this answer."""
     return blake2b(answer + key, digest_size=16).digest()
 
 
@@ -75,16 +81,16 @@ class _Started:
 @dataclass(slots=True)
 class _Lost:
     outcomes: list[Outcome]
-    """Of equal calls, in the order in which they were started."""
+    """Outcomes of equal calls, in the order in which they were started."""
     until: float
 
 
 class LocalAttempts:
-    """Makes the attempts of a process that shares with no other.
+    """The attempts of a process that shares with no other, and the calls that lost ones have started.
 
-    Law: what a client says that it has lost starts nothing any more, and all that it has started is known to the
-    next attempt, also where it had ended well. If it may have been asked of a process before this one, the first
-    of equal calls counts as started: whether it was is not known.
+    Laws: an attempt that the client calls lost starts no further call. The next attempt knows all calls that it
+    has started, also those that ended well. Where an earlier process may have had the lost request, the first of
+    equal calls counts as started, since this process cannot know.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -92,16 +98,16 @@ class LocalAttempts:
         self._began_at = clock()
         self._lost: OrderedDict[bytes, _Lost] = OrderedDict()
         self._latest: OrderedDict[bytes, LocalAttempt] = OrderedDict()
-        """By answer, whether or not it has ended."""
+        """The latest attempt by answer, whether or not it has ended."""
 
     def attempt(self, answer: bytes, is_retry: bool = False, lost_s: float | None = None) -> LocalAttempt:
         now = self._clock()
         attempt = LocalAttempt(self, answer, now)
         if lost_s is not None:
-            asked_at, earlier = now - lost_s - _SLACK_S, self._latest.get(answer)
-            if earlier is not None and earlier.made_at >= asked_at:
+            sent_at, earlier = now - lost_s - _SLACK_S, self._latest.get(answer)
+            if earlier is not None and earlier.made_at >= sent_at:
                 earlier.lose()
-            attempt.may_have_begun = asked_at < self._began_at
+            attempt.may_have_begun = sent_at < self._began_at
         self._latest[answer] = attempt
         self._latest.move_to_end(answer)
         if len(self._latest) > MAX_LOST:
@@ -109,7 +115,7 @@ class LocalAttempts:
         return attempt
 
     def take(self, key: bytes) -> Outcome | None:
-        """What is known of a call that a lost attempt has started; it is the taker's now."""
+        """Remove and return the outcome of a call that a lost attempt has started. None: there is no such call."""
         lost = self._lost.get(key)
         if lost is None or lost.until <= self._clock():
             return None
@@ -127,17 +133,17 @@ class LocalAttempts:
 
 @dataclass(slots=True, eq=False)
 class LocalAttempt:
-    """A `tool_runtime.attempts.Attempt`."""
+    """An `Attempt` within one process."""
 
     attempts: LocalAttempts
     answer: bytes
     made_at: float
     may_have_begun: bool = False
-    """A process before this one may have started its calls."""
+    """An earlier process may have started its calls."""
     is_lost: bool = False
     started: list[_Started] = field(default_factory=list)
-    _told: set[bytes] = field(default_factory=set)
-    """Calls that were told as unknown, as a process before this one may have started them."""
+    _answered_unknown: set[bytes] = field(default_factory=set)
+    """Calls that got an unknown outcome, since an earlier process may have started them."""
 
     @asynccontextmanager
     async def claimed(self, key: bytes, unknown: Outcome) -> AsyncIterator[Claimed]:
@@ -146,9 +152,9 @@ class LocalAttempt:
             yield Claimed(unknown)
             return
         claimed = Claimed(self.attempts.take(key))
-        if claimed.outcome is None and self.may_have_begun and key not in self._told:
+        if claimed.outcome is None and self.may_have_begun and key not in self._answered_unknown:
             claimed.outcome = unknown
-            self._told.add(key)
+            self._answered_unknown.add(key)
         started = _Started(key, claimed.outcome or unknown)
         self.started.append(started)
         yield claimed

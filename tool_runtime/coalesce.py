@@ -1,21 +1,27 @@
-"""What two calls must have in common to share an execution, and what a shared execution is told of its callers."""
+"""Equal calls share one execution while it is in flight, and its result for a while after it."""
 
 from __future__ import annotations
 
 import asyncio
+import sys
+from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
 from tool_runtime.arguments import Arguments, canonical_text
-from tool_runtime.outcome import Outcome, given_up, not_started, stopped
-from tool_runtime.tasks import Tasks
+from tool_runtime.execution import Tasks
+from tool_runtime.results import Outcome, given_up, not_started, stopped
 from tool_runtime.types import Context, Effect, Refused, Scope, Tool
 
 
-def told(tool: Tool, context: Context) -> Context | None:
-    """As much of the context as everybody has who may share an execution. None: it may not be shared."""
+def shared_context(tool: Tool, context: Context) -> Context | None:
+    """Return the part of the context that all callers of a shared execution have in common.
+
+    None: the call may not be shared.
+    """
     history = context.history if tool.is_stateful else None
     if tool.effect is Effect.DESTRUCTIVE or (tool.is_stateful and history is None):
         return None
@@ -29,8 +35,11 @@ def told(tool: Tool, context: Context) -> Context | None:
 
 
 def key_of(tool: Tool, arguments: Arguments, shared: Context) -> bytes:
-    """Equal for calls that give the same result. It covers all that the execution is told, so that whoever gets
-    a result of another's call would have got it from a call of their own. Raises Refused if `tool.key` fails."""
+    """Return a key that is equal for calls with the same result.
+
+    It covers the whole context of the execution, so a caller that gets the result of another's call would have got
+    the same one from a call of its own. Raises Refused if `tool.key` fails.
+    """
     try:
         same = arguments.canonical if tool.key is None else tool.key(arguments.value)
     except Exception as error:
@@ -49,11 +58,8 @@ def key_of(tool: Tool, arguments: Arguments, shared: Context) -> bytes:
     return digest.digest()
 
 
-# ---- identical calls in flight share one execution, which belongs to none of them
-
-
 class Flight:
-    """One execution, and the calls that wait for it. Its outcome is set once."""
+    """One execution and the calls that wait for it. It belongs to none of them, and its outcome is set once."""
 
     def __init__(self, tool: Tool, clock: Callable[[], float]) -> None:
         loop = asyncio.get_running_loop()
@@ -62,13 +68,13 @@ class Flight:
         self.num_joined = 0
         self.num_waiting = 0
         self.is_elsewhere = False
-        """Another process executed it."""
+        """Whether another process, or an earlier attempt, executed it."""
         self._clock = clock
         self._begun_at: asyncio.Future[float] = loop.create_future()
         self._outcome: asyncio.Future[Outcome] = loop.create_future()
 
     def begin(self) -> None:
-        """The tool is being started."""
+        """Note that the tool starts now."""
         self._begun_at.set_result(self._clock())
 
     @property
@@ -77,7 +83,7 @@ class Flight:
 
     @property
     def ran_s(self) -> float:
-        """For how long the tool has been running."""
+        """Time that the tool has been running."""
         return self._clock() - self._begun_at.result() if self.has_begun else 0.0
 
     @property
@@ -86,8 +92,8 @@ class Flight:
 
     @property
     def is_open(self) -> bool:
-        """Whether a call may join. An execution past its timeout is not joined, so that a tool that hangs is tried
-        anew, and so that it ends: each call waits for it for one timeout at most."""
+        """Whether a call may join. No call joins an execution past its timeout: so a tool that hangs is tried
+        again, and the hanging execution ends, since each call waits for one timeout at most."""
         return not self.has_ended and self.ran_s < self.tool.limits.timeout_s
 
     def end(self, outcome: Outcome) -> None:
@@ -95,11 +101,11 @@ class Flight:
             self._outcome.set_result(outcome)
 
     def stop(self) -> None:
-        """Let nobody wait any longer."""
+        """Give all waiting calls an outcome now."""
         self.end(stopped(self.tool, self.has_begun))
 
     async def wait(self, until: float) -> Outcome:
-        """The outcome for a call that comes now: the execution's, or that its own time was over before."""
+        """Return the outcome for a call that arrives now: the execution's, or a time-out of its own."""
         limits, came_at = self.tool.limits, self._clock()
         if not self.has_begun:
             await self._either(self._begun_at, min(came_at + limits.queue_s, until))
@@ -111,13 +117,13 @@ class Flight:
         return given_up(self.tool, waited_s) if self.has_begun else not_started(self.tool, waited_s)
 
     async def _either(self, future: asyncio.Future[Any], until: float) -> None:
-        """Until the future or the outcome is there, or the time is over."""
+        """Wait until the future or the outcome is set, or the time is over."""
         timeout_s = max(0.0, until - self._clock())
         await asyncio.wait({future, self._outcome}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
 
 
 class Flights:
-    """All executions that calls wait for."""
+    """The executions that calls wait for."""
 
     def __init__(self, tasks: Tasks, clock: Callable[[], float]) -> None:
         self._tasks = tasks
@@ -129,8 +135,10 @@ class Flights:
     def joined(
         self, tool: Tool, key: bytes | None, execute: Callable[[Flight], Coroutine[Any, Any, None]]
     ) -> Iterator[Flight]:
-        """A flight to wait for in the body of a `with`: the one with this key, else a new one. `execute` sets its
-        outcome. Leaving is synchronous; the last one that leaves cancels an execution that has not ended."""
+        """Give the body of a `with` a flight to wait for: the open one of this key, else a new one.
+
+        `execute` sets its outcome. Leaving is synchronous. The last call that leaves ends an unfinished execution.
+        """
         flight = self._by_key.get(key) if key is not None else None
         if flight is None or not flight.is_open:
             flight = Flight(tool, self._clock)
@@ -148,7 +156,7 @@ class Flights:
                 self._leave(flight, key)
 
     def stop(self) -> None:
-        """Give an outcome to all who wait."""
+        """Give all waiting calls an outcome now."""
         for flight in self._waited_for:
             flight.stop()
 
@@ -158,3 +166,53 @@ class Flights:
             del self._by_key[key]
         if not flight.has_ended and flight.task is not None:
             flight.task.cancel()
+
+
+# ---- results of finished executions
+
+ENTRY_BYTES = 500
+"""Size of a key, of an outcome's other fields and of its place in the table."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    outcome: Outcome
+    ends_at: float
+
+    @property
+    def num_bytes(self) -> int:
+        return ENTRY_BYTES + sys.getsizeof(self.outcome.text)
+
+
+class ResultCache:
+    """Outcomes by `key_of`, each until its own end. Above `max_bytes` the least recently used one is evicted."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
+
+    @property
+    def num_bytes(self) -> int:
+        return self._num_bytes
+
+    def get(self, key: bytes, now: float) -> Outcome | None:
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        if entry.ends_at <= now:
+            self._evict(key)
+            return None
+        self._entries.move_to_end(key)
+        return entry.outcome
+
+    def put(self, key: bytes, outcome: Outcome, ends_at: float) -> None:
+        if key in self._entries:
+            self._evict(key)
+        entry = self._entries[key] = _Entry(outcome, ends_at)
+        self._num_bytes += entry.num_bytes
+        while self._num_bytes > self._max_bytes:
+            self._evict(next(iter(self._entries)))
+
+    def _evict(self, key: bytes) -> None:
+        self._num_bytes -= self._entries.pop(key).num_bytes

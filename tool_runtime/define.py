@@ -1,4 +1,4 @@
-"""What a docstring says of a function and of its parameters, in Google, NumPy or Sphinx style."""
+"""Makes a Tool of a Python function: its schema from the type hints, its descriptions from the docstring."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from tool_runtime.arguments import InvalidArguments
 from tool_runtime.execution import in_thread
 from tool_runtime.types import Context, Effect, Json, Limits, Scope, Tool
 
+# ---- docstrings in Google, NumPy or Sphinx style
+
 _MORE = r"(?:\n+[ \t]+.*)*"
 """Further lines of an entry are indented."""
 _PATTERNS = (
@@ -28,7 +30,7 @@ _PATTERNS = (
     (r"((?:.*\n)*)", r"^:param (?:[^:\n]*\s)?(\w+):[ ]*(.*" + _MORE + ")"),
 )
 STYLES = [(re.compile(section, re.M | re.I), re.compile(entry, re.M)) for section, entry in _PATTERNS]
-"""Of a section, and of one parameter in it once its indentation is gone."""
+"""Patterns of a section, and of one parameter in it once its indentation is removed."""
 FIRST_SECTION = re.compile(
     r"^(?:(?:args|arguments|parameters|returns|yields|raises|examples?|notes?):[ ]*$|\S.*\n-{3,}$|:\w+.*:)",
     re.M | re.I,
@@ -36,12 +38,12 @@ FIRST_SECTION = re.compile(
 
 
 def summary_of(text: str) -> str:
-    """All before the first section."""
+    """Return the docstring up to its first section."""
     return FIRST_SECTION.split(inspect.cleandoc(text), maxsplit=1)[0].strip()
 
 
 def parameters_of(text: str) -> dict[str, str]:
-    """The description of each parameter that has one."""
+    """Return the description of each parameter that has one."""
     text = inspect.cleandoc(text) + "\n"
     return {
         name: " ".join(description.split())
@@ -52,16 +54,16 @@ def parameters_of(text: str) -> dict[str, str]:
     }
 
 
-# ---- the parameters of a Python function as JSON Schema, and JSON arguments back as Python values
+# ---- parameters as JSON Schema, and JSON arguments as Python values
 
 BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 class Signature:
-    """What a function takes. Parameters annotated `Context` are not the model's: they get the call's context."""
+    """The parameters of a function. A parameter annotated `Context` gets the context of the call."""
 
     def __init__(self, function: Callable[..., Any], descriptions: Mapping[str, str]) -> None:
-        """Raises TypeError if there is no JSON Schema for it."""
+        """Raises TypeError if a parameter has no JSON Schema."""
         try:
             parameters = inspect.signature(function, eval_str=True).parameters.values()
             self._contexts = [p.name for p in parameters if p.annotation is Context]
@@ -81,7 +83,7 @@ class Signature:
         return bool(self._contexts)
 
     def bind(self, arguments: Json, context: Context) -> dict[str, Any]:
-        """Keyword arguments for the function. Raises InvalidArguments for what the schema could not tell."""
+        """Return keyword arguments for the function. Raises InvalidArguments where the schema saw no fault."""
         try:
             model = self._model.model_validate(arguments)
         except ValidationError as error:
@@ -95,7 +97,7 @@ _CONFIG = ConfigDict(extra="forbid")
 
 
 class _Generate(GenerateJsonSchema):
-    """Leaves out defaults that are not JSON, without a warning: the function knows them."""
+    """Omits defaults that are not JSON, without a warning: the function knows them."""
 
     ignored_warning_kinds: set[JsonSchemaWarningKind] = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012
 
@@ -105,12 +107,12 @@ def _field(parameter: inspect.Parameter, description: str | None) -> tuple[Any, 
         raise TypeError(f"parameter {parameter} cannot be given by name")
     annotation = Any if parameter.annotation is parameter.empty else parameter.annotation
     default = ... if parameter.default is parameter.empty else parameter.default
-    told: Any = {} if description is None else {"description": description}
-    return annotation, Field(default, alias=parameter.name, **told)
+    described: Any = {} if description is None else {"description": description}
+    return annotation, Field(default, alias=parameter.name, **described)
 
 
 def _untitled(schema: Any) -> Any:
-    """Without titles: each repeats a name, in every prompt."""
+    """Return the schema without titles, which repeat names in every prompt."""
     if isinstance(schema, list):
         return [_untitled(part) for part in schema]
     if not isinstance(schema, dict):
@@ -122,10 +124,10 @@ def _untitled(schema: Any) -> Any:
     }
 
 
-# ---- makes a Tool of a Python function
+# ---- the tool
 
 MAX_THREADS = 32
-"""Executions at once of a blocking function that states no concurrency: one that hangs keeps its thread."""
+"""Executions at once of a blocking function that states no concurrency. A hanging one keeps its thread."""
 
 
 def define(
@@ -137,10 +139,10 @@ def define(
     limits: Limits | None = None,
     **options: Any,
 ) -> Tool:
-    """The tool that calls `function`, in a thread unless it is async. `options` are the other fields of Tool.
+    """Return the tool that calls `function`, in a thread unless it is async. `options` are fields of Tool.
 
     The schema comes from the type hints, the defaults and the docstring. A parameter annotated `Context` gets the
-    call's context; without `limits`, such a function's results are shared within one session only.
+    call's context. Without `limits`, the results of such a function are shared within one session only.
     Raises TypeError if the parameters have no JSON Schema, ValueError as Tool does.
     """
     text = inspect.getdoc(function) or ""
@@ -167,5 +169,5 @@ def define(
 
 
 def tool(**options: Any) -> Callable[[Callable[..., Any]], Tool]:
-    """`@tool(effect=..., limits=...)`: as `define`."""
+    """Decorate a function as `define` does: `@tool(effect=..., limits=...)`."""
     return lambda function: define(function, **options)

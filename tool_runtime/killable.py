@@ -1,8 +1,8 @@
-"""Asks a function that may take for ever, in processes that are killed when it does.
+"""Calls a function that may never end, in a process that is killed when its time is over.
 
-What runs inside this process can only be asked to end, and no thread, query or regular expression listens. So such
-a function runs in a process of its own. One that was not killed stays for the next request: starting one takes
-some 30 ms.
+Code in this process can only be asked to end, and a thread, a query or a regular expression does not listen. So
+such a function runs in a process of its own. A process that was not killed serves the next request, since the
+start of one takes some 30 ms.
 """
 
 from __future__ import annotations
@@ -19,39 +19,38 @@ from typing import Any
 from tool_runtime import killable_child as child
 
 START_S = 20.0
-"""For a process to come up; the time of a request begins after that."""
+"""Longest start of a process. The time of a request begins after it."""
 IDLE_S = 60.0
-"""A process that was not used for so long is ended."""
+"""A process ends after so long without a request."""
 MAX_ENDING = 16
-"""Processes that were killed and are still there, as where a disk hangs. Then no more are started."""
+"""No process is started while so many killed ones still exist, as where a disk hangs."""
 END_S = 5.0
 
 
 class ProcessLost(Exception):
-    """There is no answer, and no process that could give one; the text says why."""
+    """The process ended without an answer, or could not be started. The text says why."""
 
 
 class Killable:
-    """One function. Its processes belong to the running event loop until `close`; a later request starts new ones.
+    """One function and its processes, which belong to the running event loop until `close`.
 
-    There are as many as there are requests at once: to bound those is for the caller.
+    A request after `close` starts new ones. There are as many as concurrent requests, which the caller bounds.
     """
 
     def __init__(
         self, file: str, timeout_s: float, memory_bytes: int, fixed: Mapping[str, Any], *options: str
     ) -> None:
-        """`file` has the function `answer`; `fixed` is a part of all its requests. `options` are the
-        interpreter's."""
+        """`file` has the function `answer`, `fixed` is a part of all requests, `options` go to the interpreter."""
         self.timeout_s = timeout_s
-        # Isolated: neither variables nor the current directory say what it loads.
+        # Isolated: neither the environment nor the current directory changes which modules it loads.
         command = (sys.executable, "-I", *options, child.__file__)
         self._command = (*command, file, str(timeout_s), str(memory_bytes), json.dumps(fixed))
         self._idle: list[tuple[Process, asyncio.TimerHandle]] = []
-        """The last one was used last."""
+        """In the order of their last use."""
         self._ending: set[asyncio.Task[Any]] = set()
 
     def ask_now(self, request: Mapping[str, Any]) -> tuple[str, str]:
-        """As `ask`, before there is an event loop. Blocks."""
+        """Block until there is an answer, as `ask`, before there is an event loop."""
         command = (*self._command, json.dumps(request))
         most_s = START_S + self.timeout_s
         try:
@@ -65,21 +64,21 @@ class Killable:
         return header.decode().partition(" ")[0], payload.decode()
 
     async def ask(self, request: Mapping[str, Any]) -> tuple[str, str]:
-        """Kind and text of the answer. Raises TimeoutError, ProcessLost. Nothing runs on when this ends."""
+        """Return kind and text of the answer. Raises TimeoutError, ProcessLost. No work goes on after this."""
         line = json.dumps(request).encode() + b"\n"
-        if (kept := self._taken()) is not None:
-            with suppress(ProcessLost):  # it may have been killed since
-                return await self._asked(kept, line)
-        return await self._asked(await self._started(), line)
+        if (kept := self._idle_process()) is not None:
+            with suppress(ProcessLost):  # it may have been killed since its last use
+                return await self._ask(kept, line)
+        return await self._ask(await self._started(), line)
 
     async def close(self) -> None:
-        """Ends the processes that are not in use, and waits for all that were ended."""
-        while (process := self._taken()) is not None:
+        """End the idle processes, and wait for all that were killed."""
+        while (process := self._idle_process()) is not None:
             self._end(process)
         if self._ending:
             await asyncio.wait(self._ending, timeout=END_S)
 
-    async def _asked(self, process: Process, line: bytes) -> tuple[str, str]:
+    async def _ask(self, process: Process, line: bytes) -> tuple[str, str]:
         kind = child.FULL
         try:
             async with asyncio.timeout(self.timeout_s):
@@ -98,13 +97,13 @@ class Killable:
             raise ProcessLost("it needs more memory than it may have")
         return kind, text
 
-    def _taken(self) -> Process | None:
+    def _idle_process(self) -> Process | None:
         while self._idle:
             process, expiry = self._idle.pop()
             expiry.cancel()
             if process.returncode is None:
                 return process
-            self._end(process)  # somebody else has killed it
+            self._end(process)  # it was killed from outside
         return None
 
     def _keep(self, process: Process) -> None:
@@ -120,16 +119,16 @@ class Killable:
             raise ProcessLost("processes that were killed before have not ended")
         starting = asyncio.create_task(self._start())
         try:
-            return await asyncio.shield(starting)  # asyncio cannot break off a start cleanly
+            return await asyncio.shield(starting)  # asyncio cannot interrupt a start cleanly
         except asyncio.CancelledError:
             starting.add_done_callback(self._unwanted)
-            self._own(starting)
+            self._keep_until_done(starting)
             raise
         except (TimeoutError, OSError, asyncio.IncompleteReadError):
             raise ProcessLost("its process does not start") from None
 
     async def _start(self) -> Process:
-        # A session of its own: what interrupts our terminal is not for it.
+        # A session of its own: an interrupt from the terminal does not reach it.
         process = await asyncio.create_subprocess_exec(
             *self._command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, start_new_session=True
         )
@@ -148,9 +147,9 @@ class Killable:
     def _end(self, process: Process) -> None:
         with suppress(ProcessLookupError):
             process.kill()
-        self._own(asyncio.get_running_loop().create_task(_reaped(process)))
+        self._keep_until_done(asyncio.get_running_loop().create_task(reap(process)))
 
-    def _own(self, task: asyncio.Task[Any]) -> None:
+    def _keep_until_done(self, task: asyncio.Task[Any]) -> None:
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
 
@@ -163,8 +162,9 @@ async def _reply(process: Process) -> tuple[str, str]:
     return kind, (await process.stdout.readexactly(int(length))).decode()
 
 
-async def _reaped(process: Process) -> None:
+async def reap(process: Process) -> None:
+    """Wait for the end of a killed process."""
     assert process.stdout is not None
-    while await process.stdout.read(65_536):  # its pipe is closed when all its output was taken
+    while await process.stdout.read(65_536):  # its pipe is closed once all its output is read
         pass
     await process.wait()

@@ -1,12 +1,12 @@
-"""Answers requests with a function that may take for ever, in a process that can be killed at any moment.
+"""The program of a `Killable`: answers requests with a function, in a process that can be killed at any moment.
 
 Law: this process does not outlive its use. The kernel ends it `GRACE_S` after the time of a request, whatever the
-function does, and it ends when its standard input does: then its parent is gone. The latter is heard of
-while the function runs without Python's lock.
+function does. It also ends with its standard input, which means that its parent is gone; it notices this while the
+function runs without Python's lock.
 
-Started by its path, so it imports nothing of ours. Arguments: path of a file with the function `answer`, seconds,
-bytes, its further arguments as a JSON object, and the request if there is to be only one. Requests are lines of
-JSON; a reply is a line `KIND LENGTH` and so many bytes, as `answer` gives kind and text.
+It is started by its path and imports the standard library only. Arguments: the path of a file with the function
+`answer`, seconds, bytes, a part of all requests as a JSON object, and the request if there is only one. Requests
+are lines of JSON. A reply is a line `KIND LENGTH`, followed by so many bytes of text.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from queue import SimpleQueue
 from typing import Any
 
 READY, FULL = "ready", "full"
-"""Kinds of replies of our own. After FULL, which says that memory ran out, no request is to follow."""
+"""Kinds of replies that this program makes itself. FULL says that memory ran out; it takes no further request."""
 GRACE_S = 1.0
-"""For the parent to end this process, and to say why."""
+"""Time for the parent to end this process and to report the reason."""
 _INTERPRETER_BYTES = 256 * 1024 * 1024
-"""Address space beside what a request may use."""
+"""Address space of the interpreter, beside that of a request."""
 _OPEN_FILES = 16
 
 
 def limit(memory_bytes: int) -> None:
-    """Hard limits: what comes after cannot raise them. A system that does not know one goes without it."""
+    """Set hard limits, which later code cannot raise. A limit that the system lacks is skipped."""
     for kind, most in (
         (resource.RLIMIT_AS, memory_bytes + _INTERPRETER_BYTES),
         (resource.RLIMIT_FSIZE, memory_bytes),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager, suppress
@@ -12,12 +13,10 @@ from hashlib import sha256
 from types import MappingProxyType
 
 from tool_runtime.arguments import LONG_CHARS, Arguments
-from tool_runtime.attempts import Attempt, Claimed, LocalAttempts, Shared
-from tool_runtime.cache import Cache
-from tool_runtime.coalesce import Flight, Flights, key_of, told
-from tool_runtime.execution import Executor, caught, in_thread
-from tool_runtime.outcome import Outcome, not_started, outcome_of, stopped
-from tool_runtime.tasks import Tasks
+from tool_runtime.attempts import Attempt, Claimed, LocalAttempts, SharedExecutions
+from tool_runtime.coalesce import Flight, Flights, ResultCache, key_of, shared_context
+from tool_runtime.execution import Executor, Tasks, caught, in_thread
+from tool_runtime.results import Outcome, not_started, outcome_of, stopped
 from tool_runtime.types import (
     NEVER,
     Approve,
@@ -25,19 +24,24 @@ from tool_runtime.types import (
     Context,
     Effect,
     Execution,
+    Json,
     Origin,
     Refused,
     Result,
     Status,
     Tool,
     Tools,
-    verdict_on,
+    Verdict,
 )
 
+LOG = logging.getLogger(__name__)
+
 CLOSE_S = 10.0
-"""For what tools keep between calls to end."""
+"""Longest wait for the processes and connections that tools keep between calls to end."""
 MAX_NAME_CHARS = 64
-"""Of a name that a model made up, in the audit."""
+"""Longest part of a tool name that a model made up, in the audit and in a refusal."""
+MAX_APPROVAL_S = 600.0
+"""Longest wait for an approval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +52,16 @@ class Request:
     call: Call
     context: Context
     arguments: Arguments
-    told: Context
-    """What its execution is told of the context."""
+    shared: Context
+    """The part of the context that its execution gets."""
     key: bytes | None
-    """Of calls that it may share with. None: of none."""
+    """Key of the calls that it may share with. None: it shares with none."""
     claim: Callable[[], AbstractAsyncContextManager[Claimed]] | None
-    """Around its execution. None: that concerns no other process and no other attempt."""
+    """Claims its execution. None: no other process and no other attempt can have the same one."""
 
 
 class ToolRuntime:
-    """Owns the executions of its tools until `close`; needs no start."""
+    """The tools that may be called, and their executions until `close`. It needs no start."""
 
     def __init__(
         self,
@@ -68,42 +72,47 @@ class ToolRuntime:
         audit: Callable[[Execution], None] = lambda execution: None,
         answered: Callable[[Result], None] = lambda result: None,
         max_cache_bytes: int = 64 * 1024 * 1024,
-        shared: Shared | None = None,
+        shared: SharedExecutions | None = None,
     ) -> None:
-        """`audit` is told of each execution and refusal, `answered` of each result. Neither may raise. `shared`:
-        with other processes. Without `approve` a tool that needs approval is refused. Raises ValueError as
-        `replace` does."""
+        """`audit` gets each execution and refusal, `answered` each result. Neither may raise.
+
+        `shared` shares executions with other processes. Without `approve`, calls of tools that need approval are
+        refused. Raises ValueError as `replace` does.
+        """
         self._clock = clock
         self._approve = approve
         self._audit = audit
         self._answered = answered
         self._tasks = Tasks()
         self._flights = Flights(self._tasks, clock)
-        self._cache = Cache(max_cache_bytes)
+        self._cache = ResultCache(max_cache_bytes)
         self._shared = shared
         self._attempts = LocalAttempts(clock)
         self._executors: dict[str, Executor] = {}
         self._tools: dict[str, Tool] = {}
         self.tools: Tools = MappingProxyType(self._tools)
-        """By name, as they are now."""
+        """The present tools by name."""
         self._serve(self._with([], tools))
 
     def replace(self, source: str, tools: Iterable[Tool]) -> None:
-        """Make `tools` all the tools of one source, e.g. when an MCP server came, changed its list, or went.
-        Raises ValueError if a name is taken or a schema is none; then nothing has changed."""
+        """Make `tools` all the tools of one source, e.g. when an MCP server starts, ends or changes its list.
+
+        Raises ValueError, and changes nothing, if a name is taken or parameters are no JSON Schema.
+        """
         others = [executor for executor in self._executors.values() if executor.tool.source != source]
         self._serve(self._with(others, tools))
 
     def attempt(self, answer: bytes, is_retry: bool = False, lost_s: float | None = None) -> Attempt:
-        """For the calls of an answer, which has the same `answer` when it is asked for again. As its client says:
-        `is_retry`, that it is; `lost_s`, that it asked so long ago, and lost the connection over it."""
+        """Return an attempt for the calls of an answer. The arguments are those of `SharedExecutions.attempt`."""
         return (self._shared or self._attempts).attempt(answer, is_retry, lost_s)
 
     async def run(
         self, call: Call, context: Context, *, timeout_s: float | None = None, attempt: Attempt | None = None
     ) -> Result:
-        """The outcome of a call, within `timeout_s` of now (None: within the tool's own limits). Never raises
-        but CancelledError: errors are results that the model can read."""
+        """Return the result of a call within `timeout_s`, or within the tool's own limits if that is None.
+
+        Raises nothing but CancelledError: errors are results that the model can read.
+        """
         came_at = self._clock()
         until = math.inf if timeout_s is None else came_at + timeout_s
         try:
@@ -117,12 +126,12 @@ class ToolRuntime:
         return result
 
     def expected_s(self, name: str) -> float | None:
-        """How long nearly all executions of a tool take, as learned. None: not known yet."""
+        """Return how long nearly all executions of a tool take, as learned. None: not known yet."""
         executor = self._executors.get(name)
         return executor.durations.expected_s if executor is not None else None
 
     async def close(self) -> None:
-        """End what runs; those who wait get their outcome, and later calls are refused."""
+        """End all executions. Waiting calls get an outcome, and later calls are refused."""
         kept = [tool.close for tool in self._tools.values() if tool.close is not None]
         self._serve({})
         self._flights.stop()
@@ -154,17 +163,29 @@ class ToolRuntime:
         tool = executor.tool
         read = partial(executor.schema.read, call.arguments)
         arguments = read() if len(call.arguments) <= LONG_CHARS else await in_thread(read)
-        shared = told(tool, context)
+        shared = shared_context(tool, context)
         key = None if shared is None else key_of(tool, arguments, shared)
         if tool.limits.approval != NEVER:
-            timeout_s = until - self._clock()
-            verdict = await verdict_on(self._approve, tool, arguments.value, context, timeout_s)
+            verdict = await self._verdict(tool, arguments.value, context, until - self._clock())
             if not verdict.is_approved:
                 raise Refused(f"{tool.name} was not run: {verdict.reason}")
         if self._executors.get(call.name) is not executor:
             raise Refused(f"{tool.name} is gone")
         claim = self._claim(tool, arguments, context, key, attempt)
         return Request(executor, call, context, arguments, context if shared is None else shared, key, claim)
+
+    async def _verdict(self, tool: Tool, arguments: Json, context: Context, timeout_s: float) -> Verdict:
+        """Return whether a call is approved. Never raises: without a clear yes it is not."""
+        if self._approve is None:
+            return Verdict(False, "it needs approval, and there is no way to give it here")
+        try:
+            async with asyncio.timeout(min(timeout_s, MAX_APPROVAL_S)):
+                return await self._approve(tool, arguments, context)
+        except TimeoutError:
+            return Verdict(False, "it needs approval, and none came in time")
+        except Exception as error:
+            LOG.warning("asking for approval of tool %s failed: %s", tool.name, type(error).__name__)
+            return Verdict(False, "it needs approval, and asking for it failed")
 
     def _claim(
         self, tool: Tool, arguments: Arguments, context: Context, key: bytes | None, attempt: Attempt | None
@@ -206,13 +227,13 @@ class ToolRuntime:
             return _result(request.call, outcome, origin if is_there else Origin.NONE, flight.num_joined)
 
     async def _execute(self, request: Request, flight: Flight) -> None:
-        """Sets the outcome of the flight, whatever happens."""
+        """Set the outcome of the flight, whatever happens."""
         outcome = None
         try:
             if request.claim is None:
-                outcome = await self._own(request, flight)
+                outcome = await self._execute_here(request, flight)
             else:
-                outcome = await self._one_of_all(request.claim(), request, flight)
+                outcome = await self._execute_once(request.claim(), request, flight)
         finally:
             if outcome is not None:
                 flight.end(outcome)
@@ -221,22 +242,22 @@ class ToolRuntime:
             if flight.has_begun:
                 self._audit(self._record(request, flight, outcome))
 
-    async def _own(self, request: Request, flight: Flight) -> Outcome:
+    async def _execute_here(self, request: Request, flight: Flight) -> Outcome:
         executor = request.executor
-        value = await executor.execute(request.arguments.value, request.told, request.context, flight.begin)
+        value = await executor.execute(request.arguments.value, request.shared, request.context, flight.begin)
         outcome = outcome_of(executor.tool, value, flight.ran_s)
         self._learn(request, outcome)
         return outcome
 
-    async def _one_of_all(
+    async def _execute_once(
         self, claim: AbstractAsyncContextManager[Claimed], request: Request, flight: Flight
     ) -> Outcome:
-        """Executed once, by this process and attempt or by another."""
+        """Execute the call here, unless another process or attempt has executed it."""
         async with claim as claimed:
             if claimed.outcome is not None:
                 flight.is_elsewhere = True
                 return claimed.outcome
-            outcome = await self._own(request, flight)
+            outcome = await self._execute_here(request, flight)
             claimed.kept, claimed.ttl_s = outcome, self._ttl_s(request, outcome)
             return outcome
 

@@ -1,12 +1,10 @@
-"""The vocabulary of tools: what a tool is, who calls it, and what comes of a call. Plain values only.
+"""The vocabulary of tools: a tool, its limits, a call, its result. Plain values only.
 
 Durations are seconds, sizes are bytes of UTF-8.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,19 +15,19 @@ Json: TypeAlias = dict[str, Any]
 
 
 class Effect(StrEnum):
-    """What calling a tool does to the world; decides what may be shared, cached and repeated."""
+    """What a call does to the world. It decides whether calls may be shared, cached and repeated."""
 
     READ_ONLY = "read_only"  # coalesced, and cached if it has a TTL
     IDEMPOTENT = "idempotent"  # a write that can be repeated: coalesced while in flight, never cached
-    DESTRUCTIVE = "destructive"  # each call runs exactly once; also what is assumed of an undeclared tool
+    DESTRUCTIVE = "destructive"  # each call runs exactly once; an undeclared tool counts as destructive
 
 
 class Scope(StrEnum):
-    """Who may share one execution and its cached result."""
+    """The callers that may share one execution and its cached result."""
 
     SESSION = "session"
     TENANT = "tenant"
-    GLOBAL = "global"  # for tools whose results are the same for everybody and known to be public
+    GLOBAL = "global"  # for tools whose results are public and the same for every caller
 
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -39,24 +37,24 @@ ALWAYS = "always"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one tool may use."""
+    """The limits of one tool."""
 
     timeout_s: float = 30.0
     """Longest time that a caller waits for an execution that has started."""
     queue_s: float = 300.0
-    """Longest time that a caller waits for it to start: for a place, for the rate limit."""
+    """Longest time that a caller waits for a place and for the rate limit."""
     concurrency: int | None = None
-    """Executions at once, a group of calls being one, shared fairly between tenants. None: no limit."""
+    """Executions at once, shared fairly between tenants. A group of calls is one execution. None: no limit."""
     rate_per_s: float | None = None
-    """Executions started per second, with bursts of one second's worth; shared likewise. None: no limit."""
+    """Executions started per second, shared likewise. A burst is one second's worth. None: no limit."""
     max_result_bytes: int = 65_536
     ttl_s: float = 0.0
-    """How long a result is served again. 0: not cached. Read-only tools only."""
+    """How long a result is served again, for read-only tools. 0: it is not cached."""
     negative_ttl_s: float = 0.0
-    """The same for errors."""
+    """How long an error is served again."""
     scope: Scope = Scope.TENANT
     approval: str = NEVER
-    """`never`: runs at once. `always`, or the URL of a callback: runs when that approves."""
+    """`never`: a call runs at once. `always`, or the URL of a callback: it runs once it is approved."""
 
     def __post_init__(self) -> None:
         for name in ("timeout_s", "queue_s", "concurrency", "rate_per_s", "max_result_bytes"):
@@ -68,18 +66,18 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """On whose behalf a call runs. A shared execution is told no more than its scope."""
+    """The caller of a tool. A shared execution gets only as much of it as its scope allows."""
 
     tenant: str
     session_id: str = ""
-    """Empty: unknown; such a call shares nothing that is scoped to a session."""
+    """Empty: unknown. Such a call shares nothing that is scoped to a session."""
     turn_id: str = ""
     key_id: str = ""
     history: tuple[str, ...] | None = None
-    """Arguments of the session's earlier calls of a stateful tool, oldest first, as its transcript shows them: a
-    record of our own would be lost with the process. None: not known, and the call is shared with nobody."""
+    """Arguments of the session's earlier calls of a stateful tool, oldest first, read from its transcript, since a
+    record in this process would be lost with it. None: not known, and the call is not shared."""
     weight: float = 1.0
-    """Of the tenant, where tenants share a tool's places."""
+    """The tenant's weight where tenants share the places of a tool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,34 +93,34 @@ class Call:
 Run: TypeAlias = Callable[[Json, Context], Awaitable[object]]
 """Executes one call. A string is the result's text; any other value becomes JSON."""
 RunMany: TypeAlias = Callable[[list[Json], Context], Awaitable[Sequence[object]]]
-"""Executes several calls at once; results by position, an exception in the place of one that failed."""
+"""Executes several calls at once. Results stand by position, with an exception for a call that failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """Something that a model can call. `run`, or `run_many` if calls can be grouped into one."""
+    """Something that a model can call. It has `run`, or `run_many` where calls can be grouped."""
 
     name: str
     description: str
     parameters: Json
-    """JSON Schema of the arguments, an object."""
+    """JSON Schema of the arguments, which are an object."""
     run: Run | None = None
     run_many: RunMany | None = None
     """Takes precedence over `run`."""
     effect: Effect = Effect.DESTRUCTIVE
     limits: Limits = field(default_factory=Limits)
     batch_window_s: float = 0.0
-    """How long the first call of a group waits for others."""
+    """How long the first call of a group waits for further calls."""
     max_batch: int = 64
     is_stateful: bool = False
-    """Its result is a function of `context.history` and the arguments."""
+    """Whether its result depends on `context.history` beside the arguments."""
     key: Callable[[Json], str] | None = None
-    """What makes two calls the same. None: equal arguments."""
+    """Text that is equal for calls with the same result. None: calls with equal arguments have the same result."""
     source: str = "python"
-    """Where it comes from: `python`, `builtin`, `mcp:NAME`."""
+    """Origin of the tool: `python`, `builtin`, `mcp:NAME`."""
     close: Callable[[], Awaitable[object]] | None = None
-    """Ends what the tool keeps between calls, such as processes; a later call starts them again. For the runtime
-    that has run it, when it closes."""
+    """Ends the state that the tool keeps between calls, such as processes. A later call starts it again. The
+    runtime calls it when it closes."""
 
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name):
@@ -141,11 +139,11 @@ class Tool:
 
 
 class ToolError(Exception):
-    """The call failed, and this is what the model is to be told: a tool's own way to fail."""
+    """The call failed, and the model reads this text: a tool's own way to fail."""
 
 
 class Refused(ToolError):
-    """The call asks for what this tool may not do, such as a host that is not allowed; nothing was done."""
+    """The call asks for something that the tool may not do, such as a host that is not allowed. It did nothing."""
 
 
 class OutcomeUnknown(ToolError):
@@ -157,14 +155,14 @@ class Status(StrEnum):
 
     OK = "ok"
     ERROR = "error"
-    TIMEOUT = "timeout"  # no result in time; of a destructive call: it was not started
-    REFUSED = "refused"  # no such tool, arguments that it does not take, not approved; not started
-    UNKNOWN = "unknown"  # started, not idempotent, outcome not known; never run again
-    CANCELLED = "cancelled"  # nobody waited any more: of executions, never of results
+    TIMEOUT = "timeout"  # no result in time; a destructive call was not started
+    REFUSED = "refused"  # no such tool, invalid arguments, or no approval; it was not started
+    UNKNOWN = "unknown"  # a destructive call was started and its outcome is lost; it never runs again
+    CANCELLED = "cancelled"  # the last caller left; executions have it, results never
 
 
 class Origin(StrEnum):
-    """Where a result comes from."""
+    """The source of a result."""
 
     EXECUTED = "executed"
     COALESCED = "coalesced"  # from an execution that another call started
@@ -174,32 +172,32 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What one call gave."""
+    """The result of one call."""
 
     call: Call
     status: Status
     text: str
-    """What the model reads; of errors too."""
+    """The text that the model reads, for errors too."""
     seconds: float = 0.0
     """Time that the caller waited."""
     origin: Origin = Origin.NONE
     saved_s: float = 0.0
-    """Duration of the execution that it did not need."""
+    """Duration of the execution that this call did not need."""
     is_truncated: bool = False
     shared_by: int = 1
-    """Calls that the same execution has served so far."""
+    """Number of calls that the same execution has served so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
-    """The audit record of one execution, or of one call that was refused. Holds no content."""
+    """The audit record of one execution, or of one refused call. It holds no content."""
 
     tool: str
-    """As the model wrote it where there is no such tool."""
+    """The name as the model wrote it where there is no such tool."""
     source: str
     call_id: str
     context: Context
-    """Of the call that started it."""
+    """Context of the call that started the execution."""
     arguments_sha256: str
     started_at: float
     """Seconds of the runtime's clock."""
@@ -207,41 +205,18 @@ class Execution:
     status: Status
     shared_by: int
     error: str = ""
-    """Class of what the tool raised; never its text."""
+    """Class of the exception that the tool raised; never its text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a call may run, and if not, what the model is told."""
+    """Whether a call may run."""
 
     is_approved: bool
     reason: str = ""
+    """Why it may not; the model reads it."""
 
 
 Approve: TypeAlias = Callable[[Tool, Json, Context], Awaitable[Verdict]]
 """Asked before each call of a tool whose `limits.approval` is not `never`."""
 Tools: TypeAlias = Mapping[str, Tool]
-
-
-# ---- asks whether a call may run. Without a clear yes it may not
-
-LOG = logging.getLogger(__name__)
-
-MOST_S = 600.0
-"""Longest wait for a verdict."""
-
-
-async def verdict_on(
-    approve: Approve | None, tool: Tool, arguments: Json, context: Context, timeout_s: float
-) -> Verdict:
-    """Never raises: who cannot be asked has not approved."""
-    if approve is None:
-        return Verdict(False, "it needs approval, and nobody here can give it")
-    try:
-        async with asyncio.timeout(min(timeout_s, MOST_S)):
-            return await approve(tool, arguments, context)
-    except TimeoutError:
-        return Verdict(False, "it needs approval, and none came in time")
-    except Exception as error:
-        LOG.warning("asking for approval of tool %s failed: %s", tool.name, type(error).__name__)
-        return Verdict(False, "it needs approval, and asking for it failed")

@@ -1,10 +1,12 @@
-"""Which network addresses a tool may connect to: public ones, and the private networks that the operator names."""
+"""HTTP for tools: which addresses they may connect to, one bounded request, the readable text of a page."""
 
 from __future__ import annotations
 
+import re
 import socket
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from html import unescape
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Any, TypeAlias
 
@@ -15,9 +17,12 @@ from yarl import URL
 from tool_runtime.types import Refused, ToolError
 
 Network = IPv4Network | IPv6Network
+Resolver: TypeAlias = AbstractResolver
 
-# IANA's registries of special-purpose addresses, and what clouds answer metadata on beside the link-local address.
-# Our own list: `ipaddress.is_global` differs between the Pythons that we support.
+# ---- addresses: public ones, and the private networks that the operator names
+
+# IANA's registries of special-purpose addresses, and a cloud's metadata address that is not link-local.
+# `ipaddress.is_global` cannot take its place: its answer differs between the supported Pythons.
 _NOT_PUBLIC: tuple[tuple[Network, str], ...] = (
     (IPv4Network("0.0.0.0/8"), "this network"),
     (IPv4Network("10.0.0.0/8"), "private"),
@@ -40,15 +45,15 @@ _NOT_PUBLIC: tuple[tuple[Network, str], ...] = (
     (IPv6Network("3fff::/20"), "documentation"),
 )
 _GLOBAL_V6 = IPv6Network("2000::/3")
-"""The only IPv6 range that is assigned to hosts of the internet; all else is local in some way."""
+"""The only IPv6 range for hosts of the internet. Every other range is local in some way."""
 _NAT64 = IPv6Network("64:ff9b::/96")
 
 
 def refusal(address: str, allowed: Collection[Network] = ()) -> str | None:
-    """Why there may be no connection to an address; None if there may.
+    """Return why a connection to an address is not allowed. None: it is.
 
-    `address` is what a socket is connected to, so it is in the standard form: a resolver has already read
-    what was written in decimal, octal or hexadecimal.
+    `address` is that of a socket, so it is in the standard form: a resolver has already read the decimal, octal
+    and hexadecimal forms.
     """
     outer = ip_address(address.partition("%")[0])
     reached = _embedded(outer) or outer
@@ -63,7 +68,7 @@ def refusal(address: str, allowed: Collection[Network] = ()) -> str | None:
 
 
 def _embedded(address: IPv4Address | IPv6Address) -> IPv4Address | None:
-    """The IPv4 address that is reached by an IPv6 one: mapped, 6to4, or through NAT64."""
+    """Return the IPv4 address that an IPv6 address reaches: mapped, 6to4, or through NAT64."""
     if isinstance(address, IPv4Address):
         return None
     if address in _NAT64:
@@ -71,16 +76,14 @@ def _embedded(address: IPv4Address | IPv6Address) -> IPv4Address | None:
     return address.ipv4_mapped or address.sixtofour
 
 
-# ---- one HTTP request of a tool: no cookies, no proxy, no redirect followed, a limit on size and time
+# ---- one request: without cookies or proxy, no redirect followed, bounded in size
 
 USER_AGENT = "turngate-tool/1"
-
-Resolver: TypeAlias = AbstractResolver
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a server answered."""
+    """The answer of a server."""
 
     status: int
     url: URL
@@ -89,7 +92,7 @@ class Reply:
     location: str
     body: bytes
     is_cut: bool
-    """Whether there was more than the limit."""
+    """Whether the body exceeded the limit."""
 
 
 async def fetch(
@@ -102,44 +105,44 @@ async def fetch(
     refuses: Callable[[str], str | None] = lambda address: None,
     resolver: Resolver | None = None,
 ) -> Reply:
-    """Ask once; the caller bounds the time.
+    """Send one request and return its answer. The caller bounds the time.
 
-    `refuses` is asked of the very address that a connection goes to, whatever name or number it came from, so
-    there is no time in which a name can come to mean another address. Raises Refused if it says why not,
+    `refuses` gets the very address of each connection, whatever name or number it came from, so a name cannot
+    change its meaning between the check and the connection. Raises Refused with the reason that it returns,
     ToolError if there is no answer.
     """
-    door = _Door(refuses)
+    sockets = _CheckedSockets(refuses)
     connector = aiohttp.TCPConnector(
-        resolver=resolver, use_dns_cache=False, force_close=True, socket_factory=door.open
+        resolver=resolver, use_dns_cache=False, force_close=True, socket_factory=sockets.open
     )
     session = aiohttp.ClientSession(
         connector=connector, cookie_jar=aiohttp.DummyCookieJar(), timeout=aiohttp.ClientTimeout()
     )
-    told = {"User-Agent": USER_AGENT, **(headers or {})}
+    headers = {"User-Agent": USER_AGENT, **(headers or {})}
     try:
         async with (
             session,
-            session.request(method, url, headers=told, json=json, allow_redirects=False) as response,
+            session.request(method, url, headers=headers, json=json, allow_redirects=False) as response,
         ):
             return await _reply(url, response, max_bytes)
     except (aiohttp.ClientError, OSError, ValueError) as error:
-        if door.refused:
-            raise Refused(door.refused) from None
+        if sockets.refusal:
+            raise Refused(sockets.refusal) from None
         raise ToolError(f"{url.host} did not answer: {error or type(error).__name__}") from None
 
 
-class _Door:
-    """Makes the sockets of one request, if they may be."""
+class _CheckedSockets:
+    """Opens the sockets of one request, to allowed addresses only."""
 
     def __init__(self, refuses: Callable[[str], str | None]) -> None:
         self._refuses = refuses
-        self.refused = ""
-        """Why one was not."""
+        self.refusal = ""
+        """Why a socket was not opened. Empty: none was refused."""
 
     def open(self, info: tuple[int, int, int, str, tuple[Any, ...]]) -> socket.socket:
         family, kind, protocol, _, address = info
         if reason := self._refuses(str(address[0])):
-            self.refused = reason
+            self.refusal = reason
             raise PermissionError(reason)
         return socket.socket(family, kind, protocol)
 
@@ -162,3 +165,57 @@ async def _read(content: aiohttp.StreamReader, max_bytes: int) -> bytes:
     while len(body) < max_bytes and (chunk := await content.read(min(max_bytes - len(body), 65_536))):
         body += chunk
     return bytes(body)
+
+
+# ---- the readable text of an HTML page
+#
+# Not a parser: it reads each character a fixed number of times, whatever the page. A page can make the parser of
+# the standard library take minutes.
+
+_TAG = re.compile(r"<([/!?a-zA-Z][^<>]*)>")
+_NAME = re.compile(r"/?[a-z][^\s/>]*")
+_UNSEEN = {"script", "style", "noscript", "template", "svg", "iframe", "object"}
+_BREAKS = {
+    *("address", "article", "aside", "blockquote", "br", "dd", "div", "dl", "dt", "fieldset", "figcaption"),
+    *("figure", "footer", "form", "h1", "h2", "h3", "h4", "h5", "h6", "header", "hr", "li", "main", "nav", "ol"),
+    *("p", "pre", "section", "table", "title", "tr", "ul"),
+}
+_MARKS = {"li": "- ", "h1": "# ", "h2": "## ", "h3": "### ", "title": "Title: ", "td": " ", "th": " "}
+
+
+def page_text(html: str) -> str:
+    """Return title, headings, paragraphs and list items as lines of text, without scripts and styles."""
+    lines = (re.sub(r"\s+", " ", unescape(line)).strip() for line in "".join(_pieces(html)).split("\n"))
+    return "\n".join(line for line in lines if line.strip("-# "))
+
+
+def _pieces(html: str) -> Iterator[str]:
+    """Yield the text between tags, with a line feed where a tag breaks the line."""
+    unseen = ""
+    parts = iter(_TAG.split("".join(_without_comments(html))))
+    for text in parts:
+        if not unseen:
+            yield re.sub(r"\s+", " ", text)
+        name = _name(next(parts, ""))
+        if unseen:
+            unseen = "" if name == f"/{unseen}" else unseen
+        elif name in _UNSEEN:
+            unseen = name
+        elif name.removeprefix("/") in _BREAKS:
+            yield "\n"
+        if not unseen:
+            yield _MARKS.get(name, "")
+
+
+def _name(tag: str) -> str:
+    found = _NAME.match(tag.lower())
+    return found[0] if found else ""
+
+
+def _without_comments(html: str) -> Iterator[str]:
+    at = 0
+    while (start := html.find("<!--", at)) >= 0:
+        yield html[at:start]
+        end = html.find("-->", start)
+        at = len(html) if end < 0 else end + 3
+    yield html[at:]

@@ -26,7 +26,7 @@ from gateway.dialects import base, canonical
 from gateway.dialects.base import Script
 from gateway.dialects.openai_format import openai_error
 from gateway.request.inprocess import InProcessResponder
-from tool_runtime.outcome import not_known
+from tool_runtime.results import not_known
 from tool_runtime.runtime import ToolRuntime
 from tool_runtime.types import Call, Context, Effect, Tool, Tools
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from gateway.batches import output_check
 from gateway.core.fields import Json
-from tool_runtime.execution import Throttle, claim_of
 from tool_runtime.killable import Killable, ProcessLost
+from tool_runtime.places import Throttle, claim_of
 from tool_runtime.types import Context, Limits
 
 CHECK_S = 2.0

@@ -15,7 +15,7 @@ import orjson
 
 from gateway.cluster.membership import BoardGone, asking
 from tool_runtime.attempts import KEPT_S, MAX_LOST, Claimed, LocalAttempts, key_in
-from tool_runtime.outcome import Outcome
+from tool_runtime.results import Outcome
 from tool_runtime.types import Status
 
 
@@ -226,7 +226,7 @@ _LET_GO = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[
 
 
 class RedisResults:
-    """A `tool_runtime.attempts.Shared`."""
+    """A `tool_runtime.attempts.SharedExecutions`."""
 
     def __init__(self, redis: Any, prefix: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._redis = redis

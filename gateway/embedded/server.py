@@ -19,15 +19,18 @@ from gateway.dialects.completions import prompts_of
 from gateway.embedded.answer import chain, ids_of, tokens_from
 from gateway.embedded.driver import EngineDriver, EngineStopped, Generation
 from gateway.embedded.model import EngineModel, EngineSpec, ModelRequest
-from gateway.embedded.request import Job, check_model, job_from, prompt_tokens
 from gateway.embedded.wire import (
     AnthropicRefusal,
     ChatWire,
     CompletionWire,
     Exposition,
+    Job,
     Refusal,
     Wire,
     bad_request,
+    check_model,
+    job_from,
+    prompt_tokens,
 )
 from gateway.engines.base import EngineAddress
 from gateway.transport.choice import transport_of

@@ -25,8 +25,8 @@ from gateway.tools.hidden import Hidden
 from gateway.tools.loop import Means, Residency, RoundLimits
 from gateway.tools.toolbox import Toolbox, matches
 from policies.types import Blocks
-from tool_runtime.attempts import Shared
-from tool_runtime.load import load
+from tool_runtime.attempts import SharedExecutions
+from tool_runtime.loading import load
 from tool_runtime.runtime import ToolRuntime
 from tool_runtime.types import (
     Call,
@@ -242,7 +242,7 @@ class OwnTools:
         registry: CollectorRegistry,
         clock: Callable[[], float],
         residency: Residency = no_residency,
-        shared: Shared | None = None,
+        shared: SharedExecutions | None = None,
     ) -> None:
         """`shared`: with other gateways. Raises ConfigError."""
         tools, rules = python_tools(section)

@@ -32,7 +32,7 @@ async def silent(tool: Tool, arguments: Json, context: Context) -> Verdict:
         ("always", answering(True), Status.OK, "answer 1"),
         ("always", answering(False, "not on Fridays"), Status.REFUSED, "not on Fridays"),
         ("http://desk/", answering(True), Status.OK, "answer 1"),
-        ("http://desk/", None, Status.REFUSED, "nobody here can give it"),
+        ("http://desk/", None, Status.REFUSED, "there is no way to give it here"),
         ("http://desk/", failing, Status.REFUSED, "asking for it failed"),
         ("http://desk/", silent, Status.REFUSED, "none came in time"),
     ],

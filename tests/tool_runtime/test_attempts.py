@@ -9,7 +9,7 @@ import pytest
 
 from tool_runtime import attempts
 from tool_runtime.attempts import LocalAttempts
-from tool_runtime.outcome import Outcome
+from tool_runtime.results import Outcome
 from tool_runtime.runtime import ToolRuntime
 from tool_runtime.types import Call, Context, Effect, Result, Status, Tool
 

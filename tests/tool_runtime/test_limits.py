@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.tool_runtime.fakes import ANN, ANY_OBJECT, EVE, Observed, Slow, leave
 from tests.tool_runtime.virtual import virtual
-from tool_runtime.execution import PRESENT_S, Claim, Places, TokenBucket
+from tool_runtime.places import PRESENT_S, Claim, Places, TokenBucket
 from tool_runtime.types import Context, Effect, Json, Limits, Result, Scope, Status, Tool
 
 
@@ -273,18 +273,18 @@ def test_the_laws_of_places_hold_in_any_order_of_events(num: int, events: list[t
             claim = claims[which % len(claims)]
             if what == "end":
                 claims.remove(claim)
-                places.leave(claim, now)
+                places.release(claim, now)
             elif claim.payer is not None and not claim.is_late:
-                places.late(claim)
+                places.mark_late(claim)
         else:
             claims.append(Claim({tenant: WEIGHTS[tenant] for tenant in what}))
-            places.wait(claims[-1])
-        while (found := places.next(now)) is not None:
+            places.enqueue(claims[-1])
+        while (found := places.next_claim(now)) is not None:
             claim, tenant = found
             waiting = {name for claim in claims if claim.payer is None for name in claim.weights}
             least = min(held(name) / WEIGHTS[name] for name in waiting if held(name) < num)
             assert held(tenant) / WEIGHTS[tenant] == least
-            places.give(claim, tenant)
+            places.grant(claim, tenant)
         running = sum(claim.payer is not None and not claim.is_late for claim in claims)
         late = sum(claim.is_late for claim in claims)
         assert running <= num
@@ -295,5 +295,5 @@ def test_the_laws_of_places_hold_in_any_order_of_events(num: int, events: list[t
             assert num > 1
             assert all(held(name) for name in waiting), "and not from those that hold none"
     for claim in claims:
-        places.leave(claim, now)
-    assert places.next(now) is None
+        places.release(claim, now)
+    assert places.next_claim(now) is None

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tool_runtime import tools
-from tool_runtime.load import builtin_names, load
+from tool_runtime.loading import builtin_names, load
 
 MODULE = """
 from tool_runtime.define import define, tool

@@ -6,7 +6,7 @@ import anyio
 from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCNotification, JSONRPCResponse
 
-from tool_runtime.mcp.stdio import Incoming, Link, MendedStream
+from tool_runtime.mcp.transports import Incoming, Link, MendedStream
 
 
 async def mended(*messages: Incoming) -> tuple[list[Incoming], Link]:

@@ -16,7 +16,7 @@ from mcp_types import (
 )
 from mcp_types import Tool as Listed
 
-from tool_runtime.mcp.server import MAX_SCHEMA_CHARS, MAX_TOOLS, Listing, Terms, listing, text_of
+from tool_runtime.mcp.server import MAX_SCHEMA_CHARS, MAX_TOOLS, Listing, McpOptions, listing, result_text
 from tool_runtime.types import Effect, Json, Run
 
 
@@ -25,15 +25,14 @@ def listed(name: str = "search", schema: Json | None = None, hints: Json | None 
     return Listed(name=name, input_schema=schema or {"type": "object"}, annotations=annotations)
 
 
-def offered(*tools: Listed, **terms: Any) -> Listing:
+def offered(*tools: Listed, **options: Any) -> Listing:
     def run(name: str) -> Run:
         async def call(*_: object) -> str:
             return name
 
         return call
 
-    defaults = {"source": "mcp:it", "prefix": "it_", "effects": {}}
-    return listing(tools, Terms(**{**defaults, **terms}), run)
+    return listing(tools, McpOptions(name="it", command="server", **options), run)
 
 
 @pytest.mark.parametrize(
@@ -111,10 +110,10 @@ def test_all_content_is_text_or_told() -> None:
             EmbeddedResource(type="resource", resource=BlobResourceContents(uri="x:d", blob="")),
         ]
     )
-    assert text_of(result).split("\n") == [
+    assert result_text(result).split("\n") == [
         *("a", "[image/png, not shown]", "[audio/wav, not shown]", "[b: file:///b]", "c", "[x:d: data, not shown]")
     ]
 
 
 def test_a_result_that_is_only_structured_is_its_json() -> None:
-    assert text_of(CallToolResult(content=[], structured_content={"a": ["é"]})) == '{"a": ["é"]}'
+    assert result_text(CallToolResult(content=[], structured_content={"a": ["é"]})) == '{"a": ["é"]}'

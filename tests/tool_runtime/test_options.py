@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tool_runtime.options import read
+from tool_runtime.loading import read_options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ def test_values_are_read_by_the_types_of_the_fields() -> None:
         "is_on": True,
         "place": None,
     }
-    assert read(Options, given, "x") == Options(
+    assert read_options(Options, given, "x") == Options(
         name="n", hosts=("a",), places={"a": "b"}, size=2, seconds=3.0, is_on=True
     )
 
@@ -60,10 +60,10 @@ def test_values_are_read_by_the_types_of_the_fields() -> None:
 )
 def test_a_fault_is_told_with_its_place_and_what_belongs_there(given: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match="x: ") as error:
-        read(Options, given, "x")
+        read_options(Options, given, "x")
     assert str(error.value).startswith(told)
 
 
 def test_all_faults_are_told_together() -> None:
     with pytest.raises(ValueError, match=r"no such key 'a'.*\n.*name is missing.*\n.*size has to be"):
-        read(Options, {"a": 1, "size": "b"}, "x")
+        read_options(Options, {"a": 1, "size": "b"}, "x")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tool_runtime.pages import text_of
+from tool_runtime.web import page_text
 
 BOMBS = [
     *("<" * 1_000_000, "<a " * 300_000, "<!--" * 250_000, "<![" * 300_000, "</" * 500_000, "<div>" * 200_000),
@@ -19,16 +19,23 @@ def test_a_page_is_its_title_headings_paragraphs_and_items() -> None:
         <p>two <b>three</b>
         four<ul><li>five<li>six &lt; 7</ul><!-- <p>hidden --><script>if (1<2) write("<p>no</p>")</script>
         <table><tr><td>8<td>9</table>"""
-    assert text_of(page).split("\n") == ["Title: A & B", "## One", "two three four", "- five", "- six < 7", "8 9"]
+    assert page_text(page).split("\n") == [
+        "Title: A & B",
+        "## One",
+        "two three four",
+        "- five",
+        "- six < 7",
+        "8 9",
+    ]
 
 
 @given(st.text(alphabet='<>/!-"= abscript&;\n'))
 def test_any_text_is_a_page(text: str) -> None:
-    text_of(text)
+    page_text(text)
 
 
 @pytest.mark.parametrize("bomb", BOMBS, ids=lambda bomb: bomb[:8].strip())
 def test_a_page_that_is_made_to_be_slow_is_not(bomb: str) -> None:
     began = process_time()
-    text_of(bomb)
+    page_text(bomb)
     assert process_time() - began < 5.0

@@ -9,7 +9,7 @@ import pytest
 
 from tests.tool_runtime.fakes import ANN, ANY_OBJECT, BOB, Observed, Slow, leave, raising
 from tests.tool_runtime.virtual import virtual
-from tool_runtime.tasks import GRACE_S
+from tool_runtime.execution import GRACE_S
 from tool_runtime.types import (
     Call,
     Context,

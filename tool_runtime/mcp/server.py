@@ -1,4 +1,7 @@
-"""How one MCP server is configured."""
+"""MCP servers as sources of tools: their settings, their lists of tools, and their life through the official SDK.
+
+Needs the extra `mcp`. It is imported only where servers are configured.
+"""
 
 from __future__ import annotations
 
@@ -33,32 +36,31 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
 from tool_runtime.arguments import Schema
-from tool_runtime.mcp import http, stdio
-from tool_runtime.mcp.stdio import Link, Transport
-from tool_runtime.options import read
-from tool_runtime.types import Context, Effect, Json, OutcomeUnknown, Run, Tool, ToolError
+from tool_runtime.loading import read_options
+from tool_runtime.mcp.transports import Link, Transport, connected, running
+from tool_runtime.types import NAME, Context, Effect, Json, OutcomeUnknown, Run, Tool, ToolError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class McpOptions:
-    """Settings of one server."""
+    """Settings of one server, which has either a command or a URL."""
 
     name: str
     command: str = ""
-    """Started as a child that speaks over its standard input and output; or"""
+    """Program of a child that speaks over its standard input and output."""
     args: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Added to PATH, HOME and the like; nothing else of our environment is given to it."""
+    """Variables beside PATH, HOME and the like. The child gets no other part of the environment."""
     cwd: str | None = None
     url: str = ""
-    """reached by streamable HTTP."""
+    """Address of a server that speaks streamable HTTP."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     prefix: str | None = None
-    """Put before the names of its tools. None: its own name and `_`."""
+    """Text before the names of its tools. None: the server's name and `_`."""
     effects: Mapping[str, str] = field(default_factory=dict)
     """`read_only`, `idempotent` or `destructive` by tool, where the server's hints are missing or wrong."""
     start_timeout_s: float = 30.0
-    """From the start of the server to its list of tools."""
+    """Longest time from the start of the server to its list of tools."""
     max_message_bytes: int = 8 * 1024 * 1024
 
     def __post_init__(self) -> None:
@@ -70,42 +72,40 @@ class McpOptions:
             if effect not in set(Effect):
                 raise ValueError(f"there is no effect {effect!r}; there are {', '.join(Effect)}")
 
+    @property
+    def source(self) -> str:
+        return f"mcp:{self.name}"
 
-# ---- what an MCP server says, in our terms: its list of tools, and what a call gave
+    def tool_name(self, name: str) -> str:
+        """Return the name under which the tool of a name is offered."""
+        prefix = f"{self.name}_" if self.prefix is None else self.prefix
+        return prefix + re.sub(r"[^A-Za-z0-9_-]", "_", name)
+
+
+# ---- a server's list of tools and its results, as values of `tool_runtime.types`
 
 MAX_TOOLS = 256
 MAX_SCHEMA_CHARS = 64_000
 MAX_DESCRIPTION_CHARS = 8_000
 _BY_NAME = ("properties", "$defs", "definitions", "dependentSchemas")
-"""Keywords that hold schemas by names, which may be those of keywords."""
+"""Keywords that hold schemas by names, and these names may look like keywords."""
 _VALUES = ("const", "enum", "default", "examples")
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The tools of one server, and why others of it are left out."""
+    """The tools of one server, and the reasons why others of it are left out."""
 
     tools: tuple[Tool, ...] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """How a server's tools are offered."""
-
-    source: str
-    prefix: str
-    effects: Mapping[str, str]
-    """What the operator knows better than the server's hints, by the server's name of the tool."""
-
-
-def listing(listed: Iterable[Listed], terms: Terms, run: Callable[[str], Run]) -> Listing:
-    """`run` gives what calls the tool of a name."""
+def listing(listed: Iterable[Listed], options: McpOptions, run: Callable[[str], Run]) -> Listing:
+    """Return the tools of a server's list. `run` gives the function that calls the tool of a name."""
     tools: dict[str, Tool] = {}
     left_out: dict[str, str] = {}
     for tool in listed:
-        name = terms.prefix + re.sub(r"[^A-Za-z0-9_-]", "_", tool.name)
+        name = options.tool_name(tool.name)
         if reason := _fault(tool, name, tools):
             left_out[tool.name] = reason
             continue
@@ -114,15 +114,15 @@ def listing(listed: Iterable[Listed], terms: Terms, run: Callable[[str], Run]) -
             description=(tool.description or tool.title or "")[:MAX_DESCRIPTION_CHARS],
             parameters=_without_patterns(tool.input_schema),
             run=run(tool.name),
-            effect=_effect(tool, terms),
-            source=terms.source,
+            effect=_effect(tool, options),
+            source=options.source,
         )
     return Listing(tuple(tools.values()), left_out)
 
 
 def _fault(tool: Listed, name: str, tools: Mapping[str, Tool]) -> str:
-    """Why a tool cannot be offered; empty if it can."""
-    if not _NAME.fullmatch(name):
+    """Return why a tool cannot be offered. Empty: it can."""
+    if not NAME.fullmatch(name):
         return f"{name!r} is no name that models can call: at most 64 letters, digits, _ and -"
     if name in tools:
         return f"another tool is named {name!r}"
@@ -149,7 +149,7 @@ def _foreign_references(schema: Any) -> Iterator[str]:
 
 
 def _without_patterns(schema: Any, is_schema: bool = True) -> Any:
-    """A server's regular expressions would run here, where one can take forever. The server itself checks them."""
+    """Return the schema without its regular expressions, which can run forever. The server checks them itself."""
     if isinstance(schema, list):
         return [_without_patterns(part) for part in schema]
     if not isinstance(schema, dict):
@@ -163,18 +163,18 @@ def _without_patterns(schema: Any, is_schema: bool = True) -> Any:
     }
 
 
-def _effect(tool: Listed, terms: Terms) -> Effect:
-    """Hints that contradict each other count as none."""
-    if tool.name in terms.effects:
-        return Effect(terms.effects[tool.name])
+def _effect(tool: Listed, options: McpOptions) -> Effect:
+    """Return the effect that the operator states, else that of the hints. Contradicting hints count as none."""
+    if tool.name in options.effects:
+        return Effect(options.effects[tool.name])
     hints = tool.annotations or ToolAnnotations()
     if hints.read_only_hint and not hints.destructive_hint:
         return Effect.READ_ONLY
     return Effect.IDEMPOTENT if hints.idempotent_hint and not hints.read_only_hint else Effect.DESTRUCTIVE
 
 
-def text_of(result: CallToolResult) -> str:
-    """What the model reads: texts as they are, of pictures and sounds that they are there."""
+def result_text(result: CallToolResult) -> str:
+    """Return the text that the model reads. A picture or a sound becomes a note that it exists."""
     if not result.content and result.structured_content is not None:
         return json.dumps(result.structured_content, ensure_ascii=False)
     return "\n".join(map(_block, result.content))
@@ -194,17 +194,17 @@ def _block(block: ContentBlock) -> str:
             return f"[{block.mime_type}, not shown]"
 
 
-# ---- keeps one MCP server running and calls its tools, through the official SDK
+# ---- one running server
 
 LOG = logging.getLogger(__name__)
 
 HEALTHY_S = 30.0
-"""A server that was up for so long is started again at once; one that was not, after a pause that grows."""
+"""A server that was up for so long is restarted at once. Another one is restarted after a growing pause."""
 FIRST_PAUSE_S = 1.0
 MAX_PAUSE_S = 60.0
 LISTEN_AGAIN_S = 5.0
 CLOSE_S = 10.0
-"""Longest wait for the end of a server; to kill one takes three steps of two seconds."""
+"""Longest wait for the end of a server. A kill takes three steps of two seconds."""
 _MAX_PAGES = 100
 
 Offer = Callable[[str, Iterable[Tool]], None]
@@ -213,21 +213,21 @@ Offer = Callable[[str, Iterable[Tool]], None]
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What people are told of a server."""
+    """The state of a server, for operators."""
 
     name: str
     is_up: bool
     problem: str
-    """Why it is not up, or why its tools are not offered; empty if all is well."""
+    """Why it is not up, or why its tools are not offered. Empty: it is up and they are."""
     tools: tuple[str, ...]
     left_out: Mapping[str, str]
-    """Tools that are not offered, and why."""
+    """Tools that are not offered, with the reason."""
     num_starts: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Remote:
-    """Calls one tool; equal for the same tool, so that listing it again changes nothing."""
+    """Calls one tool. It is equal for the same tool, so that another listing of it changes nothing."""
 
     server: McpServer
     name: str
@@ -237,7 +237,7 @@ class _Remote:
 
 
 class McpServer:
-    """One server, from `start` to `close`."""
+    """One server from `start` to `close`, restarted whenever it is lost."""
 
     def __init__(
         self,
@@ -253,14 +253,9 @@ class McpServer:
         self._clock = clock
         self._sleep = sleep
         self._connect = _transport(options)
-        self._terms = Terms(
-            source=f"mcp:{options.name}",
-            prefix=f"{options.name}_" if options.prefix is None else options.prefix,
-            effects=options.effects,
-        )
         self._listing = Listing()
         self._client: Client | None = None
-        """While the server is up, through"""
+        """Set while the server is up, with its link."""
         self._link = Link()
         self._problem = "it was not started"
         self._num_starts = 0
@@ -277,14 +272,14 @@ class McpServer:
         return State(self.name, is_up, self._problem, names, self._listing.left_out, self._num_starts)
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._keep(), name=self._terms.source)
+        self._task = asyncio.create_task(self._keep(), name=self._options.source)
 
     async def settled(self) -> None:
-        """Return when the server is up, or did not come up."""
+        """Wait until the server is up, or has failed to start."""
         await self._is_settled.wait()
 
     async def close(self) -> None:
-        """The server, and with it all that a command has started, is gone when this returns."""
+        """End the server and all processes that its command has started. They are gone when this returns."""
         self._is_closing = True
         self._scope.cancel()
         if self._task is not None:
@@ -294,7 +289,7 @@ class McpServer:
                 await asyncio.wait({self._task}, timeout=CLOSE_S)
 
     async def call(self, name: str, arguments: Json) -> str:
-        """The text of a tool's result. A call waits for a server that is starting, not for one that has failed to.
+        """Return the text of a tool's result. A call waits for a starting server, but not for a failed one.
 
         Raises ToolError, and OutcomeUnknown if the server was lost after the call may have reached it.
         """
@@ -311,10 +306,10 @@ class McpServer:
                 raise OutcomeUnknown(f"{server} was lost during the call: {error.message}") from None
             raise ToolError(error.message) from None
         except (ValidationError, RuntimeError) as error:
-            raise ToolError(f"{server} gave no valid result: {_told(error)}") from None
+            raise ToolError(f"{server} gave no valid result: {_reason_of(error)}") from None
         if result.is_error:
-            raise ToolError(text_of(result))
-        return text_of(result)
+            raise ToolError(result_text(result))
+        return result_text(result)
 
     async def _keep(self) -> None:
         pause_s = 0.0
@@ -335,7 +330,7 @@ class McpServer:
             self._is_settled.set()
 
     async def _live(self) -> float:
-        """One run of the server, from its start to its end. Gives how long it was up; negative: never."""
+        """Run the server from its start to its end, and return how long it was up. Negative: it never was."""
         self._is_settled.clear()
         self._num_starts += 1
         up_since = math.inf
@@ -350,13 +345,13 @@ class McpServer:
                     await self._serve(client, link)
             problem = link.problem
         except Exception as error:  # of a library, a child or the network: it ends this run, not the next one
-            problem = link.problem or _told(error)
+            problem = link.problem or _reason_of(error)
         late = f"it gave no list of tools within {self._options.start_timeout_s:g} s"
         self._problem = late if start.cancel_called else problem
         return self._clock() - up_since
 
     async def _serve(self, client: Client, link: Link) -> None:
-        """Return when the connection is lost."""
+        """Keep the list of tools up to date until the connection is lost."""
         self._client, self._link = client, link
         self._is_settled.set()
         try:
@@ -382,7 +377,7 @@ class McpServer:
             cursor = page.next_cursor
             if cursor is None:
                 break
-        found = listing(listed, self._terms, partial(_Remote, self))
+        found = listing(listed, self._options, partial(_Remote, self))
         found = replace(found, left_out={**found.left_out, **link.malformed})
         self._problem = ""
         if found == self._listing:
@@ -390,22 +385,22 @@ class McpServer:
         for name, reason in found.left_out.items():
             LOG.warning("MCP server %s: its tool %s is left out: %s", self.name, name, reason)
         try:
-            self._offer(self._terms.source, found.tools)
+            self._offer(self._options.source, found.tools)
             self._listing = found
         except ValueError as error:
             self._problem = f"its tools are not offered: {error}"
             LOG.warning("MCP server %s: %s", self.name, self._problem)
 
     async def _list_again(self, client: Client, link: Link) -> None:
-        """A server that cannot is lost: it hangs, or has forgotten our session."""
+        """List the tools again. A server that cannot is lost: it hangs, or has forgotten the session."""
         try:
             with anyio.fail_after(self._options.start_timeout_s):
                 await self._list(client, link)
         except (MCPError, ValidationError, TimeoutError) as error:
-            link.lose(f"it does not list its tools: {_told(error)}")
+            link.lose(f"it does not list its tools: {_reason_of(error)}")
 
     async def _hear(self, client: Client, link: Link) -> None:
-        """Listen for changes of the list, where that needs a request: of servers of the newer protocol."""
+        """Listen for changes of the list at servers of the newer protocol, where that needs a request."""
         tools = client.server_capabilities.tools
         if client.protocol_version not in MODERN_PROTOCOL_VERSIONS or tools is None or not tools.list_changed:
             return
@@ -417,27 +412,27 @@ class McpServer:
             except SubscriptionLost:
                 pass
             except (MCPError, ValidationError, RuntimeError) as error:
-                LOG.info("MCP server %s: changes of its list are not heard: %s", self.name, _told(error))
+                LOG.info("MCP server %s: changes of its list are not heard: %s", self.name, _reason_of(error))
                 return
             await self._sleep(LISTEN_AGAIN_S)
-            link.news.set()  # for what was missed
+            link.news.set()  # a change may have been missed
 
 
 async def _note(link: Link, message: object) -> None:
-    """Of servers of the older protocol, which tell of changes unasked."""
+    """Note a change that a server of the older protocol reports without a request."""
     if isinstance(message, ToolListChangedNotification):
         link.news.set()
 
 
 def _transport(options: McpOptions) -> Transport:
     if options.url:
-        return partial(http.connected, options.url, options.headers, options.max_message_bytes)
+        return partial(connected, options.url, options.headers, options.max_message_bytes)
     command = (options.command, *options.args)
-    return partial(stdio.running, command, options.env, options.cwd, options.max_message_bytes)
+    return partial(running, command, options.env, options.cwd, options.max_message_bytes)
 
 
-def _told(error: BaseException) -> str:
-    """The first cause, in one line."""
+def _reason_of(error: BaseException) -> str:
+    """Return the first cause in one line."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, FileNotFoundError):
@@ -445,22 +440,24 @@ def _told(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
-# ---- mCP servers as sources of tools. Needs the extra `mcp`; imported only where servers are configured
+# ---- all servers
 
 START_WAIT_S = 10.0
 _FOREIGN_LOGS = ("mcp", "client", "httpx2")
-"""The SDK writes its own, with session ids and what servers have sent. What matters of it, we say."""
+"""Loggers of the SDK, which write session ids and content of servers. This module logs the parts that matter."""
 
 
 class McpServers:
-    """All configured servers, each on its own: none waits for another, and none ends with another."""
+    """All configured servers. Each starts and ends independently of the others."""
 
     def __init__(self, servers: Iterable[Mapping[str, Any]], offer: Offer) -> None:
-        """`offer` is told of the tools of each server when it is up, and when they change.
+        """`offer` gets the tools of each server when it is up, and when they change.
 
-        Raises ValueError for settings that are wrong.
+        Raises ValueError for wrong settings.
         """
-        options = [read(McpOptions, settings, f"MCP server {settings.get('name', '?')}") for settings in servers]
+        options = [
+            read_options(McpOptions, settings, f"MCP server {settings.get('name', '?')}") for settings in servers
+        ]
         names = [each.name for each in options]
         if twice := {name for name in names if names.count(name) > 1}:
             raise ValueError(f"two MCP servers are named {', '.join(twice)}")
@@ -473,7 +470,7 @@ class McpServers:
         return [server.state for server in self._servers]
 
     async def start(self, wait_s: float = START_WAIT_S) -> None:
-        """Start all. Waits until each is up or has failed, at most so long: the rest come up while others work."""
+        """Start all, and wait at most `wait_s` until each is up or has failed. The others come up later."""
         for server in self._servers:
             server.start()
         if waiting := [asyncio.create_task(server.settled()) for server in self._servers]:

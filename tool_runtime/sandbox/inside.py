@@ -1,7 +1,7 @@
-"""Runs inside the sandbox: limits itself, then runs the code on its standard input as an interpreter would.
+"""The program inside the sandbox: limits itself, then runs the code on its standard input as an interpreter would.
 
-Given to the interpreter as text, so it imports nothing of ours. Arguments: bytes of memory, bytes per file, and
-seconds of processor time.
+The interpreter gets it as text, so it imports the standard library only. Arguments: bytes of memory, bytes per
+file, and seconds of processor time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MAX_OPEN_FILES = 64
 
 
 def limit(memory_bytes: int, file_bytes: int, cpu_s: int) -> None:
-    """Hard limits: what comes after cannot raise them."""
+    """Set hard limits, which later code cannot raise."""
     for kind, most in (
         (resource.RLIMIT_AS, memory_bytes),
         (resource.RLIMIT_FSIZE, file_bytes),

@@ -1,6 +1,6 @@
-"""A sandbox for Python code: bubblewrap's namespaces, a system-call filter and limits. Refuses to be without them.
+"""A sandbox for Python code: bubblewrap's namespaces, a system-call filter and limits. It needs all three.
 
-The code sees the interpreter, the system's libraries and an empty /tmp; no network, other process or environment.
+The code sees the interpreter, the system's libraries and an empty /tmp. It sees no network or process.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from tool_runtime.killable import reap
 from tool_runtime.sandbox import inside, seccomp
 
 _SYSTEM = ("/usr", "/lib", "/lib32", "/lib64")
@@ -33,33 +34,33 @@ _PLACES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxLimits:
-    """What one run may use."""
+    """The limits of one run."""
 
     timeout_s: float = 10.0
     memory_bytes: int = 512 * 1024 * 1024
     """Address space of the process."""
     disk_bytes: int = 64 * 1024 * 1024
-    """What it may write to /tmp, which is memory."""
+    """Size of /tmp, which lies in memory."""
     output_bytes: int = 65_536
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a run ended."""
+    """The end of a run."""
 
     output: str
-    """What it printed, errors with it, up to the limit."""
+    """Its output and its errors, up to the limit."""
     status: int | None
-    """Exit status. None: it was stopped, by time or by length of output."""
+    """Exit status. None: it was stopped for its time or for the length of its output."""
 
 
 class Sandbox:
-    """Runs code, each run in a sandbox of its own that ends with it."""
+    """Runs code, each time in a new sandbox that ends with the run."""
 
     def __init__(self, limits: SandboxLimits, python: str = "", bwrap: str = "bwrap") -> None:
-        """Tries the sandbox. `python` is the interpreter, ours (without its packages) if empty.
+        """Try the sandbox. An empty `python` stands for this interpreter without its packages.
 
-        Raises ValueError, saying what is missing, where there is no working sandbox.
+        Raises ValueError, which names what is missing, where there is no working sandbox.
         """
         self._limits = limits
         if sys.platform != "linux":
@@ -74,12 +75,12 @@ class Sandbox:
         self._check()
 
     async def run(self, code: str) -> Ended:
-        """Runs code, and kills all of it on time-out, too much output, and cancellation."""
+        """Run code. All its processes are killed at a time-out, at too much output, and on cancellation."""
         starting = asyncio.create_task(self._start(code))
         try:
             return await self._watch(await asyncio.shield(starting))
         finally:
-            await _killed(await starting)  # a start that is broken off would leave a half-made sandbox
+            await _killed(await starting)  # an interrupted start would leave a half-made sandbox
 
     async def _start(self, code: str) -> Process:
         with _memory_file(self._filter) as filter_fd, _memory_file(code.encode(errors="replace")) as code_fd:
@@ -108,8 +109,9 @@ class Sandbox:
 
     def _command(self, filter_fd: int) -> tuple[str, ...]:
         limits = self._limits
-        own = map(str, (limits.memory_bytes, limits.disk_bytes, math.ceil(limits.timeout_s)))
-        return (*self._before, "--seccomp", str(filter_fd), "--", self._python, "-I", "-c", self._inside, *own)
+        arguments = map(str, (limits.memory_bytes, limits.disk_bytes, math.ceil(limits.timeout_s)))
+        program = (self._python, "-I", "-c", self._inside, *arguments)
+        return (*self._before, "--seccomp", str(filter_fd), "--", *program)
 
     def _check(self) -> None:
         with _memory_file(self._filter) as filter_fd, _memory_file(_CHECK.encode()) as code_fd:
@@ -135,14 +137,14 @@ class Sandbox:
 
 
 def _isolation() -> Iterator[str]:
-    # No --new-session: `run` has begun one, which has no terminal, and its group is how all of it is killed.
+    # No --new-session: `run` has started one, which has no terminal. Its process group is killed as a whole.
     yield from ("--unshare-all", "--unshare-user", "--die-with-parent", "--cap-drop", "ALL")
     yield from ("--uid", _NOBODY, "--gid", _NOBODY, "--hostname", "sandbox", "--clearenv")
     yield from ("--setenv", "HOME", "/tmp", "--setenv", "LANG", "C.UTF-8")  # noqa: S108
 
 
 def _mounts(python: str, limits: SandboxLimits) -> Iterator[str]:
-    """Everything read-only but /tmp, whose size is limited."""
+    """Yield mounts that are read-only, but for /tmp, whose size is limited."""
     for place in _SYSTEM:
         if os.path.islink(place):
             yield from ("--symlink", os.readlink(place), place)
@@ -159,29 +161,26 @@ def _mounts(python: str, limits: SandboxLimits) -> Iterator[str]:
 
 
 def _interpreter_places(python: str) -> list[str]:
-    """Where an interpreter and its packages are."""
+    """Return the directories of an interpreter and its packages."""
     try:
-        asked = subprocess.run(  # noqa: S603
+        done = subprocess.run(  # noqa: S603
             (python, "-I", "-c", _PLACES), capture_output=True, text=True, timeout=_CHECK_S, check=True
         )
-        return sorted({str(place) for place in json.loads(asked.stdout)})
+        return sorted({str(place) for place in json.loads(done.stdout)})
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         raise ValueError(f"{python} is no Python interpreter that runs: {error}") from None
 
 
 async def _killed(process: Process) -> None:
-    assert process.stdout is not None
     if process.returncode is None:
         with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # the group: while it is set up, one is not tied to the other
-    while await process.stdout.read(65_536):  # its pipe is closed when all its output was taken
-        pass
-    await process.wait()
+            os.killpg(process.pid, signal.SIGKILL)  # the group: during set-up its processes do not end together
+    await reap(process)
 
 
 @contextmanager
 def _memory_file(content: bytes) -> Iterator[int]:
-    """A descriptor to read `content` from."""
+    """Give the body of a `with` a descriptor from which it can read `content`."""
     descriptor = os.memfd_create("turngate")
     try:
         os.write(descriptor, content)

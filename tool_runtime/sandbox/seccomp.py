@@ -1,8 +1,8 @@
-"""The system calls that code in the sandbox is refused, as a program for the kernel's filter (seccomp).
+"""The system calls that the sandbox refuses, as a program for the kernel's filter (seccomp).
 
-The second wall. Namespaces already hide files, processes and networks; the filter takes away what they do not
-cover (new processes, sockets that leave a virtual machine, memory that counts as nobody's) and the parts of the
-kernel in which most holes were.
+It is the second wall. Namespaces already hide files, processes and networks. The filter refuses the calls that
+they do not cover (new processes, sockets that leave a virtual machine, memory that counts for no process), and the
+parts of the kernel in which most holes were found.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ALLOW, _KILL, _ERROR = 0x7FFF0000, 0x80000000, 0x00050000
 _AF_UNIX = 1
 _CLONE_THREAD = 0x10000
 _X32 = 0x40000000
-"""x86-64 has its calls a second time, with this bit."""
+"""x86-64 has a second set of its calls, with this bit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,25 +66,18 @@ _MACHINES = {
         ),
     ),
 }
-# The same numbers everywhere.
+# These have the same numbers on all architectures.
 _NEWER = (
     *(425, 426, 427),  # io_uring_setup, io_uring_enter, io_uring_register
-    *(
-        428,
-        429,
-        430,
-        431,
-        432,
-        433,
-        442,
-    ),  # open_tree, move_mount, fsopen, fsconfig, fsmount, fspick, mount_setattr
+    *(428, 429, 430),  # open_tree, move_mount, fsopen
+    *(431, 432, 433, 442),  # fsconfig, fsmount, fspick, mount_setattr
     *(434, 438, 447),  # pidfd_open, pidfd_getfd, memfd_secret
 )
 _CLONE3 = 435
 
 
 def program(machine: str = platform.machine()) -> bytes:
-    """The filter for one architecture. Raises ValueError for one whose calls are not listed here."""
+    """Return the filter for one architecture. Raises ValueError for one whose calls are not listed here."""
     if machine not in _MACHINES:
         raise ValueError(f"there is no list of system calls for {machine} (there is for {', '.join(_MACHINES)})")
     calls = _MACHINES[machine]
@@ -95,7 +88,7 @@ def program(machine: str = platform.machine()) -> bytes:
         (_LOAD, 0, 0, _NUMBER_AT),
         (_AT_LEAST, 0, 1, _X32),
         (_RETURN, 0, 0, _ERROR | EPERM),
-        # Its flags lie in memory, which a filter cannot read; libraries use `clone` where there is none.
+        # Its flags lie in memory, which a filter cannot read. Libraries use `clone` where it is missing.
         *_refused([_CLONE3], ENOSYS),
         *_refused((*calls.refused, *_NEWER), EPERM),
         *_refused_unless(calls.clone, _HAS_BIT, _CLONE_THREAD),

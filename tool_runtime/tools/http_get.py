@@ -1,4 +1,4 @@
-"""Reads a page of an allowed host: public addresses only, checked at each connection and each redirect."""
+"""Reads a page of an allowed host, at public addresses only. Each connection and each redirect is checked."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ from typing import Any
 from yarl import URL
 
 from tool_runtime.execution import in_thread
-from tool_runtime.options import read
-from tool_runtime.pages import text_of
+from tool_runtime.loading import read_options
+from tool_runtime.tools import GRACE_S
 from tool_runtime.types import Context, Effect, Json, Limits, Refused, Tool, ToolError
-from tool_runtime.web import Reply, Resolver, fetch, refusal
+from tool_runtime.web import Reply, Resolver, fetch, page_text, refusal
 
 MAX_REDIRECTS = 5
 _REDIRECTS = {301, 302, 303, 307, 308}
 _HTML = {"text/html", "application/xhtml+xml"}
 _TEXT = ("json", "xml", "yaml", "javascript", "x-ndjson", "toml")
-"""What the types that are text end with, beside `text/...`."""
+"""Endings of the content types that are text, beside `text/...`."""
 _CHARSETS = ("utf", "ascii", "iso8859", "cp", "gb", "big5", "euc", "shift_jis", "koi8")
-"""How the codecs begin that we decode with. Python has others that are no charsets, some of them slow."""
-_GRACE_S = 5.0
+"""Beginnings of the names of charsets. Python has other codecs that are no charsets, some of them slow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,13 +32,13 @@ class HttpGetOptions:
     """Settings of `http_get`."""
 
     hosts: tuple[str, ...]
-    """`docs.example.com`, `*.example.com` for all below it, `*` for all; `name:port` where the port is unusual."""
+    """`docs.example.com`, `*.example.com` for all hosts below it, `*` for all; `name:port` for an unusual port."""
     private_networks: tuple[str, ...] = ()
-    """Such as 10.1.0.0/16: not public, and allowed nevertheless."""
+    """Networks such as 10.1.0.0/16 that are not public and yet allowed."""
     max_bytes: int = 1_000_000
-    """Read of a page; longer ones are cut."""
+    """Length at which a page is cut."""
     timeout_s: float = 20.0
-    """For everything, redirects included."""
+    """Longest time of a call, redirects included."""
 
     def __post_init__(self) -> None:
         for network in self.private_networks:
@@ -48,7 +47,7 @@ class HttpGetOptions:
 
 def build(settings: Mapping[str, Any]) -> Tool:
     """Raises ValueError."""
-    options = read(HttpGetOptions, settings, "http_get")
+    options = read_options(HttpGetOptions, settings, "http_get")
     return Tool(
         name="http_get",
         description="Read a web page or file by HTTP GET. Gives its text; of HTML pages without the markup.",
@@ -60,26 +59,26 @@ def build(settings: Mapping[str, Any]) -> Tool:
         },
         run=Getter(options).run,
         effect=Effect.READ_ONLY,
-        limits=Limits(timeout_s=options.timeout_s + _GRACE_S),
+        limits=Limits(timeout_s=options.timeout_s + GRACE_S),
         source="builtin",
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Getter:
-    """Runs the calls. The resolver is aiohttp's own if None."""
+    """Runs the calls. A resolver of None stands for aiohttp's own."""
 
     options: HttpGetOptions
     resolver: Resolver | None = None
 
     async def run(self, arguments: Json, context: Context) -> str:
-        asked: str = arguments["url"]
+        url: str = arguments["url"]
         try:
             async with asyncio.timeout(self.options.timeout_s):
-                reply = await self._followed(_parsed(asked))
+                reply = await self._followed(_parsed(url))
                 text = await in_thread(partial(_text, reply))
         except TimeoutError:
-            raise ToolError(f"{asked} was not read within {self.options.timeout_s:g} s") from None
+            raise ToolError(f"{url} was not read within {self.options.timeout_s:g} s") from None
         if reply.status >= 400:
             raise ToolError(f"{reply.url} answered {reply.status}\n\n{text}")
         cut = f"\n[cut: only the first {self.options.max_bytes} bytes were read]" if reply.is_cut else ""
@@ -137,7 +136,7 @@ def _text(reply: Reply) -> str:
     if not kind.startswith("text/") and not kind.endswith(_TEXT):
         raise ToolError(f"{reply.url} is no text but {kind}")
     text = reply.body.decode(_charset(reply.charset), "replace")
-    return text_of(text) if kind in _HTML else text
+    return page_text(text) if kind in _HTML else text
 
 
 def _charset(name: str) -> str:

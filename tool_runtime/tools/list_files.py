@@ -11,8 +11,8 @@ from itertools import islice
 from typing import Any
 
 from tool_runtime.execution import in_thread
-from tool_runtime.options import read
-from tool_runtime.roots import Roots
+from tool_runtime.files import Roots
+from tool_runtime.loading import read_options
 from tool_runtime.types import Context, Effect, Json, Tool
 
 
@@ -21,13 +21,13 @@ class ListFilesOptions:
     """Settings of `list_files`."""
 
     roots: Mapping[str, str]
-    """As of `read_file`."""
+    """As in `read_file`."""
     max_entries: int = 1000
 
 
 def build(settings: Mapping[str, Any]) -> Tool:
     """Raises ValueError."""
-    options = read(ListFilesOptions, settings, "list_files")
+    options = read_options(ListFilesOptions, settings, "list_files")
     roots = Roots(options.roots)
 
     async def run(arguments: Json, context: Context) -> object:
@@ -52,7 +52,7 @@ def build(settings: Mapping[str, Any]) -> Tool:
 
 
 def _entries(roots: Roots, path: str, max_entries: int) -> str:
-    """Links and devices are not shown: they cannot be read."""
+    """Return a line per entry. Links and devices cannot be read and are left out."""
     with roots.directory(path) as descriptor, os.scandir(descriptor) as found:
         entries = list(islice(found, max_entries + 1))
         lines = sorted(filter(None, map(_line, entries[:max_entries])))
@@ -64,7 +64,7 @@ def _entries(roots: Roots, path: str, max_entries: int) -> str:
 def _line(entry: os.DirEntry[str]) -> str:
     try:
         status = entry.stat(follow_symlinks=False)
-    except OSError:  # gone since
+    except OSError:  # it was removed meanwhile
         return ""
     if stat.S_ISDIR(status.st_mode):
         return f"{entry.name}/"

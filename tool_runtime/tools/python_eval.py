@@ -1,4 +1,4 @@
-"""Runs Python code that a model wrote, in a sandbox. Without a sandbox it cannot be built."""
+"""Runs Python code that a model wrote, in a sandbox. It cannot be built where there is no sandbox."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tool_runtime.options import read
+from tool_runtime.loading import read_options
 from tool_runtime.sandbox import sandbox
+from tool_runtime.tools import GRACE_S
 from tool_runtime.types import Context, Effect, Json, Limits, Tool, ToolError
 
 MAX_CODE_CHARS = 100_000
 _AT_ONCE = 4
-_GRACE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PythonEvalOptions(sandbox.SandboxLimits):
-    """Settings of `python_eval`: the limits of a run, and what it is run with."""
+    """Settings of `python_eval`: the limits of a run, its interpreter and its sandbox."""
 
     python: str = ""
-    """An interpreter, such as one of a virtual environment with the packages that code may use. Empty: ours,
-    without packages."""
+    """An interpreter, such as one of a virtual environment with the packages that code may use. Empty: the
+    gateway's interpreter without its packages."""
     bwrap: str = "bwrap"
 
 
 def build(settings: Mapping[str, Any]) -> Tool:
     """Raises ValueError if there is no working sandbox."""
-    options = read(PythonEvalOptions, settings, "python_eval")
+    options = read_options(PythonEvalOptions, settings, "python_eval")
     try:
         box = sandbox.Sandbox(options, options.python, options.bwrap)
     except ValueError as error:
@@ -45,8 +45,8 @@ def build(settings: Mapping[str, Any]) -> Tool:
 
     return Tool(
         name="python_eval",
-        description="Run Python code and get what it prints, and the value of its last expression. "
-        "Each run starts anew: no network, no files but an empty /tmp.",
+        description="Run Python code and get its output, and the value of its last expression. "
+        "Each run starts fresh: no network, no files but an empty /tmp.",
         parameters={
             "type": "object",
             "properties": {"code": {"type": "string", "maxLength": MAX_CODE_CHARS}},
@@ -54,9 +54,9 @@ def build(settings: Mapping[str, Any]) -> Tool:
             "additionalProperties": False,
         },
         run=run,
-        # Nothing outside the sandbox changes, but equal code need not give equal results (random numbers), so
-        # each caller gets a run of its own.
+        # A run changes nothing outside the sandbox. But equal code may give different results, as with random
+        # numbers, so each caller gets a run of its own.
         effect=Effect.DESTRUCTIVE,
-        limits=Limits(timeout_s=options.timeout_s + _GRACE_S, concurrency=_AT_ONCE),
+        limits=Limits(timeout_s=options.timeout_s + GRACE_S, concurrency=_AT_ONCE),
         source="builtin",
     )

@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any
 
 from tool_runtime.execution import in_thread
-from tool_runtime.options import read
-from tool_runtime.roots import Roots
+from tool_runtime.files import Roots
+from tool_runtime.loading import read_options
 from tool_runtime.types import Context, Effect, Json, Tool, ToolError
 
 
@@ -20,14 +20,14 @@ class ReadFileOptions:
     """Settings of `read_file`."""
 
     roots: Mapping[str, str]
-    """Directories by the name under which paths begin: `docs: /srv/docs` gives `docs/guide.md`."""
+    """Directories by the names with which paths begin: `docs: /srv/docs` gives `docs/guide.md`."""
     max_bytes: int = 60_000
-    """Read in one call."""
+    """Longest part that one call reads."""
 
 
 def build(settings: Mapping[str, Any]) -> Tool:
     """Raises ValueError."""
-    options = read(ReadFileOptions, settings, "read_file")
+    options = read_options(ReadFileOptions, settings, "read_file")
     roots = Roots(options.roots)
 
     async def run(arguments: Json, context: Context) -> object:

@@ -11,13 +11,12 @@ from typing import Any
 from yarl import URL
 
 from tool_runtime.execution import in_thread
-from tool_runtime.options import read
-from tool_runtime.pages import text_of
+from tool_runtime.loading import read_options
+from tool_runtime.tools import GRACE_S
 from tool_runtime.types import Context, Effect, Json, Limits, Tool, ToolError
-from tool_runtime.web import fetch
+from tool_runtime.web import fetch, page_text
 
 MAX_ANSWER_BYTES = 2_000_000
-_GRACE_S = 5.0
 _TTL_S = 300.0
 
 
@@ -28,7 +27,7 @@ class WebSearchOptions:
     provider: str
     """`searxng`, `brave` or `tavily`."""
     url: str = ""
-    """Of the instance; of another endpoint where the provider has one of its own."""
+    """Address of the SearXNG instance, or of another endpoint of Brave or Tavily."""
     api_key: str = field(default="", repr=False)
     max_results: int = 5
     timeout_s: float = 15.0
@@ -54,23 +53,23 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class Provider:
-    """How one search API is asked."""
+    """The requests and answers of one search API."""
 
     url: str
-    """Empty: everybody runs their own."""
+    """Its endpoint. Empty: it has none, since each operator runs an instance."""
     needs_key: bool
     request: Callable[[WebSearchOptions, URL, str], Mapping[str, Any]]
-    """Arguments of `fetch` for a query."""
+    """Gives the arguments of `fetch` for a query."""
     hits: Callable[[Any], list[Hit]]
-    """Reads the answer's JSON. Raises LookupError or TypeError for what is no answer."""
+    """Reads the JSON of an answer. Raises LookupError or TypeError for any other JSON."""
 
 
 def build(settings: Mapping[str, Any]) -> Tool:
     """Raises ValueError."""
-    options = read(WebSearchOptions, settings, "web_search")
+    options = read_options(WebSearchOptions, settings, "web_search")
 
     async def search(arguments: Json, context: Context) -> str:
-        hits = await _asked(options, arguments["query"])
+        hits = await _search(options, arguments["query"])
         lines = [f"{n}. {hit.title}\n   {hit.url}\n   {hit.snippet}" for n, hit in enumerate(hits, 1)]
         return "\n".join(lines) or "No results."
 
@@ -85,12 +84,12 @@ def build(settings: Mapping[str, Any]) -> Tool:
         },
         run=search,
         effect=Effect.READ_ONLY,
-        limits=Limits(timeout_s=options.timeout_s + _GRACE_S, ttl_s=_TTL_S),
+        limits=Limits(timeout_s=options.timeout_s + GRACE_S, ttl_s=_TTL_S),
         source="builtin",
     )
 
 
-async def _asked(options: WebSearchOptions, query: str) -> list[Hit]:
+async def _search(options: WebSearchOptions, query: str) -> list[Hit]:
     provider = PROVIDERS[options.provider]
     request = provider.request(options, URL(options.url or provider.url), query)
     try:
@@ -101,7 +100,7 @@ async def _asked(options: WebSearchOptions, query: str) -> list[Hit]:
     if reply.status != 200:
         raise ToolError(f"{options.provider} answered {reply.status}")
     try:
-        # In a thread: an answer may be long, and all of it is read.
+        # In a thread, since an answer may be long.
         return await in_thread(lambda: provider.hits(json.loads(reply.body))[: options.max_results])
     except (ValueError, LookupError, TypeError, AttributeError):
         raise ToolError(f"{options.provider} answered with something else than results") from None
@@ -128,7 +127,7 @@ def _tavily(options: WebSearchOptions, url: URL, query: str) -> Mapping[str, Any
 
 
 def _hit(found: Any, snippet: str) -> Hit:
-    return Hit(text_of(found["title"] or ""), found["url"], text_of(found.get(snippet) or ""))
+    return Hit(page_text(found["title"] or ""), found["url"], page_text(found.get(snippet) or ""))
 
 
 PROVIDERS: Mapping[str, Provider] = {

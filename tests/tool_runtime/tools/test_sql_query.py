@@ -18,8 +18,9 @@ import pytest
 
 from tests.deadline import DEADLINE_S
 from tests.tool_runtime.tools.calls import called
-from tool_runtime import killable_child, sqlite_reader
+from tool_runtime import killable_child
 from tool_runtime.runtime import ToolRuntime
+from tool_runtime.tools import _sqlite_reader
 from tool_runtime.tools.sql_query import build
 from tool_runtime.types import Call, Context, Json, Status, Tool
 
@@ -183,7 +184,7 @@ def test_a_query_that_is_not_ended_ends_itself(database: str) -> None:
     fixed = {"uri": f"{Path(database).as_uri()}?mode=ro", "memory_bytes": 100_000_000}
     request = {"query": ONE_STEP["many of them"], "values": [], "max_rows": 1}
     limits = "0.1", "100000000"
-    command = sys.executable, "-I", killable_child.__file__, sqlite_reader.__file__, *limits
+    command = sys.executable, "-I", killable_child.__file__, _sqlite_reader.__file__, *limits
     done = subprocess.run((*command, json.dumps(fixed), json.dumps(request)), timeout=DEADLINE_S)
     assert done.returncode == -signal.SIGALRM
 

@@ -1,9 +1,9 @@
-"""Reads an SQLite file for queries that no person has looked at, one at a time.
+"""Runs queries that no person has looked at on an SQLite file, one at a time.
 
-Read-only three times over: the file is opened for reading, an authorizer refuses every statement and function that
-does more, and no other file can be attached. A result is cut while its rows are read.
+Three walls keep it read-only: the file is opened for reading, an authorizer refuses every statement and function
+that does more, and no other file can be attached. A result is cut while its rows are read.
 
-The file of a `tool_runtime.killable.Killable`: it imports nothing of ours.
+It is the file of a `tool_runtime.killable.Killable`, so it imports the standard library only.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ OK, REFUSED, ERROR = "ok", "refused", "error"
 """Kinds of answers."""
 MAX_COLUMNS = 100
 MAX_BYTES = 1_000_000
-"""Of the values of one result, roughly."""
+"""Approximate size of the values of one result."""
 MAX_KEY_BYTES = 100_000
-"""The same of one key."""
+"""Approximate size of the values of one key."""
 _BUSY_S = 2.0
 _READING = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
 _HARMFUL_FUNCTIONS = {"load_extension", "readfile", "writefile", "edit", "fts3_tokenizer"}
@@ -47,8 +47,11 @@ Row = tuple[Any, ...]
 
 
 def answer(request: dict[str, Any]) -> tuple[str, str]:
-    """Kind and text. A request has `uri`, `memory_bytes`, `query`, `values` and `max_rows`; of a query for many
-    keys also these, as `keys`, and their column as `key`. Then the text is a list of their results."""
+    """Return kind and text.
+
+    A request has `uri`, `memory_bytes`, `query`, `values` and `max_rows`. That of a query for many keys also has
+    these as `keys` and their column as `key`; then the text is a list of results.
+    """
     refused: list[str] = []
     try:
         with closing(sqlite3.connect(request["uri"], uri=True, timeout=_BUSY_S)) as connection:
@@ -122,7 +125,7 @@ def _value(value: Any) -> Any:
 
 
 def _authorizer(refused: list[str]) -> Callable[..., int]:
-    """Asked by SQLite about each action of a query; what it refuses is put into the list."""
+    """Return the function that SQLite calls for each action of a query. It adds each refused one to the list."""
 
     def authorize(action: int, first: str | None, second: str | None, *_: object) -> int:
         is_harmful = action == sqlite3.SQLITE_FUNCTION and second in _HARMFUL_FUNCTIONS

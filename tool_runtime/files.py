@@ -1,4 +1,4 @@
-"""Opens what lies below allowed directories, and nothing else: no symbolic link is followed, no `..` is taken."""
+"""Opens files and directories below allowed ones, without following symbolic links or `..`."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from tool_runtime.types import Refused, ToolError
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-"""Non-blocking: opening a pipe that nobody writes would hang. It is refused right after."""
+"""Non-blocking: opening a pipe without a writer would hang. The pipe is refused afterwards."""
 
 
 class Roots:
-    """Named directories. A path is `name/folder/file`: callers learn nothing of where on the machine that is.
+    """Named directories. A path is `name/folder/file`, so callers do not learn where it lies on the machine.
 
-    Each part of a path is opened relative to the one before it, so nothing can be exchanged for a link between
-    a check and its use. Hard links and mounts below a root are the operator's own and count as inside.
+    Each part of a path is opened relative to the one before it, so no part can be exchanged for a link between a
+    check and its use. Hard links and mounts below a root belong to the operator and count as inside.
     """
 
     def __init__(self, roots: Mapping[str, str]) -> None:
-        """Raises ValueError for a root that is no directory, or a name that is no single part of a path."""
+        """Raises ValueError for a root that is no directory, and for a name that is not one part of a path."""
         self._roots = {name: Path(place).resolve() for name, place in roots.items()}
         for name, place in self._roots.items():
             if "/" in name or name in ("", ".", ".."):
@@ -37,7 +37,7 @@ class Roots:
 
     @contextmanager
     def file(self, path: str) -> Iterator[int]:
-        """A descriptor of a regular file. Raises Refused for what may not be read, ToolError for what is not."""
+        """Open a regular file. Raises Refused for a path that may not be read, ToolError for other faults."""
         with self._walked(path, _FILE) as descriptor:
             mode = os.fstat(descriptor).st_mode
             if stat.S_ISDIR(mode):
@@ -48,13 +48,13 @@ class Roots:
 
     @contextmanager
     def directory(self, path: str) -> Iterator[int]:
-        """The same of a directory."""
+        """Open a directory. Raises as `file` does."""
         with self._walked(path, _DIRECTORY) as descriptor:
             yield descriptor
 
     @contextmanager
     def _walked(self, path: str, last: int) -> Iterator[int]:
-        """`last` are the flags of the last part; all others have to be directories."""
+        """Open part after part. `last` are the flags of the last one; all others have to be directories."""
         root, *parts = self._parts(path)
         descriptor = _open(path, str(self._roots[root]), _DIRECTORY, None)
         try:
@@ -85,7 +85,7 @@ def _open(path: str, part: str, flags: int, directory: int | None) -> int:
 
 
 def _is_link(part: str, directory: int | None) -> bool:
-    """For the text of a refusal only: the open has failed already."""
+    """Return whether a link is the reason why the open has failed, for the text of the refusal only."""
     try:
         return stat.S_ISLNK(os.stat(part, dir_fd=directory, follow_symlinks=False).st_mode)
     except OSError:
