@@ -202,8 +202,8 @@ class Exchange:
     def give_id(self) -> str:
         """Make an id for its answer, once."""
         if not self.given_id:
-            is_response = self.dialect.name == "responses"
-            self.given_id = response_ids.new_id(self.tenant) if is_response else f"turngate-{self.id}"
+            is_stored = self.dialect.stores_answers
+            self.given_id = response_ids.new_id(self.tenant) if is_stored else f"turngate-{self.id}"
         return self.given_id
 
     @property

@@ -187,6 +187,10 @@ class Result:
     shared_by: int = 1
     """Number of calls that the same execution has served so far."""
 
+    @property
+    def is_ok(self) -> bool:
+        return self.status is Status.OK
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:

@@ -16,7 +16,7 @@ from gateway.core.errors import Failure
 from gateway.core.excerpt import excerpt
 from gateway.core.transport import Handler, HeaderList, Request, Responder
 from gateway.dialects import BY_PATH
-from gateway.dialects.openai_format import openai_error
+from gateway.dialects.base import openai_error
 from gateway.request.handler import RESPONSES, failed
 
 JSON_HEADER = ("Content-Type", openapi.JSON_TYPE)

@@ -23,8 +23,7 @@ from gateway.core import fields
 from gateway.core.errors import Failure
 from gateway.core.fields import Json
 from gateway.dialects import base, canonical
-from gateway.dialects.base import Script
-from gateway.dialects.openai_format import openai_error
+from gateway.dialects.base import Script, openai_error
 from gateway.request.inprocess import InProcessResponder
 from tool_runtime.results import not_known
 from tool_runtime.runtime import ToolRuntime

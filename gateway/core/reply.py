@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from io import StringIO
+from typing import Generic, TypeVar
 
 from policies.types import Usage
 
 
 class TextBuffer:
-    """Text in pieces. To take one costs what the piece costs; `text += piece` on an attribute copies all of it.
+    """Text in pieces. Adding one costs what the piece costs; `text += piece` on an attribute copies all of it.
 
-    Reading it (`str`) joins the pieces: do that once it is whole, not per piece.
+    Reading it (`str`) joins the pieces: read it once it is whole, not per piece.
     """
 
     __slots__ = ("_pieces", "latest", "num_chars")
@@ -46,7 +48,7 @@ class ToolCall:
 
     __slots__ = ("id", "name", "written")
 
-    def __init__(self, id_: str, name: str, arguments: str = "") -> None:
+    def __init__(self, id_: str = "", name: str = "", arguments: str = "") -> None:
         self.id = id_
         self.name = name
         self.written = TextBuffer(arguments)
@@ -66,6 +68,37 @@ class ToolCall:
     __hash__ = None  # type: ignore[assignment]
 
 
+CallT = TypeVar("CallT", bound=ToolCall)
+
+
+class ToolCalls(list[CallT], Generic[CallT]):
+    """The calls of one answer, in the order in which they began, each put together from its pieces."""
+
+    __slots__ = ("_by_index", "_kind")
+
+    def __init__(self, kind: type[CallT], whole: Iterable[CallT] = ()) -> None:
+        """`whole`: calls that are complete."""
+        super().__init__(whole)
+        self._kind = kind
+        self._by_index: dict[int, CallT] = {}
+
+    def at(self, index: int) -> CallT | None:
+        """The call that the engine numbers so; None: it has not begun."""
+        return self._by_index.get(index)
+
+    def put_piece(self, index: int, id_: str | None, name: str | None, arguments: str) -> CallT:
+        """Add a piece to the call at `index`, which begins with its first piece; or all of it at once."""
+        call = self._by_index.get(index)
+        if call is None:
+            call = self._by_index[index] = self._kind()
+            self.append(call)
+        call.id = id_ or call.id
+        call.name = call.name or name or ""
+        if arguments:
+            call.written.add(arguments)
+        return call
+
+
 @dataclass(slots=True)
 class Reply:
     """What one model call answered, as read from a copy of its bytes."""
@@ -78,7 +111,7 @@ class Reply:
     model: str = ""
     written: TextBuffer = field(default_factory=TextBuffer)
     """Its text."""
-    tool_calls: list[ToolCall] = field(default_factory=list)
+    tool_calls: ToolCalls[ToolCall] = field(default_factory=lambda: ToolCalls(ToolCall))
     finish_reason: str | None = None
     usage: Usage = Usage()
     is_complete: bool = False

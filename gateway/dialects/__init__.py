@@ -8,16 +8,32 @@ from gateway.dialects.base import Dialect
 from gateway.dialects.chat import Chat
 from gateway.dialects.completions import Completions
 from gateway.dialects.messages import CountTokens, Messages
-from gateway.dialects.plain import Plain
 from gateway.dialects.responses import Responses
 
+
+class Embeddings(Dialect):
+    """`/v1/embeddings`, which has no conversation."""
+
+    name = "embeddings"
+
+
+OPENAI = Dialect()
+"""For what is said without a format of its own, such as the failure of a path that there is not."""
+_RESPONSES = Responses()
 BY_PATH: Mapping[str, Dialect] = {
     "/v1/chat/completions": Chat(),
     "/v1/completions": Completions(),
-    "/v1/responses": Responses(),
+    "/v1/responses": _RESPONSES,
     "/v1/messages": Messages(),
     "/v1/messages/count_tokens": CountTokens(),
-    "/v1/embeddings": Plain("embeddings"),
-    "/tokenize": Plain(),
-    "/detokenize": Plain(),
+    "/v1/embeddings": Embeddings(),
+    "/tokenize": OPENAI,
+    "/detokenize": OPENAI,
 }
+STORED_ANSWERS = "/v1/responses/"
+"""What the paths of stored answers begin with; an id follows."""
+
+
+def dialect_of(path: str) -> Dialect:
+    """Return the format of a path. One without a format of its own is the path of a stored answer."""
+    return BY_PATH.get(path, _RESPONSES)

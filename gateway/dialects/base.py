@@ -1,19 +1,25 @@
-"""What the path needs to know of a wire format: pure readers and writers, one file per format.
+"""What the gateway needs to know of a wire format. Pure readers and writers, one file per format.
 
-A dialect never changes what it reads. Writers return bytes that are ready to send.
+Here: the contract, with what most formats have in common, and what OpenAI's formats share.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from sys import getsizeof
-from typing import Any, Protocol, TypeAlias
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from gateway.core import fields
+import orjson
+
+from gateway.core import fields, sse
 from gateway.core.errors import Failure
 from gateway.core.fields import Json
 from gateway.core.reply import Reply
+from gateway.dialects.canonical import ToolList
 from policies.types import value
+
+if TYPE_CHECKING:
+    from gateway.dialects.rounds import ToolFormat
 
 
 @value
@@ -24,107 +30,183 @@ class Script:
     together. Order of meaning: tools, system, messages.
     """
 
-    tools: tuple[bytes, ...]
+    tools: tuple[bytes, ...] = ()
     """One canonical text per tool, in the client's order."""
-    system: bytes
-    messages: Sequence[bytes]
+    system: bytes = b""
+    messages: Sequence[bytes] = ()
     """One canonical text per message after the system text, role first."""
-    offers_tools: bool
-    tool_names: tuple[str, ...]
+    offers_tools: bool = False
+    tool_names: tuple[str, ...] = ()
     num_system: int = 0
     """Where `messages` are `Texts`: items of the conversation before the first of them."""
 
 
-@value
-class ToolList:
-    """The tools of a request, in canonical form."""
-
-    texts: tuple[bytes, ...]
-    names: tuple[str, ...]
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(map(getsizeof, self.texts)) + sum(map(getsizeof, self.names))
-
-
 class Opening(Protocol):
-    """What a client was sent of its answer while it waited, before any engine answered. All that follows belongs
-    to the same answer: one id, one model, one row of numbers."""
+    """The part of an answer that a client was sent while it waited, before any engine answered. All that follows
+    belongs to the same answer: one id, one model, one row of numbers."""
 
     def keep_alive(self) -> bytes:
-        """A whole SSE *data* event that means nothing and resets every client's idle timer."""
+        """Return a whole SSE *data* event that means nothing and resets every client's idle timer."""
         ...
 
     def joined(self, event: bytes, parsed: Json) -> bytes:
-        """An event of an engine as one of this answer; empty when the client has been told as much."""
+        """Return an engine's event as one of this answer; empty where the opening has said the same."""
         ...
 
     def error_event(self, failure: Failure) -> bytes:
-        """A whole SSE event that fails the answer; no end marker follows it."""
+        """Return a whole SSE event that fails the answer; no end marker follows it."""
         ...
 
 
-class Dialect(Protocol):
-    """One wire format."""
+class Dialect:
+    """One wire format. It never changes what it reads, and what it writes is ready to send.
 
-    name: str
-    """`chat`, `completions`, `responses`, `messages`, `embeddings` or `plain`."""
-    is_conversation: bool
-    """Whether its requests are turns of a session (chat, completions, responses, messages)."""
+    As it stands, it is the format of the paths without a conversation, such as `/tokenize`.
+    """
+
+    name = "plain"
+    """Label of metrics and receipts. The code asks for the properties below, never for the name."""
+    is_conversation = False
+    """Whether its requests are turns of a session."""
+    operation = "chat"
+    """OpenTelemetry's name of what its calls do."""
+
+    # ---- a request
+
+    history_key = ""
+    """Key of the conversation in a body; empty: there is none, or only its client knows what is what in it."""
+    is_item_a_message = False
+    """Whether each item of the conversation is a message by itself."""
+    system_keys: tuple[str, ...] = ()
+    """Keys of system texts beside the conversation, which may begin with further ones."""
+    bound_key = "max_tokens"
+    """Key that bounds the output where a body has no bound yet."""
+    may_omit_bound = False
+    """Whether an answer without a bound may be as long as fits."""
+    always_sends_usage = False
+    """Whether every stream ends with its usage; else a request has to ask for it."""
 
     def check(self, body: Json) -> Failure | None:
-        """Only what the gateway itself relies on: types of `model`, `stream` and the conversation field."""
-        ...
-
-    conversation_key: str
-    """Of the list in which each item is a message by itself; empty: there is none."""
+        """Return the first fault in the fields that the gateway itself relies on."""
+        return wrong_field(body, COMMON)
 
     def script(self, body: Json, tools: ToolList | None = None) -> Script:
-        """The conversation of a request. `tools`: its tools, where they are known."""
-        ...
+        """Return the conversation of a request. `tools`: its tools, where they are known."""
+        return Script()
+
+    def history(self, body: Json) -> list[Json]:
+        """Return the items of the conversation."""
+        return fields.items(body, self.history_key)
+
+    def prompts(self, body: Json) -> list[Prompt] | None:
+        """Return the prompts of a request that has several, each answered by itself; None for one prompt."""
+        return None
 
     def wants_usage(self, body: Json) -> bool:
-        """Whether the client asked for usage in its stream; True where the format always sends it."""
-        ...
+        """Return whether the client gets usage in its stream without the gateway's doing."""
+        return self.always_sends_usage or fields.flag(fields.obj(body, "stream_options"), "include_usage")
 
     def asking_for_usage(self, body: Json) -> Mapping[str, Any]:
-        """Top-level keys that make the engine report usage in a stream; empty when nothing is needed."""
-        ...
+        """Return top-level keys that make the engine report usage in a stream; empty when nothing is needed."""
+        if not fields.flag(body, "stream") or self.wants_usage(body):
+            return {}
+        options = fields.obj(body, "stream_options") | {"include_usage": True}
+        # Without `include_usage` it says nothing; with it, every event would carry usage.
+        options.pop("continuous_usage_stats", None)
+        return {"stream_options": options}
 
     def max_tokens_key(self, body: Json) -> str | None:
-        """Name of the key that bounds the output in this body; None when it has none."""
-        ...
+        """Return the name of the key that bounds the output in this body; None when it has none."""
+        return self.bound_key if body.get(self.bound_key) is not None else None
 
     def stateful_id(self, body: Json) -> str | None:
-        """Id of an earlier answer that lives on one replica (`previous_response_id`)."""
-        ...
+        """Return the id of an earlier answer that lives on one replica (`previous_response_id`)."""
+        return None
+
+    # ---- an answer
+
+    preambles: frozenset[str] = frozenset()
+    """Types of events that engines send on arrival, before the prefill: no answer has begun with them."""
+    stores_answers = False
+    """Whether engines may keep its answers, to be found again by their id."""
 
     def read(self, event: Json, reply: Reply) -> None:
         """Fold one stream event, or a whole answer, into the reply: text, tool calls, finish, model.
 
         Of several choices the first is read. Reasoning is not part of the text.
         """
-        ...
+        reply.model = fields.text(event, "model") or reply.model
+        reply.is_complete = True
 
     def is_asked_usage(self, event: Json) -> bool:
-        """Whether a stream event is exactly the extra one that `asking_for_usage` brings."""
-        ...
-
-    def is_error(self, event: Json) -> Failure | None:
-        """The failure that a stream event, or a whole body, reports; None for an ordinary one."""
-        ...
+        """Return whether a stream event is exactly the extra one that `asking_for_usage` brings."""
+        has_only_usage = event.get("choices") == [] and isinstance(event.get("usage"), dict)
+        return has_only_usage and not self.always_sends_usage
 
     def opening(self, answer_id: str, model: str, created_at: int, body: Json) -> Opening:
-        """The beginning of a streamed answer to `body`, of which nothing has been sent."""
-        ...
+        """Return the beginning of a streamed answer to `body`, of which nothing has been sent."""
+        raise NotImplementedError("this path does not stream")
+
+    def tool_format(self) -> ToolFormat | None:
+        """Return how the gateway's own tools are spoken of; None where none are run."""
+        return None
+
+    # ---- a failure
+
+    knows_overload = False
+    """Whether its clients know that status 529 may be asked again."""
+
+    def is_error(self, event: Json) -> Failure | None:
+        """Return the failure that a stream event, or a whole body, reports; None for an ordinary one."""
+        error = event.get("error")
+        if error:
+            return read_error(error)
+        return read_error(event) if event.get("object") == "error" else None
+
+    def is_error_body(self, body: Json) -> bool:
+        """Return whether an engine's error is in the envelope that clients of this format read."""
+        return fields.text(fields.obj(body, "error"), "message") is not None and body.get("type") != "error"
 
     def error_body(self, failure: Failure) -> bytes:
-        """JSON body of a failed answer."""
-        ...
+        """Return the JSON body of a failed answer."""
+        return orjson.dumps({"error": openai_error(failure)})
 
     def error_event(self, failure: Failure) -> bytes:
-        """A whole SSE event that fails an open stream; no end marker follows it."""
-        ...
+        """Return a whole SSE event that fails an open stream; no end marker follows it."""
+        return sse.event(self.error_body(failure))
+
+
+Prompt: TypeAlias = str | list[int]
+"""Text, or tokens."""
+
+
+# ---- the opening of OpenAI's streams of chunks
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """An `Opening` of a stream of chunks, each of which names its answer."""
+
+    name: Json
+    """`id`, `created` and `model`, which every chunk repeats."""
+    empty: bytes
+    """A whole event that says nothing but the name."""
+
+    def keep_alive(self) -> bytes:
+        return self.empty
+
+    def joined(self, event: bytes, parsed: Json) -> bytes:
+        changed = {key: value for key, value in self.name.items() if parsed.get(key, value) != value}
+        return sse.event(orjson.dumps(parsed | changed)) if changed else event
+
+    def error_event(self, failure: Failure) -> bytes:
+        return Dialect().error_event(failure)
+
+
+def chunks(answer_id: str, model: str, created_at: int, kind: str, choice: Json) -> Chunks:
+    """Return the opening of one answer. `choice`: one that says nothing."""
+    name = {"id": answer_id, "created": created_at, "model": model}
+    return Chunks(name, sse.event(orjson.dumps({**name, "object": kind, "choices": [choice]})))
 
 
 # ---- the request fields that the gateway itself relies on, checked
@@ -139,12 +221,20 @@ OBJECT: Shape = ((dict,), "an object")
 TEXT_OR_LIST: Shape = ((str, list), "a string or a list")
 
 COMMON: dict[str, Shape] = {"model": TEXT, "stream": FLAG, "stream_options": OBJECT}
+_NAMES = {
+    bool: "a boolean",
+    int: "a number",
+    float: "a number",
+    str: "a string",
+    list: "a list",
+    dict: "an object",
+}
 
 
 def wrong_field(
     body: Json, shapes: Mapping[str, Shape], *, required: str | None = None, objects_in: tuple[str, ...] = ()
 ) -> Failure | None:
-    """The first field of a wrong type, or the `required` one when it is absent. null is absent."""
+    """Return the first field of a wrong type, or the `required` one when it is absent. null is absent."""
     if required is not None and body.get(required) is None:
         return refusal(required, f"`{required}` is missing: a request needs one.")
     for key, (types, description) in shapes.items():
@@ -164,13 +254,70 @@ def refusal(param: str, message: str) -> Failure:
 
 
 def _named(value: object) -> str:
-    """A JSON type as a person calls it."""
-    names = {
-        bool: "a boolean",
-        int: "a number",
-        float: "a number",
-        str: "a string",
-        list: "a list",
-        dict: "an object",
-    }
-    return names.get(type(value), "null")
+    """Return what a person calls a value's JSON type."""
+    return _NAMES.get(type(value), "null")
+
+
+# ---- failures in the words of OpenAI's formats, which engines use too
+
+_KIND_OF_STATUS = {
+    401: "authentication_error",
+    403: "authentication_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
+_STATUS_OF_NAME = {
+    "invalid_request_error": 400,
+    "invalid_prompt": 400,
+    "context_length_exceeded": 400,
+    "BadRequestError": 400,
+    "authentication_error": 401,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "NotFoundError": 404,
+    "request_too_large": 413,
+    "rate_limit_error": 429,
+    "rate_limit_exceeded": 429,
+    "overloaded_error": 503,
+    "Overloaded": 503,
+    "ServiceUnavailableError": 503,
+}
+"""Types and codes of OpenAI, Anthropic, vLLM and Dynamo that come without a status."""
+
+
+def kind_of(status: int) -> str:
+    """Return OpenAI's `type` for a status."""
+    if status >= 500:
+        return "server_error"
+    return _KIND_OF_STATUS.get(status, "invalid_request_error")
+
+
+def read_error(error: Any) -> Failure:
+    """Return what an engine put under `error`, or an error object without a wrapper. It is a 500 if it names no
+    status."""
+    if not isinstance(error, dict):
+        return Failure(500, "server_error", str(error))
+    status, code = _status(error), error.get("code")
+    return Failure(
+        status,
+        kind_of(status),
+        fields.text(error, "message") or "the engine failed without a reason",
+        param=fields.text(error, "param"),
+        code=code if isinstance(code, str) else None,
+    )
+
+
+def _status(error: Json) -> int:
+    """vLLM and SGLang put the HTTP status into `code`."""
+    code = fields.integer(error, "code")
+    if code is not None and 400 <= code < 600:
+        return code
+    names = (error.get("code"), error.get("type"))
+    return next(
+        (_STATUS_OF_NAME[name] for name in names if isinstance(name, str) and name in _STATUS_OF_NAME), 500
+    )
+
+
+def openai_error(failure: Failure) -> Json:
+    """Return the object under `error` of OpenAI's formats."""
+    return {"message": failure.message, "type": failure.kind, "param": failure.param, "code": failure.code}

@@ -1,57 +1,71 @@
-"""Canonical texts: what stays equal when a client parses its history and writes it again.
+"""Canonical texts, which stay equal when a client parses its history and writes it again.
 
-One text is compact JSON with sorted keys.
+A text is compact JSON with sorted keys.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from sys import getsizeof
 from typing import Any
 
 import orjson
 
 from gateway.core import fields
 from gateway.core.fields import Json, trimmed
-from gateway.dialects.base import ToolList
+from policies.types import value
 
 VOLATILE = frozenset({"id", "status", "annotations", "logprobs", "cache_control", "provider_specific_fields"})
 """Keys that clients add, drop or renew from turn to turn; engines do not render them."""
 
-_TOO_DEEP = b'"nested too deep to be told apart"'
+_TOO_DEEP = b'"nested too deep to be compared"'
 
 
-def dump(value: Any) -> bytes:
-    """Compact JSON with sorted keys."""
+@value
+class ToolList:
+    """The tools of a request, in canonical form."""
+
+    texts: tuple[bytes, ...]
+    """One per tool, in the client's order."""
+    names: tuple[str, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(map(getsizeof, self.texts)) + sum(map(getsizeof, self.names))
+
+
+def dump(given: Any) -> bytes:
+    """Return compact JSON with sorted keys."""
     try:
-        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+        return orjson.dumps(given, option=orjson.OPT_SORT_KEYS)
     except orjson.JSONEncodeError:  # orjson reads deeper values than it writes
         return _TOO_DEEP
 
 
 def message(role: str, members: Mapping[str, Any]) -> bytes:
-    """One message: its role, then its members without empty ones."""
-    return dump([role, {key: value for key, value in members.items() if value not in (None, "", [])}])
+    """Return one message: its role, then its members without empty ones."""
+    return dump([role, {key: member for key, member in members.items() if member not in (None, "", [])}])
 
 
-def clean(value: Mapping[str, Any]) -> Json:
-    """`value` without nulls and volatile keys; only its top level."""
-    return {key: item for key, item in value.items() if item is not None and key not in VOLATILE}
+def clean(given: Mapping[str, Any]) -> Json:
+    """Return an object without nulls and volatile keys; only its top level is cleaned."""
+    return {key: item for key, item in given.items() if item is not None and key not in VOLATILE}
 
 
 def objects(values: Any) -> list[Json]:
-    """The objects of a list; nothing of anything else."""
+    """Return the objects of a list; nothing of anything else."""
     if not isinstance(values, list):
         return []
     return values if fields.has_only_objects(values) else [one for one in values if isinstance(one, dict)]
 
 
-def content(value: Any) -> Any:
-    """Message content: neighbouring text parts joined; a string when there is nothing but text."""
-    if not isinstance(value, list):
-        return value
+def content(given: Any) -> Any:
+    """Return message content with neighbouring text parts joined; a string when there is nothing but text."""
+    if not isinstance(given, list):
+        return given
     folded: list[Any] = []
     texts: list[str] = []  # neighbours, joined once: adding each to those before it would copy them every time
-    for part in value:
+    for part in given:
         text = text_of(part)
         if text is not None:
             texts.append(text)
@@ -66,35 +80,36 @@ def content(value: Any) -> Any:
 
 
 def text_of(part: Any) -> str | None:
-    """The text of a text part, or of a plain string; None for anything else."""
+    """Return the text of a text part, or of a plain string; None for anything else."""
     if isinstance(part, dict):
         part = part.get("text")
     return part if isinstance(part, str) else None
 
 
-def arguments(value: Any) -> Any:
-    """Tool-call arguments, parsed: OpenCode, Qwen and pydantic-ai write the JSON anew. As they are, if no JSON."""
-    if not isinstance(value, str):
-        return value
+def arguments(given: Any) -> Any:
+    """Return tool-call arguments parsed, as OpenCode, Qwen and pydantic-ai re-serialise them. Text that is no JSON
+    stays."""
+    if not isinstance(given, str):
+        return given
     try:
-        return orjson.loads(value)
+        return orjson.loads(given)
     except orjson.JSONDecodeError:
-        return value
+        return given
 
 
 def system(texts: Iterable[Any]) -> bytes:
-    """The system text of contents that come before the first message."""
+    """Return the system text of contents that come before the first message."""
     found = [content(text) if isinstance(text, list) else text for text in texts]
     return b"\n".join([text.encode() if isinstance(text, str) else dump(text) for text in found if text])
 
 
 def tools(definitions: Sequence[Json]) -> ToolList:
-    """All tools of a request."""
+    """Return all tools of a request."""
     return ToolList(tuple(map(tool, definitions)), tool_names(definitions))
 
 
 def tool(definition: Json) -> bytes:
-    """One tool definition, with or without the `function` wrapper of chat."""
+    """Return one tool definition, with or without the `function` wrapper of chat."""
     cleaned = clean(definition)
     function = cleaned.get("function")
     if isinstance(function, dict):
@@ -103,7 +118,7 @@ def tool(definition: Json) -> bytes:
 
 
 def tool_names(definitions: Iterable[Json]) -> tuple[str, ...]:
-    """Names that calls will carry: of functions, of the tools of a namespace, else the type (`web_search`)."""
+    """Return the names that calls will carry: of functions and namespaces, else the type (`web_search`)."""
     names: list[str] = []
     _add_names(names, definitions)
     return tuple(names)

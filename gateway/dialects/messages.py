@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from gateway.core import fields, sse
 from gateway.core.errors import Failure
 from gateway.core.fields import Json
-from gateway.core.reply import Reply, ToolCall
+from gateway.core.reply import Reply, TextBuffer, ToolCall
 from gateway.dialects import base, canonical
-from gateway.dialects.base import Script, ToolList
-from gateway.dialects.openai_format import read_error
+from gateway.dialects.base import Dialect, Script
+from gateway.dialects.canonical import ToolList
+from gateway.dialects.rounds import Completed, End, IsHidden, PublicAnswer, Round, ToolFormat, added, mark
 from policies.recognition.chains import Texts
+
+if TYPE_CHECKING:
+    from tool_runtime.types import Result, Tool
 
 _SHAPES = base.COMMON | {"messages": base.LIST, "tools": base.LIST, "system": base.TEXT_OR_LIST}
 _VOLATILE_SYSTEM = "x-anthropic-billing-header:"
@@ -30,10 +34,15 @@ _TYPE_OF_STATUS = {
 }
 
 
-class Messages:
+class Messages(Dialect):
     name = "messages"
     is_conversation = True
-    conversation_key = "messages"
+    history_key = "messages"
+    is_item_a_message = True
+    system_keys = ("system",)
+    always_sends_usage = True
+    preambles = frozenset(("message_start", "ping"))
+    knows_overload = True
 
     def check(self, body: Json) -> Failure | None:
         return base.wrong_field(body, _SHAPES, required="messages", objects_in=("messages", "tools"))
@@ -50,27 +59,12 @@ class Messages:
             tool_names=tools.names,
         )
 
-    def wants_usage(self, body: Json) -> bool:
-        return True
-
-    def asking_for_usage(self, body: Json) -> Mapping[str, Any]:
-        return {}
-
-    def is_asked_usage(self, event: Json) -> bool:
-        return False
-
-    def max_tokens_key(self, body: Json) -> str | None:
-        return "max_tokens" if body.get("max_tokens") is not None else None
-
-    def stateful_id(self, body: Json) -> str | None:
-        return None
-
     def read(self, event: Json, reply: Reply) -> None:
         kind = event.get("type")
         if kind == "content_block_delta":
-            _read_delta(fields.obj(event, "delta"), reply)
+            _read_delta(event, reply)
         elif kind == "content_block_start":
-            _read_block(fields.obj(event, "content_block"), reply)
+            _read_block(fields.integer(event, "index") or 0, fields.obj(event, "content_block"), reply)
         elif kind == "message_start":
             reply.model = fields.text(fields.obj(event, "message"), "model") or reply.model
         elif kind == "message_delta":
@@ -79,17 +73,19 @@ class Messages:
             reply.is_complete = True
         elif kind == "message":
             reply.model = fields.text(event, "model") or reply.model
-            for block in canonical.objects(event.get("content")):
-                _read_block(block, reply)
+            for index, block in enumerate(canonical.objects(event.get("content"))):
+                _read_block(index, block, reply)
             reply.finish_reason = fields.text(event, "stop_reason")
             reply.is_complete = reply.finish_reason is not None
 
-    def is_error(self, event: Json) -> Failure | None:
-        error = event.get("error")
-        return read_error(error) if error else None
-
     def opening(self, answer_id: str, model: str, created_at: int, body: Json) -> Pings:
         return Pings()
+
+    def tool_format(self) -> MessagesTools:
+        return MessagesTools()
+
+    def is_error_body(self, body: Json) -> bool:
+        return fields.text(fields.obj(body, "error"), "message") is not None and body.get("type") == "error"
 
     def error_body(self, failure: Failure) -> bytes:
         default = "api_error" if failure.status >= 500 else "invalid_request_error"
@@ -98,6 +94,12 @@ class Messages:
 
     def error_event(self, failure: Failure) -> bytes:
         return sse.event(self.error_body(failure), "error")
+
+
+class CountTokens(Messages):
+    """`/v1/messages/count_tokens`: the same request, but no turn of a session."""
+
+    is_conversation = False
 
 
 class Pings:
@@ -113,10 +115,7 @@ class Pings:
         return Messages().error_event(failure)
 
 
-class CountTokens(Messages):
-    """`/v1/messages/count_tokens`: the same request, but no turn of a session."""
-
-    is_conversation = False
+# ---- the messages of a request, in canonical form
 
 
 def _system(value: Any) -> Any:
@@ -128,11 +127,11 @@ def _system(value: Any) -> Any:
 def _message(message: Json) -> bytes:
     content = message.get("content")
     if isinstance(content, list):
-        content = canonical.content([*_blocks(content)])
+        content = canonical.content([*_canonical_blocks(content)])
     return canonical.message(fields.text(message, "role") or "", {"content": content})
 
 
-def _blocks(content: list[Any]) -> Iterator[Any]:
+def _canonical_blocks(content: list[Any]) -> Iterator[Any]:
     """Blocks with what lies in them folded. The ids of tool calls stay; a thought's signature goes."""
     for block in content:
         kind = block.get("type") if isinstance(block, dict) else None
@@ -151,23 +150,244 @@ def _blocks(content: list[Any]) -> Iterator[Any]:
             yield block
 
 
-def _read_block(block: Json, reply: Reply) -> None:
+# ---- the blocks of an answer
+
+
+def _read_block(index: int, block: Json, reply: Reply) -> None:
     """A block that starts in a stream, mostly empty, or a whole one."""
     kind = block.get("type")
     if kind == "text":
         reply.written.add(fields.text(block, "text") or "")
     elif kind == "tool_use":
-        given = fields.obj(block, "input")
-        arguments = orjson.dumps(given).decode() if given else ""
-        reply.tool_calls.append(
-            ToolCall(fields.text(block, "id") or "", fields.text(block, "name") or "", arguments)
-        )
+        reply.tool_calls.put_piece(index, *_call_of(block))
 
 
-def _read_delta(delta: Json, reply: Reply) -> None:
-    """Blocks come one after the other, so arguments belong to the last call."""
+def _read_delta(event: Json, reply: Reply) -> None:
+    delta = fields.obj(event, "delta")
     kind = delta.get("type")
     if kind == "text_delta":
         reply.written.add(fields.text(delta, "text") or "")
-    elif kind == "input_json_delta" and reply.tool_calls:
-        reply.tool_calls[-1].written.add(fields.text(delta, "partial_json") or "")
+    elif kind == "input_json_delta":
+        index = fields.integer(event, "index") or 0
+        if reply.tool_calls.at(index) is not None:
+            reply.tool_calls.put_piece(index, None, None, fields.text(delta, "partial_json") or "")
+
+
+def _call_of(block: Json) -> tuple[str | None, str | None, str]:
+    """Id, name and arguments of a tool call; a stream brings these later."""
+    given = fields.obj(block, "input")
+    arguments = orjson.dumps(given).decode() if given else ""
+    return fields.text(block, "id"), fields.text(block, "name"), arguments
+
+
+# ---- tools of the gateway: one public answer over several model calls
+
+_CUT_SHORT = ("max_tokens", "refusal", "model_context_window_exceeded")
+_PIECES = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
+"""Of a block: type of the delta -> key of both."""
+
+
+class MessagesTools(ToolFormat):
+    def definition(self, tool: Tool) -> Json:
+        return {"name": tool.name, "description": tool.description, "input_schema": tool.parameters}
+
+    def choice(self, body: Json, is_hidden: IsHidden) -> tuple[bool, Any]:
+        choice = fields.obj(body, "tool_choice")
+        named = fields.text(choice, "name")
+        return choice.get("type") == "any" or (named is not None and is_hidden(named)), {"type": "auto"}
+
+    def no_choice(self) -> Any:
+        return {"type": "none"}
+
+    def results(self, results: Sequence[Result]) -> list[Json]:
+        """One message: all results of a turn have to be in the one that follows it."""
+        blocks = [
+            {"type": "tool_result", "tool_use_id": result.call.id, "content": result.text}
+            | ({} if result.is_ok else {"is_error": True})
+            for result in results
+        ]
+        return [{"role": "user", "content": blocks}] if blocks else []
+
+    def answers(self, history: Sequence[Json]) -> Iterator[tuple[int, int, bytes]]:
+        for at, message in enumerate(history):
+            if message.get("role") == "assistant":
+                yield at, at + 1, _mark(_blocks(message))
+
+    def restored(self, history: Sequence[Json], end: int, said: list[Json]) -> tuple[int, list[Json]]:
+        """Hidden results go into the message in which the client sends its own."""
+        if said[-1]["role"] != "user" or end >= len(history) or history[end].get("role") != "user":
+            return end, said
+        theirs = history[end]
+        return end + 1, [*said[:-1], {**theirs, "content": [*said[-1]["content"], *_blocks(theirs)]}]
+
+    def earlier_calls(self, history: Sequence[Json], name: str) -> tuple[str, ...]:
+        blocks = (block for message in history for block in _blocks(message))
+        calls = (block for block in blocks if block.get("type") == "tool_use" and block.get("name") == name)
+        return tuple(orjson.dumps(call.get("input")).decode() for call in calls)
+
+    def new_answer(self, is_hidden: IsHidden, completed: Completed) -> MessagesAnswer:
+        return MessagesAnswer(is_hidden, completed)
+
+
+class MessagesAnswer(PublicAnswer):
+    def __init__(self, is_hidden: IsHidden, completed: Completed) -> None:
+        super().__init__(is_hidden, completed)
+        self._id = ""
+        self.blocks: list[Json] = []
+        """The blocks that the client was given, of the rounds that are over."""
+
+    @property
+    def id(self) -> str:
+        return self._id
+
+    @property
+    def calls(self) -> list[ToolCall]:
+        uses = (block for block in self.blocks if block.get("type") == "tool_use")
+        return [ToolCall(use["id"], use["name"], orjson.dumps(use["input"]).decode()) for use in uses]
+
+    @property
+    def text(self) -> str:
+        return _text(self.blocks)
+
+    @property
+    def mark(self) -> bytes:
+        return _mark(self.blocks)
+
+    def round(self, number: int, must_end: bool) -> MessagesRound:
+        return MessagesRound(self, number, must_end)
+
+    def close_round(self, round_: Round) -> None:
+        assert isinstance(round_, MessagesRound)
+        super().close_round(round_)
+        self.blocks += round_.given()
+
+    def body(self, last: bytes) -> bytes:
+        parsed: Json = orjson.loads(last)
+        parsed |= {"id": self._id, "content": self.blocks, "usage": self.usage}
+        if parsed.get("stop_reason") == "tool_use" and not self.calls:
+            parsed["stop_reason"] = "end_turn"
+        return orjson.dumps(parsed)
+
+    def keep_alive(self, answer_id: str, model: str, created_at: int, body: Json) -> bytes:
+        return Pings().keep_alive()
+
+    def error_event(self, failure: Failure) -> bytes:
+        return Pings().error_event(failure)
+
+    def learn_name(self, message: Json) -> None:
+        """Read the id that an engine gives the answer."""
+        self._id = fields.text(message, "id") or self._id
+
+
+class MessagesRound(Round):
+    """Blocks come one after the other, each with its index."""
+
+    def __init__(self, answer: MessagesAnswer, number: int, must_end: bool) -> None:
+        super().__init__(answer, number, must_end)
+        self._answer = answer
+        self._blocks: dict[int, Json] = {}
+        self._pieces: dict[int, dict[str, TextBuffer]] = {}
+        """Pieces of a block that follow its start, by key."""
+
+    def said(self) -> list[Json]:
+        blocks = self.given() if self.end is End.FINAL else [self._whole(index) for index in self._blocks]
+        return [{"role": "assistant", "content": blocks}]
+
+    def given(self) -> list[Json]:
+        """Return the blocks that the client sees."""
+        return [self._whole(index) for index in self._blocks if not self._is_hidden(index)]
+
+    def read(self, body: Json) -> None:
+        self._read_message(body)
+        for index, block in enumerate(canonical.objects(body.get("content"))):
+            self._read_start(index, block)
+        self.ended(body.get("stop_reason") in _CUT_SHORT)
+
+    def shown(self, event: bytes, parsed: Json | None) -> bytes:
+        kind = parsed.get("type") if parsed is not None else None
+        if parsed is None or kind == "ping":
+            return event
+        if kind == "message_start":
+            self._read_message(fields.obj(parsed, "message"))
+            return event if self.number == 1 else b""
+        if kind in ("message_delta", "message_stop"):
+            return self._closing(event, parsed)
+        index = fields.integer(parsed, "index")
+        if index is None:
+            return event
+        if kind == "content_block_start":
+            self._read_start(index, fields.obj(parsed, "content_block"))
+        elif kind == "content_block_delta":
+            self._read_delta(index, fields.obj(parsed, "delta"))
+        elif kind == "content_block_stop":
+            self.calls.close(index)
+        return b"" if self._is_hidden(index) else self._renumbered(event, parsed, index)
+
+    def _read_message(self, message: Json) -> None:
+        if self.number == 1:
+            self._answer.learn_name(message)
+        self.usage = {**self.usage, **fields.obj(message, "usage")}
+
+    def _read_start(self, index: int, block: Json) -> None:
+        is_new = index not in self._blocks
+        self._blocks[index] = block
+        self._pieces.pop(index, None)
+        if block.get("type") == "tool_use":
+            self.calls.put_piece(index, *_call_of(block))
+        if is_new:
+            self.place_item(index, is_hidden=self._is_hidden(index))
+
+    def _read_delta(self, index: int, delta: Json) -> None:
+        if index not in self._blocks:
+            self._read_start(index, {})
+        kind = fields.text(delta, "type") or ""
+        if (key := _PIECES.get(kind)) is not None:
+            pieces = self._pieces.setdefault(index, {})
+            if key not in pieces:
+                pieces[key] = TextBuffer(fields.text(self._blocks[index], key) or "")
+            pieces[key].add(fields.text(delta, key) or "")
+        elif kind == "input_json_delta" and self.calls.at(index) is not None:
+            self.calls.put_piece(index, None, None, fields.text(delta, "partial_json") or "")
+
+    def _closing(self, event: bytes, parsed: Json) -> bytes:
+        delta = fields.obj(parsed, "delta")
+        reason = fields.text(delta, "stop_reason")
+        self.usage = {**self.usage, **fields.obj(parsed, "usage")}
+        if reason is not None:
+            self.ended(reason in _CUT_SHORT)
+        if self.end is End.INNER:
+            return b""
+        is_false = reason == "tool_use" and not self.calls.shown
+        if parsed["type"] == "message_stop" or (self.number == 1 and not is_false):
+            return event
+        changed = {"usage": added(self._answer.usage, self.usage)}
+        if is_false:
+            changed["delta"] = {**delta, "stop_reason": "end_turn"}
+        return sse.event(orjson.dumps(parsed | changed), "message_delta")
+
+    def _is_hidden(self, index: int) -> bool:
+        use = self.calls.at(index)
+        return use is not None and use.is_hidden is not False
+
+    def _renumbered(self, event: bytes, parsed: Json, index: int) -> bytes:
+        place = len(self._answer.blocks) + self.num_shown_before(index)
+        return event if place == index else sse.event(orjson.dumps(parsed | {"index": place}), parsed["type"])
+
+    def _whole(self, index: int) -> Json:
+        use = self.calls.at(index)
+        block = self._blocks[index] | {key: str(text) for key, text in self._pieces.get(index, {}).items()}
+        return block if use is None else {**block, "id": use.id, "input": orjson.loads(use.for_history())}
+
+
+def _blocks(message: Json) -> list[Json]:
+    content = message.get("content")
+    return [{"type": "text", "text": content}] if isinstance(content, str) else canonical.objects(content)
+
+
+def _text(blocks: Sequence[Json]) -> str:
+    return "".join(fields.text(block, "text") or "" for block in blocks if block.get("type") == "text")
+
+
+def _mark(blocks: Sequence[Json]) -> bytes:
+    ids = [fields.text(block, "id") or "" for block in blocks if block.get("type") == "tool_use"]
+    return mark(_text(blocks), ids)

@@ -18,8 +18,8 @@ from gateway.core.reply import TextBuffer
 from gateway.core.sse import EventSplitter, data_of
 from gateway.core.transport import Handler, HeaderList
 from gateway.dialects import BY_PATH, canonical
+from gateway.dialects.base import kind_of, openai_error
 from gateway.dialects.completions import PromptPart
-from gateway.dialects.openai_format import kind_of, openai_error
 from gateway.request.inprocess import FAILED, Continuation, InProcessRequest, InProcessResponder
 
 

@@ -158,7 +158,7 @@ class Answering:
 
     def _remember(self, exchange: Exchange) -> None:
         """Where a stored answer is, before its client can ask for it: most engines say its id first of all."""
-        if exchange.dialect.name == "responses" and exchange.reply.id:
+        if exchange.dialect.stores_answers and exchange.reply.id:
             assert exchange.dispatch is not None
             home = Home(exchange.dispatch.replica_id, exchange.reply.id)
             self.homes.remember(exchange.tenant, exchange.answer_id, home)

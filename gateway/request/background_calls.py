@@ -27,8 +27,6 @@ OWN_BYTES = 1024
 """About what a kept call takes beside its body and its headers."""
 HEADER_BYTES = 200
 """About what a header takes beside its text."""
-_BOUND_KEYS = {"chat": "max_tokens", "completions": "max_tokens", "responses": "max_output_tokens"}
-"""Where a body has no bound of its own. `/v1/messages` always has one."""
 _DROPPED = ("stream_options", "min_tokens")
 
 
@@ -88,7 +86,7 @@ async def _computed(forward: Forward, kept: _Kept, timeouts: Timeouts) -> bool:
 
 def _for_one_token(kept: _Kept) -> bytes:
     body = orjson.loads(kept.body)
-    bound = kept.dialect.max_tokens_key(body) or _BOUND_KEYS.get(kept.dialect.name, "max_tokens")
+    bound = kept.dialect.max_tokens_key(body) or kept.dialect.bound_key
     return splice(kept.body, body, {bound: 1, "stream": False}, [key for key in _DROPPED if key in body])
 
 

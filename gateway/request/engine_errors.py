@@ -12,8 +12,7 @@ from gateway.core import fields
 from gateway.core.errors import EngineFault, Failure, NoAnswer, Outcome, Refused, of_break
 from gateway.core.sse import EventTooLong
 from gateway.core.transport import UpstreamCut, UpstreamReply
-from gateway.dialects.base import Dialect
-from gateway.dialects.openai_format import kind_of
+from gateway.dialects.base import Dialect, kind_of
 from gateway.exchange import Exchange
 from policies.types import Ending
 
@@ -126,7 +125,7 @@ def _failed(dialect: Dialect, failure: Failure) -> EngineFailed:
     """Of four kinds: the engine is full; it is broken; our own key is wrong; the client's request is wrong."""
     status = failure.status
     if status in FULL:
-        shown = 503 if status == OVERLOADED and dialect.name != "messages" else status
+        shown = 503 if status == OVERLOADED and not dialect.knows_overload else status
         patient = replace(failure, status=shown, retry_after_s=failure.retry_after_s or RETRY_AFTER_S)
         failed = EngineFailed(Outcome.ENGINE_REFUSED, patient, Ending.REFUSED, True, EngineFault.FULL)
         failed.asked_wait_s = failure.retry_after_s
@@ -160,9 +159,7 @@ def _said(parsed: Any, body: bytes) -> tuple[str, str | None, str | None]:
 
 def _is_in(dialect: Dialect, parsed: Any) -> bool:
     """Whether an error body has the envelope that clients of this dialect read."""
-    if not isinstance(parsed, dict) or fields.text(fields.obj(parsed, "error"), "message") is None:
-        return False
-    return (parsed.get("type") == "error") == (dialect.name == "messages")
+    return isinstance(parsed, dict) and dialect.is_error_body(parsed)
 
 
 def _seconds(retry_after: str) -> float | None:

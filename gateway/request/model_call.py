@@ -190,7 +190,7 @@ class ModelCall:
 def _response_id(exchange: Exchange) -> str:
     """Under which an engine may store the answer. Empty: it is not stored, or its client has named it."""
     body = exchange.body
-    is_ours = exchange.dialect.name == "responses" and body.get("store") is not False and "request_id" not in body
+    is_ours = exchange.dialect.stores_answers and body.get("store") is not False and "request_id" not in body
     return exchange.give_id() if is_ours else ""
 
 
@@ -207,7 +207,7 @@ def _chars(exchange: Exchange) -> int:
 
 
 def _may_omit(exchange: Exchange) -> bool:
-    return exchange.dialect.name in ("chat", "responses")
+    return exchange.dialect.may_omit_bound
 
 
 def _noted(exchange: Exchange, bound: Bound | None) -> Bound | None:

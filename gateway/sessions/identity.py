@@ -19,7 +19,8 @@ import orjson
 
 from gateway.core import fields
 from gateway.core.reply import Reply
-from gateway.dialects.base import Script, ToolList
+from gateway.dialects.base import Script
+from gateway.dialects.canonical import ToolList
 from gateway.exchange import Exchange, Recognition
 from gateway.sessions import claims
 from gateway.sessions.claims import Claim
@@ -135,7 +136,7 @@ class Identity:
     def script(self, exchange: Exchange) -> Script:
         """The conversation of a request. What another one has begun with, byte for byte, is not read again."""
         dialect = exchange.dialect
-        is_cut = dialect.conversation_key and len(exchange.raw) >= LEAST_CUT_BYTES
+        is_cut = dialect.is_item_a_message and len(exchange.raw) >= LEAST_CUT_BYTES
         raw = self._cutter.cut(exchange.raw) if is_cut else None
         if raw is None:
             return dialect.script(exchange.body)

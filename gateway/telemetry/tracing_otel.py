@@ -64,8 +64,6 @@ EXPECTED_CACHED_TOKENS = "turngate.expected_cached_tokens"
 TOOL_STATUS = "turngate.tool.status"
 TOOL_ORIGIN = "turngate.tool.origin"
 
-CHAT = "chat"
-COMPLETION = "text_completion"
 EXECUTE_TOOL = "execute_tool"
 WAIT = "turngate.wait"
 
@@ -132,7 +130,7 @@ class OtelTrace:
 
     def asks(self, exchange: Exchange, engine: str, base_url: str, headers: HeaderList) -> HeaderList:
         self.asked(exchange)  # what the engine refused of it is asked once more
-        operation = COMPLETION if exchange.dialect.name == "completions" else CHAT
+        operation = exchange.dialect.operation
         place, bound_key = urlsplit(base_url), exchange.dialect.max_tokens_key(exchange.body)
         dispatch = exchange.dispatch
         self._call = self._tracer.start_span(

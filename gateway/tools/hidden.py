@@ -16,7 +16,7 @@ import orjson
 
 from gateway.core.fields import Json, trimmed
 from gateway.core.json_edit import Edit
-from gateway.dialects.rounds import Format
+from gateway.dialects.rounds import ToolFormat
 
 _STORED = "stored "
 """Before ids of answers, which share the memory with ids of sessions."""
@@ -62,7 +62,7 @@ class Hidden:
         tenant: str,
         session_id: str,
         parent_id: str | None,
-        format_: Format,
+        format_: ToolFormat,
         history: Sequence[Json],
         now: float,
     ) -> tuple[list[Edit], bytes]:

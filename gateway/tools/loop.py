@@ -13,9 +13,9 @@ import orjson
 
 from gateway.core.fields import Json
 from gateway.core.json_edit import Edit, edited, splice
-from gateway.core.reply import TextBuffer
+from gateway.core.reply import TextBuffer, ToolCall, ToolCalls
 from gateway.dialects.base import Script
-from gateway.dialects.rounds import End, Format, Round, RoundTerms, Spoken
+from gateway.dialects.rounds import End, Round, RoundCall, ToolFormat
 from gateway.exchange import Exchange
 from gateway.sessions.claims import lost_s, read_claim, says_retry
 from gateway.tools.hidden import Hidden, follow
@@ -66,7 +66,12 @@ class ToolLoop:
     """One answer's. Owns the calls that it runs: leave it, and they are no longer waited for."""
 
     def __init__(
-        self, means: Means, exchange: Exchange, format_: Format, ours: Sequence[Tool], declared: Collection[str]
+        self,
+        means: Means,
+        exchange: Exchange,
+        format_: ToolFormat,
+        ours: Sequence[Tool],
+        declared: Collection[str],
     ) -> None:
         assert exchange.recognition is not None
         self._means = means
@@ -81,10 +86,10 @@ class ToolLoop:
         self._chain = b""
         self._said: list[Json] = []
         """What the client does not see of this answer, as history."""
-        self._running: dict[Spoken, asyncio.Task[Result]] = {}
+        self._running: dict[RoundCall, asyncio.Task[Result]] = {}
         self._number = 1
         self._is_readable = True
-        self.answer = format_.begin()
+        self.answer = format_.new_answer(self._is_hidden, self._completed)
         self._round: Round | None = None
 
     async def __aenter__(self) -> ToolLoop:
@@ -104,10 +109,10 @@ class ToolLoop:
             who.session_id,
             who.parent_id,
             format_,
-            format_.history(exchange.body),
+            exchange.dialect.history(exchange.body),
             self._means.clock(),
         )
-        exchange.raw, exchange.body = edited(exchange.raw, exchange.body, format_.key, edits)
+        exchange.raw, exchange.body = edited(exchange.raw, exchange.body, exchange.dialect.history_key, edits)
         stored_id = exchange.dialect.stateful_id(exchange.body)
         stored = self._means.hidden.stored(exchange.tenant, stored_id) if stored_id is not None else None
         if stored is not None:
@@ -126,7 +131,7 @@ class ToolLoop:
     def round(self) -> Round:
         """The model call that is about to be asked, or asked once more of another replica."""
         must_end = self._number > self._means.rules.max_rounds
-        self._round = self.answer.round(RoundTerms(self._number, self._is_ours, self._completed, must_end))
+        self._round = self.answer.round(self._number, must_end)
         return self._round
 
     def tool_s(self) -> float | None:
@@ -134,7 +139,7 @@ class ToolLoop:
         round_ = self._round
         if round_ is None or round_.end is not End.INNER:
             return None
-        times = [self._means.runtime.expected_s(call.name) for call in round_.calls.ours]
+        times = [self._means.runtime.expected_s(call.name) for call in round_.calls.hidden]
         known = [seconds for seconds in times if seconds is not None]
         return max(known) if len(known) == len(times) else None
 
@@ -145,11 +150,11 @@ class ToolLoop:
         if round_.end is None:  # nobody can read what the engine sent
             self._is_readable = False
             round_.ended(is_cut_short=True)
-        ours = [] if round_.end is End.FINAL else round_.calls.ours
+        ours = [] if round_.end is End.FINAL else round_.calls.hidden
         tasks = [self._started(spoken) for spoken in ours]
         results = [await task for task in tasks]
         await self._stop()
-        self.answer.add(round_)
+        self.answer.close_round(round_)
         self._tell(round_, results)
         said = [*round_.said(), *self._format.results(results)]
         self._said += said
@@ -157,7 +162,8 @@ class ToolLoop:
             if ours or self._number > 1:
                 self._keep(self._format.results(results))
             reply = self._exchange.reply
-            reply.written, reply.tool_calls = TextBuffer(self.answer.text), self.answer.calls
+            reply.written = TextBuffer(self.answer.text)
+            reply.tool_calls = ToolCalls(ToolCall, self.answer.calls)
             return False
         self._append(said)
         self._number += 1
@@ -178,7 +184,7 @@ class ToolLoop:
 
     def body(self, last: bytes) -> bytes:
         """The body for the client, of the engine's last one."""
-        is_one = self._number == 1 and self._round is not None and not self._round.calls.ours
+        is_one = self._number == 1 and self._round is not None and not self._round.calls.hidden
         is_as_it_came = is_one and not self._format.echoes_tools
         return last if is_as_it_came or not self._is_readable else self.answer.body(last)
 
@@ -187,10 +193,10 @@ class ToolLoop:
         if self._attempt is not None:
             self._attempt.ended(is_whole)
 
-    def _is_ours(self, name: str) -> bool:
+    def _is_hidden(self, name: str) -> bool:
         return name not in self._clients
 
-    def _completed(self, spoken: Spoken) -> None:
+    def _completed(self, spoken: RoundCall) -> None:
         """Its arguments are complete, in mid-stream. What changes the world waits until the model has said all: a
         stream that breaks off is asked for again."""
         assert self._round is not None
@@ -199,20 +205,20 @@ class ToolLoop:
         if may_begin and self._number <= self._means.rules.max_rounds:
             self._started(spoken)
 
-    def _started(self, spoken: Spoken) -> asyncio.Task[Result]:
+    def _started(self, spoken: RoundCall) -> asyncio.Task[Result]:
         task = self._running.get(spoken)
         if task is None:
             is_too_many = len(self._running) >= self._means.rules.max_calls
             task = self._running[spoken] = asyncio.create_task(self._run(spoken, is_too_many))
         return task
 
-    async def _run(self, spoken: Spoken, is_too_many: bool) -> Result:
+    async def _run(self, spoken: RoundCall, is_too_many: bool) -> Result:
         call = Call(spoken.id, spoken.name, spoken.arguments)
         tool = self._ours.get(spoken.name)
         exchange = self._exchange
         history = None
         if tool is not None and tool.is_stateful:
-            history = self._format.earlier_calls(self._format.history(exchange.body), tool.name)
+            history = self._format.earlier_calls(exchange.dialect.history(exchange.body), tool.name)
         turn_id = f"{exchange.id}/{self._number}"
         context = Context(exchange.tenant, self._session, turn_id, exchange.key_id, history, exchange.weight)
         if tool is None or is_too_many:
@@ -225,7 +231,7 @@ class ToolLoop:
         client asks again."""
         if self._attempt is None and tool.effect is Effect.DESTRUCTIVE:
             exchange, session = self._exchange, read_claim(self._exchange.request.headers).session
-            asked = [self.asked.get(key) for key in (self._format.key, "previous_response_id")]
+            asked = [self.asked.get(key) for key in (exchange.dialect.history_key, "previous_response_id")]
             told = orjson.dumps(
                 [exchange.tenant, exchange.asked_model, session, asked], option=orjson.OPT_SORT_KEYS
             )
@@ -244,8 +250,8 @@ class ToolLoop:
     def _append(self, said: Sequence[Json]) -> None:
         """The same request, longer."""
         exchange = self._exchange
-        self._insert(len(self._format.history(exchange.body)), said)
-        changes, choice = self._format.choice(exchange.body, self._is_ours)
+        self._insert(len(exchange.dialect.history(exchange.body)), said)
+        changes, choice = self._format.choice(exchange.body, self._is_hidden)
         if self._number == self._means.rules.max_rounds:
             changes, choice = True, self._format.no_choice()
             exchange.notes.append(f"tools: no more calls after {self._number} rounds (tools.max_rounds)")
@@ -254,10 +260,11 @@ class ToolLoop:
 
     def _insert(self, at: int, items: Sequence[Json]) -> None:
         """Into the history; one that is a text becomes a list."""
-        exchange, key = self._exchange, self._format.key
+        exchange = self._exchange
+        key = exchange.dialect.history_key
         edit = Edit(at, at, items)
         if not isinstance(exchange.body.get(key), list):
-            history = self._format.history(exchange.body)
+            history = exchange.dialect.history(exchange.body)
             edit = Edit(0, 0, [*history[:at], *items, *history[at:]])
         exchange.raw, exchange.body = edited(exchange.raw, exchange.body, key, [edit])
 
@@ -297,5 +304,5 @@ class ToolLoop:
         `results`: of the last round, which the engine has not seen yet."""
         exchange, hidden, now = self._exchange, self._means.hidden, self._means.clock()
         hidden.put(exchange.tenant, self._session, follow(self._chain, self.answer.mark), self._said, now)
-        if exchange.dialect.name == "responses" and exchange.reply.id:
+        if exchange.dialect.stores_answers and exchange.reply.id:
             hidden.put_stored(exchange.tenant, self.answer.id, exchange.reply.id, results, now)

@@ -8,10 +8,6 @@ from fnmatch import fnmatchcase
 
 from gateway.config.settings import ToolRules
 from gateway.core.fields import Json
-from gateway.dialects.chat_rounds import ChatRounds
-from gateway.dialects.messages_rounds import MessagesRounds
-from gateway.dialects.responses_rounds import ResponsesRounds
-from gateway.dialects.rounds import Format
 from gateway.exchange import Exchange, Recognition
 from gateway.tools.loop import Means, ToolLoop
 from policies.types import Turn, TurnKind
@@ -72,13 +68,6 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
 
 # ---- the gateway's tools: which request may call which, the loop of its answer, and a list for people
 
-FORMATS: Mapping[str, Format] = {
-    "chat": ChatRounds(),
-    "responses": ResponsesRounds(),
-    "messages": MessagesRounds(),
-}
-"""By the name of the dialect."""
-
 
 class Toolbox:
     """Makes the loops of a gateway that has tools."""
@@ -92,7 +81,7 @@ class Toolbox:
     def begin(self, turn: Turn, exchange: Exchange, allowed: Collection[str]) -> Turn:
         """Give an exchange its loop, if it may call any tool of ours or has called one; its turn, changed as its
         request is. `allowed`: names and globs of the caller's key."""
-        format_, who = FORMATS.get(exchange.dialect.name), exchange.recognition
+        format_, who = exchange.dialect.tool_format(), exchange.recognition
         if format_ is None or who is None or who.kind is TurnKind.SIDE:
             return turn
         declared = frozenset(format_.declared(exchange.body))

@@ -23,7 +23,7 @@ from gateway.config.live_settings import RequestSettings
 from gateway.core import sse
 from gateway.core.fields import Json
 from gateway.core.json_edit import Edit, edited
-from gateway.core.reply import Reply, ToolCall
+from gateway.core.reply import Reply, ToolCall, ToolCalls
 from gateway.core.transport import Request, Responder, Timeouts
 from gateway.dialects import BY_PATH
 from gateway.dialects.completions import PromptPart
@@ -697,7 +697,7 @@ def followed_by_many(num: int) -> Iterator[Work]:
     for number in range(SIBLINGS):
         first = exchange(number, messages(user("Fix it.")))
         recognise(first)
-        first.reply = Reply(tool_calls=[ToolCall(f"call_{number:012}", "f", "{}")])
+        first.reply = Reply(tool_calls=ToolCalls(ToolCall, [ToolCall(f"call_{number:012}", "f", "{}")]))
         identity.answered(first, True, 1.0)
     last = exchange(SIBLINGS, messages(user("Fix it."), user("a") * num))
     yield lambda: recognise(last)

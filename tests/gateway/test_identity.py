@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from benchmarks.clients.trace_replay import HeadersOnly
-from gateway.core.reply import Reply, ToolCall
+from gateway.core.reply import Reply, ToolCall, ToolCalls
 from gateway.dialects import BY_PATH
 from gateway.dialects.base import Dialect, Script
 from gateway.exchange import Exchange, Recognition, Timings
@@ -169,7 +169,7 @@ def test_a_title_on_a_small_model_is_a_side_request_of_its_session(sides: str) -
 
 def test_the_answer_tells_identical_siblings_apart() -> None:
     desk = Desk()
-    replies = [Reply(tool_calls=[ToolCall(f"call_{n:08}", "bash", "{}")]) for n in range(4)]
+    replies = [Reply(tool_calls=ToolCalls(ToolCall, [ToolCall(f"call_{n:08}", "bash", "{}")])) for n in range(4)]
     siblings = [desk.ask(b"u1", reply=reply).session_id for reply in replies]
     assert len(set(siblings)) == 4
     for n in (2, 0, 3, 1):

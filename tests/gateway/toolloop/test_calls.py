@@ -8,8 +8,7 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.reply import TextBuffer
-from gateway.dialects.rounds import Calls, ObjectEnd, Spoken
+from gateway.dialects.rounds import ObjectEnd, RoundCall, RoundCalls
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-1000, 1000) | st.text(),
@@ -17,6 +16,10 @@ JSON = st.recursive(
     max_leaves=8,
 )
 OBJECTS = st.dictionaries(st.text(), JSON, max_size=4)
+
+
+def call_of(arguments: str) -> RoundCall:
+    return RoundCalls(bool, lambda call: None).put_piece(0, None, "search", arguments)
 
 
 def cut(text: str, places: list[int]) -> list[str]:
@@ -32,42 +35,42 @@ def test_an_object_is_over_at_its_last_byte_however_it_is_cut(value: dict[str, o
 
 
 @given(st.lists(OBJECTS, min_size=1, max_size=4), st.lists(st.integers(0, 10_000), max_size=8))
-def test_each_call_of_ours_is_told_of_once_and_whole(objects: list[dict[str, object]], places: list[int]) -> None:
-    told: list[Spoken] = []
-    calls = Calls(lambda name: name == "ours", told.append)
+def test_each_hidden_call_is_completed_once_and_whole(objects: list[dict[str, object]], places: list[int]) -> None:
+    completed: list[RoundCall] = []
+    calls = RoundCalls(lambda name: name == "write", completed.append)
     texts = [orjson.dumps(value).decode() for value in objects]
     for index, text in enumerate(texts):
-        calls.heard(index, f"id{index}", "theirs" if index % 2 else "ours", "")
+        calls.put_piece(index, f"id{index}", "search" if index % 2 else "write", "")
         for piece in cut(text, places):
-            calls.heard(index, None, None, piece)
-    calls.ended()
-    assert [call.arguments for call in told] == texts[::2]
-    assert [call.place for call in calls.clients] == list(range(len(calls.clients)))
+            calls.put_piece(index, None, None, piece)
+    calls.close_all()
+    assert [call.arguments for call in completed] == texts[::2]
+    assert [call.place for call in calls.shown] == list(range(len(calls.shown)))
 
 
 def test_a_call_is_complete_before_the_model_has_said_all() -> None:
-    told: list[Spoken] = []
-    calls = Calls(bool, told.append)
-    calls.heard(0, "a", "search", '{"q": "}"')
-    assert not told
-    calls.heard(0, None, None, "}")
-    assert [call.arguments for call in told] == ['{"q": "}"}']
+    completed: list[RoundCall] = []
+    calls = RoundCalls(bool, completed.append)
+    calls.put_piece(0, "a", "search", '{"q": "}"')
+    assert not completed
+    calls.put_piece(0, None, None, "}")
+    assert [call.arguments for call in completed] == ['{"q": "}"}']
 
 
 def test_a_call_without_arguments_is_complete_when_the_next_one_begins() -> None:
-    told: list[Spoken] = []
-    calls = Calls(bool, told.append)
-    calls.heard(0, "a", "now", "")
-    calls.heard(1, "b", "now", "")
-    assert [call.id for call in told] == ["a"]
+    completed: list[RoundCall] = []
+    calls = RoundCalls(bool, completed.append)
+    calls.put_piece(0, "a", "now", "")
+    calls.put_piece(1, "b", "now", "")
+    assert [call.id for call in completed] == ["a"]
 
 
 def test_arguments_that_are_no_object_go_into_the_history_as_an_empty_one() -> None:
     for arguments in ("", "{torn", "[1]", "null"):
-        assert Spoken(written=TextBuffer(arguments)).for_history() == "{}"
-    assert Spoken(written=TextBuffer('{"a": 1.0}')).for_history() == '{"a": 1.0}'
+        assert call_of(arguments).for_history() == "{}"
+    assert call_of('{"a": 1.0}').for_history() == '{"a": 1.0}'
 
 
 def test_a_call_without_an_id_is_given_one() -> None:
-    calls = Calls(bool, lambda call: None)
-    assert calls.heard(0, None, "search", "{}").id.startswith("call_")
+    calls = RoundCalls(bool, lambda call: None)
+    assert calls.put_piece(0, None, "search", "{}").id.startswith("call_")

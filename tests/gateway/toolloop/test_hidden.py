@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.dialects.chat_rounds import ChatRounds
+from gateway.dialects.chat import ChatTools
 from gateway.tools.hidden import Hidden, follow
 
-CHAT = ChatRounds()
+CHAT = ChatTools()
 USER = {"role": "user", "content": "hi"}
 SAID: list[dict[str, Any]] = [
     {"role": "assistant", "content": None, "tool_calls": []},
