@@ -14,19 +14,18 @@ from dataclasses import replace
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING
 
-from gateway.access.access import Access
-from gateway.access.allowance import Limiter
-from gateway.access.client_keys import Keys, callers
+from gateway.access.keys import Access, Keys, callers
+from gateway.access.limits import Limiter
 from gateway.api.live import Live
 from gateway.api.router import Router
 from gateway.api.ui.page import LivePage
 from gateway.api.views import Views
 from gateway.batches.front import off
-from gateway.cluster.counters import counters_of
-from gateway.cluster.worker_identity import WorkerIdentity, is_member
+from gateway.cluster.limit_sync import counters_of
+from gateway.cluster.workers import WorkerIdentity, is_member
 from gateway.config import loading
-from gateway.config.extras import refuse_missing
 from gateway.config.live_settings import LiveSettings
+from gateway.config.loading import refuse_missing
 from gateway.config.settings import Settings
 from gateway.core.transport import Handler, Server, Upstream
 from gateway.engines.base import EngineAddress
@@ -54,7 +53,7 @@ from gateway.telemetry import tracing
 from gateway.telemetry.factlog import FactLog
 from gateway.telemetry.observer import Observer
 from gateway.telemetry.receipts import Receipts
-from gateway.transport.choice import transport_of
+from gateway.transport import transport_of
 from policies.recognition.lineage import Lineage
 from policies.scheduler import Scheduler
 from policies.types import Fact, ReplicaReported

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from gateway.config.live_settings import RequestSettings
 from gateway.core import response_ids
 from gateway.core.errors import Failure, Outcome
-from gateway.core.excerpt import excerpt
-from gateway.core.fields import Json
+from gateway.core.fields import Json, excerpt
 from gateway.core.reply import Reply
 from gateway.core.transport import HeaderList, Request
 from gateway.dialects.base import Dialect, Opening

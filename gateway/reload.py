@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gateway.access.client_keys import Caller, callers
+from gateway.access.keys import Caller, callers
 from gateway.config import loading
-from gateway.config.extras import refuse_missing
+from gateway.config.loading import refuse_missing
 from gateway.config.settings import Settings
 from gateway.core.errors import ConfigError
 from gateway.engines.base import EngineAddress

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.transports.loops import can_move_time
+from tests.transport.loops import can_move_time
 
 
 class Clock:

@@ -97,5 +97,5 @@ class TraceReplay:
         if self._with_replies:
             # The recorded answers have text but not the ids of their calls.
             head = (request.reply or {}).get("text") or ""
-            exchange.reply.written.add(whole_answers().get(head, head))
+            exchange.reply.written.append(whole_answers().get(head, head))
         return exchange

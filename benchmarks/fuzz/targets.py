@@ -42,7 +42,7 @@ from gateway.request.inprocess import InProcessRequest, InProcessResponder
 from gateway.request.upstream_request import Call
 from gateway.request.upstream_response import StreamRelay
 from gateway.sessions import claims
-from gateway.transport.choice import Transport
+from gateway.transport import Transport
 
 PATHS = tuple(BY_PATH)
 KINDS = ("vllm", "sglang", "dynamo", "openai")

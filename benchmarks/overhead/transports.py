@@ -24,7 +24,7 @@ from benchmarks.overhead.peers import Peer, PeerAddress, RunningPeer, started
 from benchmarks.overhead.processes import running
 from benchmarks.results import command_parser, write
 from gateway.core.transport import Direct, Pushing, Request, Responder, Timeouts, Upstream, UpstreamReply
-from gateway.transport.choice import transport_of
+from gateway.transport import transport_of
 from tests.real.process import free_port
 
 NAMES = ("aiohttp", "fast")
@@ -124,7 +124,7 @@ async def answer(upstream: Upstream, url: str, request: Request, responder: Resp
     if not headers_out[0][1].startswith("text/event-stream"):
         await responder.reply(reply.status, headers_out, await reply.read(MAX_BYTES))
     else:
-        await responder.start(reply.status, headers_out)
+        await responder.open_stream(reply.status, headers_out)
         await stream(reply, responder)
         await responder.end()
     reply.close(reuse=True)

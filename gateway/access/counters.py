@@ -1,4 +1,4 @@
-"""What has been used: sums over sliding windows and numbers of things held, decided from local memory."""
+"""Counters behind limits: sums over sliding windows, and numbers of requests that are held, in local memory."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Protocol
 
 @dataclass(slots=True)
 class Used:
-    """A sliding window as two fixed ones: all of the current one, and what has not yet faded of the one before.
+    """A sliding window as two fixed ones: all of the current one, and the unfaded part of the one before.
 
-    Exact while use is even; never more than twice the limit in one window, and no list of events is kept.
+    Exact while use is even, and never more than twice the limit in one window. No list of events is kept.
     """
 
     before: float
     current: float
     into_s: float
-    """How long the current window has run."""
+    """Seconds that the current window has run."""
     window_s: float
 
     @property
@@ -25,11 +25,11 @@ class Used:
 
     @property
     def total(self) -> float:
-        """What a decision is made on."""
+        """The amount that a decision is based on."""
         return self.counted
 
     def fades_to_s(self, room: float) -> float:
-        """Seconds until no more than `room` (>= 0) is used, while nothing is added."""
+        """Return the seconds until no more than `room` (>= 0) is used, if nothing is added."""
         if self.counted <= room:
             return 0.0
         if self.current <= room:
@@ -38,49 +38,49 @@ class Used:
 
 
 class Counters(Protocol):
-    """The store behind limits. Every call is synchronous and answers from local memory, so that reading and then
-    adding is atomic in the event loop. An implementation that gateways share exchanges its sums beside the path.
+    """The store behind limits. Every call is synchronous and reads local memory, so that reading and then counting
+    is atomic in the event loop. Counters that gateways share exchange their sums beside the path of a request.
 
-    Times are Unix seconds: gateways agree about where a window begins.
+    Times are Unix seconds, so that all gateways agree where a window begins.
     """
 
     def used(self, name: str, window_s: float, now: float) -> Used:
-        """Of a counter that nobody has added to: nothing."""
+        """Return what is used of a counter; nothing of a counter without any count."""
         ...
 
-    def add(self, name: str, window_s: float, amount: float, at: float) -> None:
-        """Counts `amount`, which may be negative to correct what was added at the same `at`."""
+    def count(self, name: str, window_s: float, amount: float, at: float) -> None:
+        """Count `amount`. A negative amount corrects an earlier count at the same `at`."""
         ...
 
     def held(self, name: str) -> int:
-        """How many are held now."""
+        """Return how many are held now."""
         ...
 
     def hold(self, name: str, change: int) -> None:
-        """+1 takes, -1 gives back."""
+        """Change the number that is held: +1 or -1."""
         ...
 
     def look(self) -> None:
-        """Takes over what a reload has changed of the keys' limits."""
+        """Read the limits of all keys again, after a reload."""
         ...
 
 
 @dataclass(slots=True)
 class _Sums:
     index: int
-    """Number of the current window since the epoch."""
+    """Number of the current window, from the epoch on."""
     current: float = 0.0
     before: float = 0.0
 
     def roll(self, index: int) -> None:
-        """A clock that is set back stays in its window."""
+        """Go on to a window. A clock that is set back stays in its window."""
         if index > self.index:
             self.before = self.current if index == self.index + 1 else 0.0
             self.current, self.index = 0.0, index
 
 
 class LocalCounters:
-    """`Counters` of one gateway process. As many as keys have limits."""
+    """`Counters` of one gateway process."""
 
     def __init__(self) -> None:
         self._sums: dict[str, _Sums] = {}
@@ -91,7 +91,7 @@ class LocalCounters:
         into_s = min(window_s, max(0.0, now - sums.index * window_s))
         return Used(sums.before, sums.current, into_s, window_s)
 
-    def add(self, name: str, window_s: float, amount: float, at: float) -> None:
+    def count(self, name: str, window_s: float, amount: float, at: float) -> None:
         index = int(at // window_s)
         sums = self._of(name, index)
         if index >= sums.index - 1:  # else it has faded
@@ -111,7 +111,7 @@ class LocalCounters:
             self._held.pop(name, None)
 
     def look(self) -> None:
-        """Nothing is kept of limits here."""
+        """Does nothing: no limits are kept here."""
 
     def _of(self, name: str, index: int) -> _Sums:
         sums = self._sums.get(name)

@@ -13,7 +13,7 @@ import orjson
 from gateway.api import openapi
 from gateway.batches.front import BATCHES, FILES
 from gateway.core.errors import Failure
-from gateway.core.excerpt import excerpt
+from gateway.core.fields import excerpt
 from gateway.core.transport import Handler, HeaderList, Request, Responder
 from gateway.dialects import BY_PATH
 from gateway.dialects.base import openai_error

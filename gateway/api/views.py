@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from gateway.access.access import Access, Viewer
-from gateway.access.allowance import Limiter
-from gateway.access.client_keys import may_use
-from gateway.access.report import report
+from gateway.access.keys import Access, Viewer, may_use
+from gateway.access.limits import Limiter, report
 from gateway.api import openapi
 from gateway.api.live import PATH as LIVE
 from gateway.api.live import Live
@@ -20,7 +18,7 @@ from gateway.api.ui.page import PATH as UI
 from gateway.api.ui.page import LivePage
 from gateway.config.live_settings import RequestSettings
 from gateway.core.errors import Failure
-from gateway.core.excerpt import excerpt
+from gateway.core.fields import excerpt
 from gateway.core.transport import Request, Responder
 from gateway.dialects import BY_PATH
 from gateway.engines.doctor import advice_of
@@ -110,7 +108,7 @@ class Views:
             rows = self.toolbox.listing(viewer.tools) if self.toolbox is not None else []
             return _json(200, {"tools": rows})
         if path == _LIMITS:
-            terms = self.access.keys.all_terms if tenant is None else [viewer.terms] if viewer.terms else []
+            terms = self.access.keys.all_limits if tenant is None else [viewer.limits] if viewer.limits else []
             return _json(200, {"limits": report(self.limiter, terms)})
         if path == _MODELS or path.startswith(_MODELS + "/"):
             return self._models(path, viewer)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from gateway.access.client_keys import Caller, Keys
+from gateway.access.keys import Caller, Keys
 from gateway.batches import asked
 from gateway.batches.objects import Batch, File, NotAllowed, Status, new_id
 from gateway.batches.store import ListPage, Store
@@ -100,7 +100,7 @@ class Api:
             ("Content-Length", str(file.size_bytes)),
             ("Content-Disposition", f'attachment; filename="{file.id}"'),
         ]
-        await responder.start(200, headers)
+        await responder.open_stream(200, headers)
         async for chunk in self.blobs.chunks(file.id):
             await responder.write(chunk)
         await responder.end()

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from gateway.access.client_keys import Caller, Keys
+from gateway.access.keys import Caller, Keys
 from gateway.batches.concurrency_limiter import Window
 from gateway.batches.objects import Batch, Line
 from gateway.core.transport import Handler, HeaderList
@@ -32,8 +32,8 @@ class LineKeys(Keys):
         made_by = self._keys.named(headers[KEY])
         if made_by is None:
             return caller
-        budgets = made_by.terms.budgets() if made_by.terms is not None else None
-        return replace(caller, id=made_by.id, models=made_by.models, terms=budgets)
+        budgets = made_by.limits.budgets() if made_by.limits is not None else None
+        return replace(caller, id=made_by.id, models=made_by.models, limits=budgets)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,7 @@ import orjson
 from gateway.batches.objects import Line, LineFault
 from gateway.core import fields
 from gateway.core.errors import Failure
-from gateway.core.excerpt import excerpt
-from gateway.core.fields import Json
+from gateway.core.fields import Json, excerpt
 from gateway.core.json_edit import members_of, splice
 from gateway.dialects.base import Script
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from gateway.access.client_keys import Keys
+from gateway.access.keys import Keys
 from gateway.batches.agent_runs import AgentRuns
 from gateway.batches.api import Api
 from gateway.batches.concurrency_limiter import Load, Pace, Window

@@ -6,14 +6,14 @@ import argparse
 import sys
 from collections.abc import Iterator
 
-from gateway.access.client_keys import callers, hash_of
-from gateway.cluster.worker_identity import is_member
+from gateway.access.keys import callers, hash_of
+from gateway.cluster.workers import is_member
 from gateway.config import loading
-from gateway.config.extras import refuse_missing
+from gateway.config.loading import refuse_missing
 from gateway.config.settings import Settings
 from gateway.request.scheduling import policy_of
 from gateway.tools.wiring import python_tools
-from gateway.transport.choice import transport_of
+from gateway.transport import transport_of
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

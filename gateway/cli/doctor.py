@@ -81,7 +81,7 @@ FILES_PER_TURN = 2
 OWN_FILES = 256
 MOST_SKEW_S = 2.0
 LEAST_FREE_BYTES = 2**30
-FAST = ("uvloop", "httptools", "msgspec", "xxhash")
+FAST = ("uvloop", "msgspec", "xxhash")
 """Of the extra `fast`."""
 
 
@@ -137,7 +137,7 @@ def advice(machine: Machine, settings: Settings, skews_s: Mapping[str, float | N
             "more room there, or another batches.directory",
         )
     for extra in machine.missing_extras:
-        yield Advice("it runs without the faster transport", f"pip install 'turngate[{extra}]'")
+        yield Advice("it runs without the faster event loop, reader and hash", f"pip install 'turngate[{extra}]'")
     if settings.listen.open and not settings.listen.is_loopback and not settings.keys:
         yield Advice(
             "every host that reaches this port may use the engines",

@@ -7,7 +7,7 @@ import getpass
 import json
 import sys
 
-from gateway.access import client_keys
+from gateway.access.keys import LONG_CHARS, hashed, new_key
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -20,7 +20,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.action == "new":
-        key = client_keys.new_key()
+        key = new_key()
         print("# The key. It is shown this once and kept nowhere: give it to its user.")
         print(f"# {key}")
     else:
@@ -28,11 +28,11 @@ def run(arguments: argparse.Namespace) -> int:
         if not key:
             print("turngate: no key was given", file=sys.stderr)
             return 1
-        if len(key) < client_keys.LONG_CHARS:
-            least = client_keys.LONG_CHARS
+        if len(key) < LONG_CHARS:
+            least = LONG_CHARS
             text = f"shorter than {least} characters; `turngate keys new` makes one that cannot be guessed"
             print(f"turngate: warning: the key is {text}", file=sys.stderr)
-    entry = {"key": client_keys.hashed(key), "name": arguments.name, "tenant": arguments.tenant}
+    entry = {"key": hashed(key), "name": arguments.name, "tenant": arguments.tenant}
     print("# For the configuration, under `keys`:")
     print(f"- {json.dumps(entry)}")
     return 0

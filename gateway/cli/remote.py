@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import orjson
 
-from gateway.access.client_keys import plain_keys
+from gateway.access.keys import plain_keys
 from gateway.config import loading
 from gateway.config.settings import Settings
 from gateway.core import fields

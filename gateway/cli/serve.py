@@ -15,7 +15,7 @@ from gateway.config import loading
 from gateway.config.settings import Settings
 
 if TYPE_CHECKING:
-    from gateway.cluster.worker_identity import WorkerIdentity
+    from gateway.cluster.workers import WorkerIdentity
 
 EXAMPLES = """\
 examples:
@@ -78,7 +78,7 @@ async def serve(
 async def supervise(settings: Settings, typed: Sequence[str]) -> int:
     """Run the workers, each by the command line as it was typed."""
     from gateway.cli.check import refuse_unstartable
-    from gateway.cluster.supervisor import supervise as run_workers
+    from gateway.cluster.workers import supervise as run_workers
 
     refuse_unstartable(settings)
     try:
@@ -89,7 +89,7 @@ async def supervise(settings: Settings, typed: Sequence[str]) -> int:
 
 async def serve_as_worker(settings: Settings, read: Callable[[], Settings]) -> int:
     """Serve as the worker that the supervisor names, and end when the supervisor does."""
-    from gateway.cluster.worker_identity import Supervised
+    from gateway.cluster.workers import Supervised
 
     supervisor = await Supervised.connect()
     place, stop = await supervisor.place(), process.stop_signal()

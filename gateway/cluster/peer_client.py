@@ -64,7 +64,7 @@ class Hops:
         reply = await self._upstream.call(request.method, member.url + path, headers, body, timeouts)
         is_whole = False
         try:
-            await responder.start(reply.status, list(end_to_end(reply.header_list)))
+            await responder.open_stream(reply.status, list(end_to_end(reply.header_list)))
             await _pump(reply, responder)
             await responder.end()
             is_whole = True

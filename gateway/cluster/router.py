@@ -10,12 +10,11 @@ from re import Pattern
 import orjson
 from prometheus_client import CollectorRegistry, Counter
 
-from gateway.access.client_keys import Keys
+from gateway.access.keys import Keys
 from gateway.batches.front import BATCHES, FILES
 from gateway.cluster import views
-from gateway.cluster.membership import Member, by_preference
+from gateway.cluster.membership import Member, Peers, by_preference
 from gateway.cluster.peer_client import PAGES, Hops, ReadRequest
-from gateway.cluster.replica_shares import Peers
 from gateway.cluster.views import summed
 from gateway.config.live_settings import RequestSettings
 from gateway.core.errors import Failure, Refused

@@ -13,16 +13,14 @@ from dataclasses import dataclass, replace
 
 from prometheus_client import CollectorRegistry, Gauge
 
-from gateway.access.client_keys import Keys
 from gateway.access.counters import Counters
-from gateway.cluster.counters import SharedCounters
-from gateway.cluster.limit_sync import LimitTally, RedisTally, SiblingTally, run
-from gateway.cluster.membership import Board, Member, RedisBoard, connected
+from gateway.access.keys import Keys
+from gateway.cluster.limit_sync import LimitTally, RedisTally, SharedCounters, SiblingTally, run
+from gateway.cluster.membership import Board, Member, Peers, RedisBoard, connected
 from gateway.cluster.peer_client import Hops, Siblings, private
-from gateway.cluster.replica_shares import Peers
 from gateway.cluster.router import Forwarded, Front
 from gateway.cluster.tool_results import RedisResults
-from gateway.cluster.worker_identity import WorkerIdentity
+from gateway.cluster.workers import WorkerIdentity
 from gateway.config import loading
 from gateway.config.live_settings import RequestSettings
 from gateway.config.settings import Settings

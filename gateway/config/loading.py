@@ -1,5 +1,5 @@
-"""Reads the configuration: flags over environment over YAML over defaults. The only reader of either file or
-environment, and of the secrets that both refer to.
+"""Reads the configuration: flags over environment over YAML over defaults. This is the only reader of the file, of
+the environment, and of the secrets that both refer to.
 
 Every key has a variable, `TURNGATE_` and its path: `listen.port` is TURNGATE_LISTEN_PORT. Lists and mappings are
 written there as YAML; engines also as `a,b`.
@@ -8,9 +8,10 @@ written there as YAML; engines also as `a,b`.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
+from importlib.util import find_spec
 from pathlib import Path
 from textwrap import indent, wrap
 from typing import Any, get_args, get_origin
@@ -34,10 +35,10 @@ def load(
     file: Path | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Settings:
-    """The effective settings.
+    """Return the effective settings. Raises ConfigError.
 
-    `flags` maps dotted paths to values (text is read as in the environment). Without `file`, TURNGATE_CONFIG
-    names it, else ./turngate.yaml is read if it is there. Raises ConfigError.
+    `flags` maps dotted paths to values; text is read as in the environment. Without `file`, TURNGATE_CONFIG names
+    the file, else ./turngate.yaml is read if it exists.
     """
     environ = os.environ if environ is None else environ
     chosen = file or (Path(environ[FILE_VARIABLE]) if environ.get(FILE_VARIABLE) else None)
@@ -63,7 +64,7 @@ def load(
 
 
 def leaf_keys() -> Iterator[tuple[str, FieldInfo]]:
-    """Every key that can be set, as a dotted path."""
+    """Yield every key that can be set, as a dotted path."""
     for name, info in Settings.model_fields.items():
         if (section := _section(info)) is None:
             yield name, info
@@ -76,31 +77,28 @@ def variable(path: str) -> str:
 
 
 def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
-    """TURNGATE_ variables that set nothing, each with the one that was perhaps meant. Told, not refused:
-    a container platform may add some of its own."""
+    """Return the TURNGATE_ variables that set nothing, each with the name that was perhaps meant. These are not
+    refused, because a container platform may add variables of its own."""
     known = [FILE_VARIABLE, *(variable(path) for path, _ in leaf_keys())]
     names = os.environ if environ is None else environ
     return [n + did_you_mean(n, known) for n in sorted(names) if n.startswith(PREFIX) and n not in known]
 
 
 def dump(settings: Settings) -> str:
-    """The effective YAML, with the help of every key and its variable; secrets stay references."""
+    """Return the effective configuration as YAML, with the help and the variable of every key. Secrets stay
+    references."""
     lines = ["# Every key with its value. Flags win over variables, variables over this file.", ""]
-    helps = help_of(Settings)
     for name, value in settings:
         if isinstance(value, Section):
-            lines += [f"# {type(value).__doc__}", f"{name}:"]
-            leaf_helps = help_of(type(value))
-            for key, leaf in value:
-                lines.append(indent(_entry(key, leaf_helps[key], leaf, variable(f"{name}.{key}")), "  "))
+            keys = [indent(_entry(value, key, f"{name}.{key}"), "  ") for key in type(value).model_fields]
+            lines += [f"# {type(value).__doc__}", f"{name}:", *keys, ""]
         else:
-            lines.append(_entry(name, helps[name], value, variable(name)))
-        lines.append("")
+            lines += [_entry(settings, name, name), ""]
     return "\n".join(lines)
 
 
 def secret(reference: str, environ: Mapping[str, str] | None = None) -> str:
-    """The value behind `env:NAME` or `file:/path`. Raises ConfigError when it is missing or empty."""
+    """Return the value behind `env:NAME` or `file:/path`. Raises ConfigError when it is missing or empty."""
     scheme, _, place = reference.partition(":")
     if scheme == "env":
         value = (os.environ if environ is None else environ).get(place, "")
@@ -112,29 +110,62 @@ def secret(reference: str, environ: Mapping[str, str] | None = None) -> str:
 
 
 def identity_secret(settings: Settings) -> bytes | None:
-    """The key of all ids; None: each gateway makes its own. Raises ConfigError."""
+    """Return the key of all ids; None: each gateway makes its own. Raises ConfigError."""
     reference = settings.identity.secret
     return secret(reference).encode() if reference else None
 
 
 def refuse_exposure(settings: Settings) -> None:
-    """Raises ConfigError when other machines would be served without a key and nobody said that they may."""
+    """Raises ConfigError when other machines would be served without a key and the configuration does not allow
+    that."""
     listen, admin = settings.listen, settings.admin
     if not (listen.is_loopback or listen.open or settings.keys):
         raise ConfigError(
-            f"listen.host is {listen.host} and no keys are configured, so everybody who reaches this machine could"
-            " use the engines: configure keys, or say listen.open: true"
+            f"listen.host is {listen.host} and no keys are configured, so any client that reaches this machine"
+            " could use the engines: configure keys, or say listen.open: true"
         )
     if admin.port is not None and not (admin.is_loopback or admin.open or admin.key):
         raise ConfigError(
-            f"admin.host is {admin.host} and there is no admin.key, so everybody who reaches it could see"
+            f"admin.host is {admin.host} and there is no admin.key, so any client that reaches it could see"
             " what all tenants do: configure admin.key, or say admin.open: true"
         )
 
 
+def refuse_missing(
+    settings: Settings,
+    addresses: Sequence[EngineAddress],
+    is_installed: Callable[[str], bool] = lambda name: find_spec(name) is not None,
+) -> None:
+    """Raises ConfigError with one line for each optional package that the configuration needs and that is not
+    installed."""
+    missing = [
+        f"{key} needs the package {package}: pip install 'turngate[{extra}]'"
+        for key, package, extra in _needed(settings, addresses)
+        if not is_installed(package)
+    ]
+    if missing:
+        raise ConfigError("\n".join(missing))
+
+
+def _needed(settings: Settings, addresses: Sequence[EngineAddress]) -> Iterator[tuple[str, str, str]]:
+    """Yield the key of the configuration, the package and the extra."""
+    if settings.cluster.redis is not None:
+        yield "cluster.redis", "redis", "redis"
+    if settings.batches.redis is not None:
+        yield "batches.redis", "redis", "redis"
+    if settings.tracing.endpoint is not None:
+        yield "tracing.endpoint", "opentelemetry", "otel"
+    if settings.tools.mcp:
+        yield "tools.mcp", "mcp", "mcp"
+    if any(address.kv_events for address in addresses):
+        yield "engines: kv_events", "zmq", "kvevents"
+    if any(address.kind == "bedrock" for address in addresses):
+        yield "engines: bedrock://", "botocore", "bedrock"
+
+
 def addresses(settings: Settings) -> list[EngineAddress]:
-    """Every configured engine, those of the hosts file last; names are unique. An embedded one has no base URL
-    yet. Raises ConfigError when there is none."""
+    """Return every configured engine, with those of the hosts file last. Names are unique. An embedded engine has
+    no base URL yet. Raises ConfigError when there is no engine."""
     listed = host_urls(_read_text(Path(settings.hosts_file))) if settings.hosts_file else []
     found = [_address(entry) for entry in settings.engines]
     found += [_address(EngineEntry(url=url), f"{settings.hosts_file}: ") for url in listed]
@@ -177,7 +208,7 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 
 def _parsed(text: str, info: FieldInfo) -> Any:
-    """Text from a variable or a flag. Scalars are left to the schema, which reads `8080` and `true`."""
+    """Read text from a variable or a flag. Scalars are left to the schema, which reads `8080` and `true`."""
     is_container = get_origin(info.annotation) in (tuple, dict)
     if is_container and text.lstrip()[:1] in ("[", "{"):
         try:
@@ -196,9 +227,16 @@ def _put(tree: dict[str, Any], path: str, value: Any) -> None:
     tree[key] = value
 
 
-def _section(info: FieldInfo) -> type[BaseModel] | None:
+def _section(info: FieldInfo) -> type[Section] | None:
     kind = info.annotation
     return kind if isinstance(kind, type) and issubclass(kind, Section) else None
+
+
+def _section_in(annotation: Any) -> type[Section] | None:
+    """The section that a value is, or that the entries of a list or mapping are. None: plain values."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation
+    return next((found for each in get_args(annotation) if (found := _section_in(each)) is not None), None)
 
 
 def _faults(error: ValidationError, origins: Mapping[str, str], file: str) -> Iterator[str]:
@@ -209,7 +247,7 @@ def _faults(error: ValidationError, origins: Mapping[str, str], file: str) -> It
         if fault["type"] == "extra_forbidden":
             *parents, key = fault["loc"]
             message = "no such key" + did_you_mean(str(key), _keys_at(parents))
-        elif fault["type"] == "string_pattern_mismatch":  # what was written may be the secret itself
+        elif fault["type"] == "string_pattern_mismatch":  # the value may be the secret itself
             message = "give a secret by reference, env:NAME or file:/path"
             if path.endswith(".key"):
                 message += ", or the hash that `turngate keys` prints"
@@ -217,28 +255,42 @@ def _faults(error: ValidationError, origins: Mapping[str, str], file: str) -> It
 
 
 def _keys_at(loc: list[int | str]) -> list[str]:
-    """Names of the keys that are known at a place of the tree."""
-    model: Any = Settings
+    """Names of the keys that are known at a place of the tree. Indices, and keys of mappings, lead to an entry."""
+    section: type[BaseModel] = Settings
     for part in loc:
-        if isinstance(part, str):
-            model = model.model_fields[part].annotation
-        else:
-            item = get_args(model)[0]  # of tuple[item, ...], where item may be Annotated[model, ...]
-            model = (get_args(item) or (item,))[0]
-    return list(model.model_fields)
+        if part in section.model_fields:
+            section = _section_in(section.model_fields[str(part)].annotation) or section
+    return list(section.model_fields)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of a message about a name that is not known. Empty: nothing is alike."""
+    """Return the end of a message about an unknown name. Empty: no known name is similar."""
     close = get_close_matches(name, list(known), n=1)
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def _entry(key: str, text: str, value: Any, env: str) -> str:
-    help_lines = [line.strip() for line in text.splitlines()]
-    comment = [f"# {part}" for line in help_lines for part in wrap(line, 110)]
-    plain = _plain(value)
-    return "\n".join([*comment, f"# {env}", yaml.safe_dump({key: plain}, sort_keys=False).rstrip()])
+def _entry(section: Section, key: str, path: str) -> str:
+    """One key with its help, the help of the keys that its entries may have, and its value."""
+    lines = [part for paragraph in _paragraphs(help_of(type(section))[key]) for part in wrap(paragraph, 110)]
+    if (entries := _section_in(type(section).model_fields[key].annotation)) is not None:
+        lines += ["Keys of an entry:", *_help_lines(entries, 1)]
+    shown = yaml.safe_dump({key: _plain(getattr(section, key))}, sort_keys=False).rstrip()
+    return "\n".join([*(f"# {line}" for line in (*lines, variable(path))), shown])
+
+
+def _help_lines(section: type[Section], depth: int) -> Iterator[str]:
+    margin = "  " * depth
+    for key, text in help_of(section).items():
+        first, *more = _paragraphs(text)
+        for paragraph in (f"{margin}{key}: {first}", *(f"{margin}  {each}" for each in more)):
+            yield from wrap(paragraph, 110, subsequent_indent=f"{margin}  ")
+        if (inner := _section_in(section.model_fields[key].annotation)) is not None:
+            yield from _help_lines(inner, depth + 1)
+
+
+def _paragraphs(text: str) -> list[str]:
+    """An example is a paragraph of its own; other lines run on."""
+    return text.replace("\nExample:", "\0Example:").replace("\n", " ").split("\0")
 
 
 def _plain(value: Any) -> Any:

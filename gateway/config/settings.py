@@ -1,9 +1,14 @@
-"""What sections of the configuration are made of: the frozen base class, and numbers with bounds."""
+"""The schema of the configuration: every key with its type, its default and its help.
+
+Nothing is read here; `gateway.config.loading` fills these from flags, environment and YAML. The text under a key
+is its help, which `--dump-config` and deploy/turngate.yaml repeat. A new key is one line and its help.
+"""
 
 from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from inspect import cleandoc, getsource
 from ipaddress import ip_address
 from itertools import pairwise
@@ -12,18 +17,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-SecretRef = Annotated[str, Field(pattern=r"^(env:[A-Za-z_][A-Za-z0-9_]*|file:.+)$")]
-Port = Annotated[int, Field(ge=0, le=65535)]
-Seconds = Annotated[float, Field(gt=0)]
-SecondsOrZero = Annotated[float, Field(ge=0)]
-NotNegative = Annotated[float, Field(ge=0)]
-Share = Annotated[float, Field(gt=0, le=1)]
-Factor = Annotated[float, Field(gt=0)]
-Count = Annotated[int, Field(ge=1)]
+# ---- types of values
 
 
 def form(pattern: str, example: str) -> AfterValidator:
-    """Text of one form. What was written instead is not repeated: it may hold a password."""
+    """Return a check that a text has one form. Its error does not repeat the text, which may hold a password."""
     fits = re.compile(pattern).match
 
     def checked(text: str) -> str:
@@ -34,18 +32,73 @@ def form(pattern: str, example: str) -> AfterValidator:
     return AfterValidator(checked)
 
 
+def _compiled(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+    return pattern
+
+
+def _placement(name: str) -> str:
+    if name in ("least_loaded", "round_robin"):
+        path = f"benchmarks.simulation.placement:{name}"
+        raise ValueError(f"{name} is now {path}, a benchmark: use prefix, or put a checkout on PYTHONPATH")
+    if name != "prefix" and ":" not in name:
+        raise ValueError("use prefix, or the import path of a function, package.module:name")
+    return name
+
+
+def _split(value: Any) -> Any:
+    """Read `a,b` as a list, so that several engines fit one environment variable."""
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+def _as_entry(value: Any) -> Any:
+    """Read a bare URL as an entry with every other key at its default."""
+    return {"url": value} if isinstance(value, str) else value
+
+
+Port = Annotated[int, Field(ge=0, le=65535)]
+Seconds = Annotated[float, Field(gt=0)]
+SecondsOrZero = Annotated[float, Field(ge=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(gt=0, le=1)]
+Factor = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+Pattern = Annotated[str, AfterValidator(_compiled)]
+SecretRef = Annotated[str, Field(pattern=r"^(env:[A-Za-z_][A-Za-z0-9_]*|file:.+)$")]
+KeyRef = Annotated[
+    str,
+    Field(pattern=r"^(env:[A-Za-z_][A-Za-z0-9_]*|file:.+|sha256:[0-9a-f]{64}|scrypt:[0-9a-f]{32}:[0-9a-f]{64})$"),
+]
+"""A key by reference, or its hash as `turngate keys` prints it."""
+RedisUrl = Annotated[
+    str,
+    form(
+        r"(rediss?|valkeys?|unix)://|(env:[A-Za-z_][A-Za-z0-9_]*|file:.+)$",
+        "redis://host:6379/0, or env:NAME or file:/path of what holds that",
+    ),
+]
+Approval = Annotated[str, form(r"(never|always|https?://.+)$", "never, always, or the https:// address to ask")]
+
+
 class Section(BaseModel):
-    """Frozen; an unknown key is an error."""
+    """Keys that belong together. Frozen; an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+@cache
 def help_of(section: type[Section]) -> dict[str, str]:
-    """What stands under each of its keys. Read from the source when it is shown: `use_attribute_docstrings` would
-    read it at every start, of which that was a tenth."""
+    """Return the text under each key of a section. It is read from the source when it is shown:
+    `use_attribute_docstrings` would read it at every start, and took a tenth of that time."""
+    helps: dict[str, str] = {}
+    for base in section.__bases__:
+        if issubclass(base, Section):
+            helps |= help_of(base)
     (defined,) = ast.parse(dedent(getsource(section))).body
     assert isinstance(defined, ast.ClassDef)
-    helps = {}
     for statements in pairwise(defined.body):
         match statements:
             case ast.AnnAssign(target=ast.Name(id=key)), ast.Expr(value=ast.Constant(value=str(text))):
@@ -61,276 +114,18 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-# ---- the schema of the section `batches`: where durable batches are kept, and what they may use
-
-
-class Batches(Section):
-    """Durable batches: /v1/files and /v1/batches."""
-
-    directory: str | None = None
-    """Directory for files and results, of one gateway process. null: no batches."""
-    redis: RedisUrl | None = None
-    """Redis or Valkey (`redis://host:6379/0`, or by reference, env:NAME) of gateways that share their batches: any
-    of them tells of each, and if the one that works on it is gone, another goes on. All must see one `directory`.
-    Needs `turngate[redis]`. null: each gateway has its own."""
-    file_bytes: Count = 200 * 2**20
-    """Largest file."""
-    in_flight: Count = 256
-    """Lines that are asked at once, at most. Other turns push it down, never below one."""
-    attempts: Count = 5
-    """Times that a line is asked that engines fail. While all are full, or none is up, it waits instead."""
-
-
-# ---- the schema of the section `cluster`: processes that serve as one
-
-RedisUrl = Annotated[
-    str,
-    form(
-        r"(rediss?|valkeys?|unix)://|(env:[A-Za-z_][A-Za-z0-9_]*|file:.+)$",
-        "redis://host:6379/0, or env:NAME or file:/path of what holds that",
-    ),
-]
-
-
-class Cluster(Section):
-    """Several processes that serve as one: workers of this machine, and gateways that share a Redis or Valkey."""
-
-    workers: Count = 1
-    """Processes on this machine. Each serves any request; a session's turns are decided on by one of them."""
-    redis: RedisUrl | None = None
-    """`redis://host:6379/0`, or by reference (env:NAME, file:/path) where it holds a password. Gateways that name
-    the same one, and have the same `identity.secret`, share the engines. Needs `turngate[redis]`. null: alone."""
-    host: str = "127.0.0.1"
-    """Address at which the other gateways reach this one."""
-    port: Port = 0
-    """Port for them, of the first worker; further workers take the next ones. 0: any free ones."""
-
-
-# ---- the schema of who may ask: client keys with their limits, prices of models, and the admin listener
-
-KeyRef = Annotated[
-    str,
-    Field(pattern=r"^(env:[A-Za-z_][A-Za-z0-9_]*|file:.+|sha256:[0-9a-f]{64}|scrypt:[0-9a-f]{32}:[0-9a-f]{64})$"),
-]
-"""A key by reference, or its hash as `turngate keys` prints it."""
-
-
-class KeyLimits(Section):
-    """What one key may use. null: no limit."""
-
-    requests: Count | None = None
-    """Requests per window."""
-    tokens: Count | None = None
-    """Prompt and output tokens per window."""
-    window_s: Seconds = 60
-    """Length of the window; it slides."""
-    concurrency: Count | None = None
-    """Requests in the gateway at once, waiting ones included."""
-    budget_tokens: Count | None = None
-    """Prompt and output tokens per budget window."""
-    budget_cost: Factor | None = None
-    """Cost per budget window, in the unit of `prices`."""
-    budget_window_s: Seconds = 86_400
-    """Length of the budget window."""
-
-
-class Price(Section):
-    """Of a million tokens of one model."""
-
-    prompt: NotNegative = 0
-    """Prompt tokens that were not cached."""
-    cached: NotNegative | None = None
-    """Prompt tokens that were cached, where the engine says so. null: as `prompt`."""
-    output: NotNegative = 0
-    """Output tokens."""
-
-
-class KeyEntry(Section):
-    """One client key."""
-
-    key: KeyRef
-    """The bearer token: env:NAME or file:/path, which may hold its hash, or the hash itself (`turngate keys`)."""
-    name: str = ""
-    """Its name in logs, audits and counters. Empty: the reference, or the first digits of the hash."""
-    tenant: str = Field("default", min_length=1)
-    """Sessions and caches of two tenants never meet."""
-    models: tuple[str, ...] = ("*",)
-    """Names or globs of the engine models that it may use."""
-    weight: Factor = 1
-    """Of its tenant's fair share of slots, and of what is computed, while turns wait."""
-    urgency: Annotated[int, Field(ge=-100, le=100)] = 0
-    """Class of its turns, higher first: they go before all others, and their sessions lose their cache to none of
-    a lower class. Below 0: they wait for as long as others come."""
-    may_prioritise: bool = False
-    """Whether its own priority and worker pins are honoured."""
-    tools: tuple[str, ...] = ()
-    """Names or globs of the gateway's tools that it may use. Empty: none."""
-    isolate_cache: bool = False
-    """Whether its tenant's prompts are kept apart in engines' prefix caches: nobody else can find out by
-    `cached_tokens` or by time what was sent before, and nobody shares a prefix with it. Its requests go to engines
-    that can: vllm, sglang and dynamo, on all paths but /v1/messages (sglang, dynamo: nor /v1/responses)."""
-    limits: KeyLimits = KeyLimits()
-    """requests and tokens per window_s, concurrency, budget_tokens and budget_cost per budget_window_s."""
-
-    @property
-    def id(self) -> str:
-        """What tells this key from others, in logs too."""
-        return self.name or (self.key[:15] if self.key.startswith(("sha256:", "scrypt:")) else self.key)
-
-
-class AdminSettings(Section):
-    """Who may see metrics, and what concerns all tenants."""
-
-    host: str = "127.0.0.1"
-    """Address of the admin listener. Anything but loopback needs `admin.key`, or `admin.open: true`."""
-    port: Port | None = None
-    """Its port: metrics and admin views are served there and nowhere else. 0: any free one. null: there is no such
-    listener; they are served beside the models, on loopback or with `admin.key`."""
-    key: KeyRef | None = None
-    """Bearer token for metrics and for the views of all tenants, written as in `keys`. null: none."""
-    open: bool = False
-    """Serve the admin listener to other machines although it has no key."""
-
-    @property
-    def is_loopback(self) -> bool:
-        return is_loopback(self.host)
-
-
-# ---- the schema of the section `tools`: which tools the gateway runs for models, and for whom
-
-Approval = Annotated[str, form(r"(never|always|https?://.+)$", "never, always, or the https:// address to ask")]
-
-
-class ToolRules(Section):
-    """What holds for the tools of one source. null: what the tool itself says."""
-
-    names: tuple[str, ...] = ("*",)
-    """Names or globs of those that are used of it."""
-    mode: Literal["offer", "intercept"] = "offer"
-    """offer: the gateway offers the tool to the model, and the client never sees it. intercept: the gateway runs
-    it for clients that offer a tool of this name themselves."""
-    models: tuple[str, ...] = ("*",)
-    """Names or globs of the models that get it, as clients or engines call them."""
-    effect: Literal["read_only", "idempotent", "destructive"] | None = None
-    """read_only tools are shared and cached between agents, idempotent ones shared while they run."""
-    timeout_s: Seconds | None = None
-    """Longest run of one call."""
-    concurrency: Count | None = None
-    """Calls that run at once. Tenants share them by their weights."""
-    rate_per_s: Factor | None = None
-    """Calls started per second. Tenants share them likewise."""
-    max_result_bytes: Count | None = None
-    """A longer result is cut, and says so."""
-    ttl_s: SecondsOrZero | None = None
-    """How long a result is served again. 0: not at all."""
-    negative_ttl_s: SecondsOrZero | None = None
-    """The same for errors."""
-    scope: Literal["session", "tenant", "global"] | None = None
-    """Who may share one result."""
-    approval: Approval | None = None
-    """never, always (refused unless somebody approves), or a URL that is asked before each call."""
-
-
-class ToolEntry(ToolRules):
-    """Tools in Python: your own, an installed package's, or built-in ones."""
-
-    use: str
-    """Import path `package.module:attribute`, name of an entry point, or of a built-in tool."""
-    options: dict[str, Any] = Field(default_factory=dict)
-    """Of a built-in tool, or of what is called `build`."""
-    secrets: dict[str, SecretRef] = Field(default_factory=dict)
-    """Options that are secret, by reference."""
-
-
-class McpEntry(ToolRules):
-    """One MCP server: a command to start, or a URL."""
-
-    name: str
-    """Its name in metrics and logs."""
-    command: tuple[str, ...] = ()
-    """Program and arguments, for a server on standard input and output."""
-    url: str | None = None
-    """Of a server over streamable HTTP."""
-    env: dict[str, SecretRef] = Field(default_factory=dict)
-    """Variables of the command, by reference."""
-    headers: dict[str, SecretRef] = Field(default_factory=dict)
-    """Headers for the URL, by reference."""
-    options: dict[str, Any] = Field(default_factory=dict)
-    """prefix (of its tools' names), effects (by tool, where its hints are wrong), cwd, start_timeout_s,
-    max_message_bytes."""
-
-    @model_validator(mode="after")
-    def _is_somewhere(self) -> McpEntry:
-        if bool(self.command) == bool(self.url):
-            raise ValueError("give either its `command` or its `url`")
-        return self
-
-
-class ToolSettings(Section):
-    """Tools that the gateway runs while a model answers. Nothing is on unless it is listed here."""
-
-    use: tuple[ToolEntry, ...] = ()
-    """Tools in Python. Example: [{use: "my_tools:search", effect: read_only, ttl_s: 60}]"""
-    mcp: tuple[McpEntry, ...] = ()
-    """MCP servers. Example: [{name: docs, command: [docs-server], names: ["search_*"]}]"""
-    max_rounds: Count = 16
-    """Model calls of one answer that may call tools; the next one has to answer without."""
-    max_calls: Count = 32
-    """Calls of our tools in one model call; further ones are refused."""
-    hidden_bytes: Count = 64 * 2**20
-    """Per tenant: memory for calls and results that clients were not shown, put back when their history comes."""
-    hidden_ttl_s: Seconds = 3600
-    """What is not asked for again in this time is forgotten."""
-    cache_bytes: Count = 64 * 2**20
-    """Memory for results that are served again."""
-
-
-# ---- the schema of traces
-
-
-class TracingSettings(Section):
-    """OpenTelemetry traces of requests, without content. Needs `turngate[otel]`."""
-
-    endpoint: Annotated[str, form("https?://.", "http://collector:4318")] | None = None
-    """OTLP/HTTP collector, such as http://collector:4318. Headers: OTEL_EXPORTER_OTLP_HEADERS. null: off."""
-    service_name: str = "turngate"
-    """Name of this gateway in traces."""
-    share: Share = 1
-    """Of the requests that bring no `traceparent`: how many are traced. One that does decides itself."""
-
-
-# ---- the schema of the configuration
-
-
-def _compiled(pattern: str) -> str:
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
-    return pattern
-
-
-Pattern = Annotated[str, AfterValidator(_compiled)]
-
-
-def _placement(name: str) -> str:
-    if name in ("least_loaded", "round_robin"):
-        path = f"benchmarks.simulation.placement:{name}"
-        raise ValueError(f"{name} is now {path}, a benchmark: use prefix, or put a checkout on PYTHONPATH")
-    if name != "prefix" and ":" not in name:
-        raise ValueError("use prefix, or the import path of a function, package.module:name")
-    return name
+# ---- listeners and engines
 
 
 class Listen(Section):
-    """Where the gateway listens."""
+    """The public listener."""
 
     host: str = "127.0.0.1"
-    """Address to listen on. Anything but loopback needs `keys`, or `open: true`."""
+    """Address to listen on. Any address but loopback needs `keys`, or `open: true`."""
     port: Port = 8080
-    """TCP port. 0: any free one."""
+    """TCP port to listen on. 0: any free port."""
     open: bool = False
-    """Serve other machines although no keys are configured."""
+    """Whether other machines are served although no keys are configured."""
 
     @property
     def is_loopback(self) -> bool:
@@ -341,21 +136,12 @@ class KvEventEntry(Section):
     """One publisher of KV events."""
 
     url: Annotated[str, form(r"@?(tcp|ipc)://.", "tcp://host:5557")]
-    """`tcp://host:port`: connect, for an engine whose `endpoint` is `tcp://*:port`. `tcp://*:port`, or
-    `@tcp://address:port`: listen, for an engine whose `endpoint` names this host. Anybody who reaches it is
-    believed."""
+    """ZeroMQ address of the events. `tcp://host:port` connects to an engine whose `endpoint` is `tcp://*:port`.
+    `tcp://*:port` or `@tcp://address:port` listens for an engine whose `endpoint` names this host; every process
+    that reaches that address is believed."""
     replay_url: Annotated[str, form(r"(tcp|ipc)://.", "tcp://host:5558")] | None = None
-    """Its `replay_endpoint`, to fill gaps from. null: what was known is forgotten at a gap."""
-
-
-def _split(value: Any) -> Any:
-    """`a,b` as a list: several engines fit one environment variable."""
-    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
-
-
-def _as_entry(value: Any) -> Any:
-    """A bare URL is an entry with every other key at its default."""
-    return {"url": value} if isinstance(value, str) else value
+    """The engine's `replay_endpoint`, from which lost events are fetched. null: after a gap, all earlier events of
+    the engine are forgotten."""
 
 
 KvEvents = Annotated[tuple[Annotated[KvEventEntry, BeforeValidator(_as_entry)], ...], BeforeValidator(_split)]
@@ -365,178 +151,416 @@ class EngineEntry(Section):
     """One engine process, or one Dynamo frontend with all the workers behind it."""
 
     url: str
-    """`kind://host:port`; kinds: vllm, sglang, dynamo, openai, anthropic, bedrock. Or `embedded`, or what is
-    rented: `openai://`, `anthropic://`, `bedrock://REGION`."""
+    """`kind://host:port`, where the kind is vllm, sglang, dynamo, openai, anthropic or bedrock; `embedded`; or a
+    rented service: `openai://`, `anthropic://`, `bedrock://REGION`."""
     name: str = ""
-    """Its name in metrics, receipts and headers. Empty: host:port."""
+    """Name in metrics, receipts and headers. Empty: host:port."""
     api_key: SecretRef | None = None
-    """Sent to the engine as a bearer token. null: none."""
+    """Bearer token that is sent to the engine, as env:NAME or file:/path. null: none."""
     metrics_urls: tuple[str, ...] = ()
-    """Further metrics pages, such as a Dynamo worker's system port."""
+    """Addresses of further metrics pages, such as a Dynamo worker's system port."""
     kv_events: KvEvents = ()
-    """Where it publishes KV events (`--kv-events-config`), one entry per data-parallel rank. Needs
-    `turngate[kvevents]`. Example: ["tcp://gpu1:5557", {url: "tcp://gpu1:5558", replay_url: "tcp://gpu1:6558"}]"""
+    """Where the engine publishes KV events (`--kv-events-config`): one entry for each data-parallel rank. Needs
+    `turngate[kvevents]`.
+    Example: ["tcp://gpu1:5557", {url: "tcp://gpu1:5558", replay_url: "tcp://gpu1:6558"}]"""
+
+
+Engines = Annotated[tuple[Annotated[EngineEntry, BeforeValidator(_as_entry)], ...], BeforeValidator(_split)]
 
 
 class Models(Section):
     """Which engine model answers to which name."""
 
     aliases: dict[str, str] = Field(default_factory=dict)
-    """Name or glob that a client asks for -> engine model; the first that matches wins.
+    """Engine model for each name or glob that a client may ask for. The first match wins.
     Example: {"gpt-*": Qwen/Qwen3-32B}"""
     side_model: str | None = None
-    """Serves titles and compaction. null: the model that was asked for."""
+    """Engine model that serves side requests, such as titles and compaction. null: the requested model."""
     answer_any_model: bool = True
-    """A single served model answers to every name."""
-
-
-class Policy(Section):
-    """Who is admitted when, and where."""
-
-    name: str = "turns"
-    """turns, fifo or passthrough; or the import path of another, `package.module:Name`."""
-    options: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of a policy given by its import path."""
-    placement: Annotated[str, AfterValidator(_placement)] = "prefix"
-    """Which replica gets a turn. prefix weighs the cached prefix against load; or the import path of another
-    function, `package.module:name`."""
-    slots_per_replica: Count | None = None
-    """Model calls that a replica runs at once. null: what the engine reports, or its own counts show."""
-    capacity_tokens: Count | None = None
-    """Size of a replica's KV pool. null: what the engine reports."""
-    ceiling: Share = 0.95
-    """Share of the KV pool that resident sessions may fill now; nobody is admitted beyond it."""
-    price: NotNegative = 3
-    """How many times the time to compute evicted tokens again counts against the time that holding a session
-    wastes. 0: admit whatever fits now."""
-    max_wait_s: SecondsOrZero = 300
-    """A stream that is expected to wait longer is refused with 429 at once."""
-    max_wait_plain_s: SecondsOrZero = 400
-    """The same for an answer that is not streamed."""
-    hold_bound_s: SecondsOrZero = 60
-    """A session held longer, and twice as long as in the order of arrivals, makes idle resident sessions yield."""
-    warm_up_bytes: int = Field(default=64 * 2**20, ge=0)
-    """Memory for the last requests of sessions. One that lost its cache while its tool ran is sent again for one
-    token just before the tool returns, while nobody waits. 0: none is kept."""
-    sub_agents_return: bool = True
-    """Whether a sub-agent goes like a later turn of its parent, which waits for it, and not like a new session."""
-
-
-class Stream(Section):
-    """How a client that waits is kept."""
-
-    silent_queue_s: SecondsOrZero = 90
-    """A stream that is queued for longer gets 200 and keep-alives. 0: at once."""
-    keep_alive_s: Seconds = 25
-    """Time between two keep-alive events."""
-
-
-class IdentitySettings(Section):
-    """How sessions are recognised, and how much is remembered for it."""
-
-    secret: SecretRef | None = None
-    """Key of all session and family ids. Gateways that share it give equal ids. null: a new one at every start."""
-    max_sessions: Count = 20_000
-    """Sessions remembered at once; the least recently seen is forgotten first."""
-    session_ttl_s: Seconds = 3600
-    """A session that is not heard of for this long is forgotten."""
-    volatile_spans: Literal["report", "move", "strip"] = "report"
-    """What becomes of text in a system prompt that keeps siblings from sharing their prefix: only reported, moved
-    behind the first user message, or stripped. Requests are changed by the last two alone."""
-    volatile_patterns: tuple[Pattern, ...] = (r"^x-(?:anthropic|amz)-[^\n]*\n?",)
-    """Regular expressions of such text; ^ and $ match at lines."""
-    volatile_learned: tuple[Literal["header", "date", "path", "id", "number"], ...] = (
-        "header",
-        "date",
-        "path",
-        "id",
-    )
-    """Kinds of text that count as such once they have broken three sessions at one place. Empty: none."""
+    """Whether a single served model answers to every name."""
 
 
 class Probing(Section):
-    """How engines are watched."""
+    """How engines are polled, and when a failing replica is left alone."""
 
     interval_s: Seconds = 1
-    """Time between two polls of an engine."""
+    """Seconds between two polls of an engine."""
     timeout_s: Seconds = 5
-    """A poll that takes longer has failed."""
+    """Seconds after which a poll has failed."""
     hints: bool = True
-    """Find out at start which hints an engine honours, by a few one-token requests."""
+    """Whether a few one-token requests at start find out which hints each engine honours."""
     breaker_failures: Count = 5
-    """Calls of a replica that have to fail, and be half of its calls, for it to be left alone. The last one of a
-    model is not."""
+    """Failed calls after which a replica is left alone, if they are at least half of its calls within
+    `breaker_window_s`. The last replica of a model is never left alone."""
     breaker_window_s: Seconds = 10
-    """The time in which they have to."""
+    """Seconds within which failed calls are counted."""
     breaker_open_s: Seconds = 5
-    """How long it is left alone; twice as long each time that its trial fails, up to 60 s."""
-
-
-class RequestLimits(Section):
-    """Bounds on what clients can make the gateway hold."""
-
-    body_bytes: Count = 32 * 2**20
-    """Largest request body."""
-    queue_turns: Count = 10_000
-    """Turns that may wait at once; further ones are refused with 429."""
-    messages: Count = 10_000
-    """Messages or input items of one request."""
-    tools: Count = 1_024
-    """Tools that one request declares."""
-    attempts: Count = 3
-    """Replicas on which one model call is tried in a row before its first byte, and times that one is sent at
-    which engines fail."""
-
-
-class TimeoutSettings(Section):
-    """Bounds of one call to an engine, and of stopping."""
-
-    connect_s: Seconds = 5
-    """Until the connection stands."""
-    first_byte_s: Seconds = 600
-    """From the request sent to the engine's status line."""
-    idle_s: Seconds = 300
-    """Between two chunks of an answer."""
-    shutdown_grace_s: SecondsOrZero = 30
-    """How long running requests may finish after a stop signal."""
-
-
-class Logging(Section):
-    """What is written, and where."""
-
-    level: Literal["debug", "info", "warning", "error"] = "info"
-    """info writes one line per request."""
-    format: Literal["text", "json"] = "text"
-    """Lines of key=value, or one JSON object each; on standard error."""
-    facts: str | None = None
-    """File for the log of scheduling facts, for replay; it holds no content. null: off."""
-
-
-class ReceiptSettings(Section):
-    """Why each answer went as it did, at /v1/turngate/receipts/{id}."""
-
-    keep_s: SecondsOrZero = 600
-    """How long a receipt can be read. 0: none is kept."""
-    max_kept: Count = 50_000
-    """Receipts kept at once, about 1 KB each; the oldest goes first."""
-    max_bytes: Count = 64 * 2**20
-    """Memory for them, likewise."""
+    """Seconds for which a failing replica is left alone before one trial call. Each failed trial doubles them, up
+    to 60 s."""
 
 
 class Embedded(Section):
     """The built-in engine model, behind `turngate engine` and the engine URL `embedded`."""
 
     model: str = "embedded"
-    """Name that it serves."""
+    """Name of the model that it serves."""
     capacity_tokens: Count = 262_144
-    """Size of its KV pool."""
+    """Size of its KV pool in tokens."""
     slots: Count = 256
     """Model calls that it runs at once."""
     speed: Factor = 1
     """Factor on its speed. 2: everything takes half the time."""
 
 
-Engines = Annotated[tuple[Annotated[EngineEntry, BeforeValidator(_as_entry)], ...], BeforeValidator(_split)]
+# ---- the path of a request
+
+
+class Policy(Section):
+    """When a session is admitted, in which order turns go, and to which replica."""
+
+    name: str = "turns"
+    """turns, fifo or passthrough; or the import path of another policy, `package.module:Name`."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of a policy that is given by its import path."""
+    placement: Annotated[str, AfterValidator(_placement)] = "prefix"
+    """How the replica of a turn is chosen. prefix weighs the cached prefix against the load; or the import path of
+    another function, `package.module:name`."""
+    slots_per_replica: Count | None = None
+    """Model calls that a replica runs at once. null: as many as the engine reports or its metrics show."""
+    capacity_tokens: Count | None = None
+    """Size of a replica's KV pool in tokens. null: as the engine reports."""
+    ceiling: Share = 0.95
+    """Share of the KV pool that resident sessions may fill now. Beyond it no session is admitted."""
+    price: NotNegative = 3
+    """Weight of the time to recompute evicted tokens against the time that is lost by holding a session back.
+    Higher values admit fewer sessions. 0: every session is admitted that fits now."""
+    max_wait_s: SecondsOrZero = 300
+    """Longest expected wait of a streaming request in seconds. A request that would wait longer is refused at once
+    with 429."""
+    max_wait_plain_s: SecondsOrZero = 400
+    """Longest expected wait in seconds of a request that is not streamed."""
+    hold_bound_s: SecondsOrZero = 60
+    """After this many seconds, and at least twice its first-come-first-served wait, a waiting session may evict
+    idle ones."""
+    warm_up_bytes: int = Field(default=64 * 2**20, ge=0)
+    """Memory in bytes for the last requests of sessions. If a session loses its cache while its tool runs, and no
+    turn waits, its last request is sent again for one token just before the tool returns. 0: off."""
+    sub_agents_return: bool = True
+    """Whether a sub-agent, for which its parent waits, is queued like a later turn of the parent. false: it is
+    queued like a new session."""
+
+
+class Stream(Section):
+    """What the client of a queued stream hears."""
+
+    silent_queue_s: SecondsOrZero = 90
+    """Seconds after which a queued stream is answered with status 200 and keep-alives. 0: at once."""
+    keep_alive_s: Seconds = 25
+    """Seconds between two keep-alive events."""
+
+
+class IdentitySettings(Section):
+    """How sessions are recognised, and how much is remembered for that."""
+
+    secret: SecretRef | None = None
+    """Key of all session and family ids, as env:NAME or file:/path. Gateways with the same secret give equal ids.
+    null: a new key at each start."""
+    max_sessions: Count = 20_000
+    """Sessions that are remembered at once. The least recently seen session is forgotten first."""
+    session_ttl_s: Seconds = 3600
+    """Seconds after its last request at which a session is forgotten."""
+    volatile_spans: Literal["report", "move", "strip"] = "report"
+    """What happens to text in a system prompt that keeps sibling sessions from sharing their prefix. report: it is
+    only reported. move: it is moved behind the first user message. strip: it is removed."""
+    volatile_patterns: tuple[Pattern, ...] = (r"^x-(?:anthropic|amz)-[^\n]*\n?",)
+    """Regular expressions of such text. ^ and $ match at the ends of lines."""
+    volatile_learned: tuple[Literal["header", "date", "path", "id", "number"], ...] = (
+        "header",
+        "date",
+        "path",
+        "id",
+    )
+    """Kinds of text that count as such text once they have broken the prefixes of three sessions at one place.
+    Empty: none."""
+
+
+class RequestLimits(Section):
+    """Bounds on what clients can make the gateway hold."""
+
+    body_bytes: Count = 32 * 2**20
+    """Largest request body in bytes."""
+    queue_turns: Count = 10_000
+    """Turns that may wait at once. Further turns are refused with 429."""
+    messages: Count = 10_000
+    """Most messages or input items of one request."""
+    tools: Count = 1_024
+    """Most tools that one request may declare."""
+    attempts: Count = 3
+    """Replicas on which a model call is tried in a row before its first byte. A call at which engines fail is sent
+    this many times in all."""
+
+
+class TimeoutSettings(Section):
+    """Bounds of one call to an engine, and of stopping."""
+
+    connect_s: Seconds = 5
+    """Seconds to connect to an engine."""
+    first_byte_s: Seconds = 600
+    """Seconds from sending a call to the engine's status line."""
+    idle_s: Seconds = 300
+    """Seconds between two chunks of an engine's answer."""
+    shutdown_grace_s: SecondsOrZero = 30
+    """Seconds that running requests have to finish after a stop signal."""
+
+
+# ---- keys, prices and the admin listener
+
+
+class KeyLimits(Section):
+    """What one key may use. null: no limit."""
+
+    requests: Count | None = None
+    """Requests per window."""
+    tokens: Count | None = None
+    """Prompt and output tokens per window."""
+    window_s: Seconds = 60
+    """Length of the sliding window in seconds."""
+    concurrency: Count | None = None
+    """Requests in the gateway at once, waiting requests included."""
+    budget_tokens: Count | None = None
+    """Prompt and output tokens per budget window."""
+    budget_cost: Factor | None = None
+    """Cost per budget window, in the unit of `prices`."""
+    budget_window_s: Seconds = 86_400
+    """Length of the sliding budget window in seconds."""
+
+
+class Price(Section):
+    """Price of a million tokens of one model."""
+
+    prompt: NotNegative = 0
+    """Price of prompt tokens that were not cached."""
+    cached: NotNegative | None = None
+    """Price of prompt tokens that the engine reports as cached. null: as `prompt`."""
+    output: NotNegative = 0
+    """Price of output tokens."""
+
+
+class KeyEntry(Section):
+    """One client key."""
+
+    key: KeyRef
+    """The bearer token as env:NAME or file:/path, which may hold its hash; or the hash itself (see `turngate
+    keys`)."""
+    name: str = ""
+    """Name in logs, audits and counters. Empty: the reference, or the first digits of the hash."""
+    tenant: str = Field("default", min_length=1)
+    """Tenant of the key. Sessions and stored data of two tenants are kept apart."""
+    models: tuple[str, ...] = ("*",)
+    """Names or globs of the engine models that the key may use."""
+    weight: Factor = 1
+    """Weight of its tenant's fair share of slots and of computed tokens while turns wait."""
+    urgency: Annotated[int, Field(ge=-100, le=100)] = 0
+    """Priority class of its turns; higher classes go first, and their sessions are not evicted for lower ones.
+    Below 0: its turns wait for as long as other turns come."""
+    may_prioritise: bool = False
+    """Whether a priority or worker pin that the client sends is honoured."""
+    tools: tuple[str, ...] = ()
+    """Names or globs of the gateway's tools that the key may use. Empty: none."""
+    isolate_cache: bool = False
+    """Whether its tenant's prompts are kept apart in the prefix caches of engines. Other tenants then cannot find
+    out from `cached_tokens` or response times what was sent before, and no other tenant shares a prefix with it.
+    Its requests go only to engines that support this: vllm, sglang and dynamo, on all paths but /v1/messages
+    (sglang and dynamo: also not /v1/responses)."""
+    limits: KeyLimits = KeyLimits()
+    """Limits of the key: requests and tokens per window, concurrency, and budgets."""
+
+    @property
+    def id(self) -> str:
+        """Distinguishes this key from others, in logs too."""
+        return self.name or (self.key[:15] if self.key.startswith(("sha256:", "scrypt:")) else self.key)
+
+
+class AdminSettings(Section):
+    """Access to metrics and to views that concern all tenants."""
+
+    host: str = "127.0.0.1"
+    """Address of the admin listener. Any address but loopback needs `admin.key`, or `admin.open: true`."""
+    port: Port | None = None
+    """Port of the admin listener, which alone then serves metrics and admin views. 0: any free port. null: there
+    is no admin listener, and the public one serves them on loopback or with `admin.key`."""
+    key: KeyRef | None = None
+    """Bearer token for metrics and for views of all tenants, written as in `keys`. null: none."""
+    open: bool = False
+    """Whether the admin listener serves other machines although it has no key."""
+
+    @property
+    def is_loopback(self) -> bool:
+        return is_loopback(self.host)
+
+
+# ---- what the gateway tells of its work
+
+
+class Logging(Section):
+    """The log."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least level that is written. info includes one line for each request."""
+    format: Literal["text", "json"] = "text"
+    """Lines of key=value, or one JSON object per line; both on standard error."""
+    facts: str | None = None
+    """File for the log of scheduling facts, which can be replayed and holds no content. null: off."""
+
+
+class TracingSettings(Section):
+    """OpenTelemetry traces of requests, without content. Needs `turngate[otel]`."""
+
+    endpoint: Annotated[str, form("https?://.", "http://collector:4318")] | None = None
+    """OTLP/HTTP collector, such as http://collector:4318. Its headers: OTEL_EXPORTER_OTLP_HEADERS. null: off."""
+    service_name: str = "turngate"
+    """Name of this gateway in traces."""
+    share: Share = 1
+    """Share of the requests without `traceparent` that are traced. A `traceparent` decides for its own request."""
+
+
+class ReceiptSettings(Section):
+    """Receipts, at /v1/turngate/receipts/{id}: each explains how one request was answered."""
+
+    keep_s: SecondsOrZero = 600
+    """Seconds for which a receipt can be read. 0: no receipts are kept."""
+    max_kept: Count = 50_000
+    """Receipts that are kept at once, about 1 KB each. The oldest is dropped first."""
+    max_bytes: Count = 64 * 2**20
+    """Memory in bytes for all receipts. The oldest is dropped first."""
+
+
+# ---- tools that the gateway runs for models
+
+
+class ToolSourceSettings(Section):
+    """Settings for the tools of one source. null: as each tool itself says."""
+
+    names: tuple[str, ...] = ("*",)
+    """Names or globs of the tools that are used."""
+    mode: Literal["offer", "intercept"] = "offer"
+    """offer: the gateway offers the tools to the model, and the client never sees them. intercept: the gateway
+    runs them for clients that declare tools of these names."""
+    models: tuple[str, ...] = ("*",)
+    """Names or globs of the models that get the tools, as clients or engines call these models."""
+    effect: Literal["read_only", "idempotent", "destructive"] | None = None
+    """Results of read_only tools are shared and cached between agents, and those of idempotent tools are shared
+    while a call runs."""
+    timeout_s: Seconds | None = None
+    """Longest run of one call in seconds."""
+    concurrency: Count | None = None
+    """Calls that run at once. Tenants share them by their weights."""
+    rate_per_s: Factor | None = None
+    """Calls that are started per second. Tenants share them by their weights."""
+    max_result_bytes: Count | None = None
+    """Largest result in bytes. A longer result is cut, and says so."""
+    ttl_s: SecondsOrZero | None = None
+    """Seconds for which a result is served again. 0: not at all."""
+    negative_ttl_s: SecondsOrZero | None = None
+    """Seconds for which an error is served again. 0: not at all."""
+    scope: Literal["session", "tenant", "global"] | None = None
+    """Where one result may be shared: within a session, within a tenant, or between all tenants."""
+    approval: Approval | None = None
+    """never, always (a call is refused unless it is approved), or a URL that is asked before each call."""
+
+
+class ToolEntry(ToolSourceSettings):
+    """Tools in Python: your own, those of an installed package, or built-in ones."""
+
+    use: str
+    """Import path `package.module:attribute`, the name of an entry point, or the name of a built-in tool."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Options of a built-in tool, or of a `build` function."""
+    secrets: dict[str, SecretRef] = Field(default_factory=dict)
+    """Secret options, as env:NAME or file:/path."""
+
+
+class McpEntry(ToolSourceSettings):
+    """One MCP server: a command to start, or a URL."""
+
+    name: str
+    """Name in metrics and logs."""
+    command: tuple[str, ...] = ()
+    """Program and arguments of a server on standard input and output."""
+    url: str | None = None
+    """Address of a server over streamable HTTP."""
+    env: dict[str, SecretRef] = Field(default_factory=dict)
+    """Environment variables of the command, as env:NAME or file:/path."""
+    headers: dict[str, SecretRef] = Field(default_factory=dict)
+    """Headers for the URL, as env:NAME or file:/path."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """prefix (of the tools' names), effects (by tool, where the server's hints are wrong), cwd, start_timeout_s,
+    max_message_bytes."""
+
+    @model_validator(mode="after")
+    def _is_somewhere(self) -> McpEntry:
+        if bool(self.command) == bool(self.url):
+            raise ValueError("give either its `command` or its `url`")
+        return self
+
+
+class ToolSettings(Section):
+    """Tools that the gateway runs while a model answers. Only tools that are listed here are on."""
+
+    use: tuple[ToolEntry, ...] = ()
+    """Tools in Python.
+    Example: [{use: "my_tools:search", effect: read_only, ttl_s: 60}]"""
+    mcp: tuple[McpEntry, ...] = ()
+    """MCP servers.
+    Example: [{name: docs, command: [docs-server], names: ["search_*"]}]"""
+    max_rounds: Count = 16
+    """Model calls of one answer that may call tools. The next model call has to answer without tools."""
+    max_calls: Count = 32
+    """Calls of the gateway's tools in one model call. Further calls are refused."""
+    hidden_bytes: Count = 64 * 2**20
+    """Memory in bytes per tenant for calls and results that clients do not see. They are put back when the next
+    request of their conversation arrives."""
+    hidden_ttl_s: Seconds = 3600
+    """Seconds after which such calls and results are forgotten if no request has needed them."""
+    cache_bytes: Count = 64 * 2**20
+    """Memory in bytes for results that are served again."""
+
+
+# ---- batches, and several processes that serve as one
+
+
+class Batches(Section):
+    """Durable batches: /v1/files and /v1/batches."""
+
+    directory: str | None = None
+    """Directory for the files and results of one gateway process. null: no batches."""
+    redis: RedisUrl | None = None
+    """Redis or Valkey (`redis://host:6379/0`, or env:NAME or file:/path) of gateways that share their batches. Any
+    of these gateways reports on each batch, and if the gateway that runs a batch is lost, another one continues
+    it. All of them must see the same `directory`. Needs `turngate[redis]`. null: each gateway has its own
+    batches."""
+    file_bytes: Count = 200 * 2**20
+    """Largest file in bytes."""
+    in_flight: Count = 256
+    """Most lines that run at once. Other turns push this number down, never below one."""
+    attempts: Count = 5
+    """Attempts at a line at which engines fail. A line waits without using one while all engines are full or
+    down."""
+
+
+class Cluster(Section):
+    """Several processes that serve as one: workers of this machine, and gateways that share a Redis or Valkey."""
+
+    workers: Count = 1
+    """Processes on this machine. Each accepts any request; all turns of a session are decided by one of them."""
+    redis: RedisUrl | None = None
+    """Redis or Valkey of gateways that share engines: `redis://host:6379/0`, or env:NAME or file:/path where it
+    holds a password. They must also have the same `identity.secret`. Needs `turngate[redis]`. null: this gateway
+    is alone."""
+    host: str = "127.0.0.1"
+    """Address at which the other gateways reach this one."""
+    port: Port = 0
+    """Port at which they reach its first worker; further workers use the next ports. 0: any free ports."""
 
 
 class Settings(Section):
@@ -544,10 +568,11 @@ class Settings(Section):
 
     listen: Listen = Listen()
     engines: Engines = ()
-    """Engines, as URLs or as objects with url, name, api_key, metrics_urls and kv_events.
+    """Engines, as URLs or as entries.
     Example: [vllm://127.0.0.1:8000, {url: "sglang://gpu2:30000", api_key: "env:SGLANG_KEY"}]"""
     transport: Literal["auto", "aiohttp", "fast"] = "auto"
-    """What carries HTTP on both sides. fast needs `turngate[fast]`; auto: fast where that is installed."""
+    """HTTP server and client. fast: over httptools, with time-outs for slow clients. aiohttp: the reference. auto:
+    fast."""
     hosts_file: str | None = None
     """File with one more engine URL per line; # starts a comment. null: none."""
     models: Models = Models()
@@ -558,10 +583,10 @@ class Settings(Section):
     limits: RequestLimits = RequestLimits()
     timeouts: TimeoutSettings = TimeoutSettings()
     keys: tuple[KeyEntry, ...] = ()
-    """Client keys. Empty: no key is asked for.
+    """Client keys. Empty: no key is required.
     Example: [{key: "env:TEAM_A_KEY", tenant: team-a, models: ["Qwen/*"], limits: {tokens: 200000}}]"""
     prices: dict[str, Price] = Field(default_factory=dict)
-    """Name or glob of engine models -> price of a million tokens, for `budget_cost`; the first that matches.
+    """Price of a million tokens, by name or glob of the engine model, for `budget_cost`. The first match wins.
     Example: {"Qwen/*": {prompt: 0.4, cached: 0.1, output: 1.2}, "*": {prompt: 2, output: 6}}"""
     admin: AdminSettings = AdminSettings()
     logging: Logging = Logging()

@@ -1,4 +1,4 @@
-"""What one model call answered, as read from a copy of its bytes."""
+"""The answer of one model call, as read from a copy of its bytes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from policies.types import Usage
 
 
 class TextBuffer:
-    """Text in pieces. Adding one costs what the piece costs; `text += piece` on an attribute copies all of it.
+    """Text that comes in pieces. Appending costs what the piece costs; `text += piece` would copy all of it.
 
-    Reading it (`str`) joins the pieces: read it once it is whole, not per piece.
+    Reading the text (`str`) joins the pieces: do that once the text is whole, not for each piece.
     """
 
     __slots__ = ("_pieces", "latest", "num_chars")
@@ -24,9 +24,9 @@ class TextBuffer:
         """The last piece."""
         self.num_chars = 0
         if text:
-            self.add(text)
+            self.append(text)
 
-    def add(self, piece: str) -> None:
+    def append(self, piece: str) -> None:
         self._pieces.write(piece)
         self.latest = piece
         self.num_chars += len(piece)
@@ -44,7 +44,7 @@ class TextBuffer:
 
 
 class ToolCall:
-    """A call that the model wrote. Its arguments may still come."""
+    """A tool call that the model wrote. Its arguments may still be incomplete."""
 
     __slots__ = ("id", "name", "written")
 
@@ -95,22 +95,22 @@ class ToolCalls(list[CallT], Generic[CallT]):
         call.id = id_ or call.id
         call.name = call.name or name or ""
         if arguments:
-            call.written.add(arguments)
+            call.written.append(arguments)
         return call
 
 
 @dataclass(slots=True)
 class Reply:
-    """What one model call answered, as read from a copy of its bytes."""
+    """The answer of one model call."""
 
     status: int = 0
     id: str = ""
     """The engine's id of a stored answer (`/v1/responses`)."""
     served_by: str | None = None
-    """Name of the KV pool that computed it, where the engine says so."""
+    """Name of the KV pool that computed the answer, where the engine reports it."""
     model: str = ""
     written: TextBuffer = field(default_factory=TextBuffer)
-    """Its text."""
+    """The text of the answer."""
     tool_calls: ToolCalls[ToolCall] = field(default_factory=lambda: ToolCalls(ToolCall))
     finish_reason: str | None = None
     usage: Usage = Usage()

@@ -87,7 +87,7 @@ class Responder(Protocol):
         """Status, headers and body in one go."""
         ...
 
-    async def start(self, status: int, headers: HeaderList) -> None:
+    async def open_stream(self, status: int, headers: HeaderList) -> None:
         """Status and headers of a streamed answer."""
         ...
 

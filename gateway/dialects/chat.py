@@ -66,7 +66,7 @@ class Chat(Dialect):
             message = fields.obj(choice, "delta") or fields.obj(choice, "message")
             content = message.get("content")
             if isinstance(content, str):
-                reply.written.add(content)
+                reply.written.append(content)
             if message.get("tool_calls"):
                 _put_calls(reply.tool_calls, message)
             finish = fields.text(choice, "finish_reason")

@@ -63,7 +63,7 @@ class Completions(Dialect):
         for choice in canonical.objects(event.get("choices")):
             if choice.get("index", 0) != 0:
                 continue
-            reply.written.add(fields.text(choice, "text") or "")
+            reply.written.append(fields.text(choice, "text") or "")
             finish = fields.text(choice, "finish_reason")
             if finish is not None:
                 reply.finish_reason = finish

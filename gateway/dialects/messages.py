@@ -157,7 +157,7 @@ def _read_block(index: int, block: Json, reply: Reply) -> None:
     """A block that starts in a stream, mostly empty, or a whole one."""
     kind = block.get("type")
     if kind == "text":
-        reply.written.add(fields.text(block, "text") or "")
+        reply.written.append(fields.text(block, "text") or "")
     elif kind == "tool_use":
         reply.tool_calls.put_piece(index, *_call_of(block))
 
@@ -166,7 +166,7 @@ def _read_delta(event: Json, reply: Reply) -> None:
     delta = fields.obj(event, "delta")
     kind = delta.get("type")
     if kind == "text_delta":
-        reply.written.add(fields.text(delta, "text") or "")
+        reply.written.append(fields.text(delta, "text") or "")
     elif kind == "input_json_delta":
         index = fields.integer(event, "index") or 0
         if reply.tool_calls.at(index) is not None:
@@ -345,7 +345,7 @@ class MessagesRound(Round):
             pieces = self._pieces.setdefault(index, {})
             if key not in pieces:
                 pieces[key] = TextBuffer(fields.text(self._blocks[index], key) or "")
-            pieces[key].add(fields.text(delta, key) or "")
+            pieces[key].append(fields.text(delta, key) or "")
         elif kind == "input_json_delta" and self.calls.at(index) is not None:
             self.calls.put_piece(index, None, None, fields.text(delta, "partial_json") or "")
 

@@ -73,7 +73,7 @@ class Responses(Dialect):
     def read(self, event: Json, reply: Reply) -> None:
         kind = event.get("type")
         if kind == "response.output_text.delta":
-            reply.written.add(fields.text(event, "delta") or "")
+            reply.written.append(fields.text(event, "delta") or "")
         elif kind == "response.output_item.done":
             _read_call(fields.obj(event, "item"), reply)
         elif event.get("object") == "response":
@@ -152,7 +152,7 @@ def _read_response(response: Json, reply: Reply) -> None:
         _read_call(item, reply)
         if item.get("type") == "message":
             for part in canonical.objects(item.get("content")):
-                reply.written.add(canonical.text_of(part) or "")
+                reply.written.append(canonical.text_of(part) or "")
 
 
 # ---- what a client is sent before an engine answers

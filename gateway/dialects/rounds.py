@@ -124,7 +124,7 @@ class RoundCalls(ToolCalls[RoundCall]):
         """Mark a call as complete. `arguments`: all of them, from a format that repeats them."""
         if (call := self.at(index)) is not None:
             if arguments and not call.written.num_chars:
-                call.written.add(arguments)
+                call.written.append(arguments)
             self._complete(call)
 
     def close_all(self) -> None:

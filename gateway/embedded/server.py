@@ -33,7 +33,7 @@ from gateway.embedded.wire import (
     prompt_tokens,
 )
 from gateway.engines.base import EngineAddress
-from gateway.transport.choice import transport_of
+from gateway.transport import transport_of
 
 
 async def answer_list(
@@ -60,7 +60,7 @@ async def answer_list(
             body = frame | {"choices": choices, "usage": _summed_usage(jobs, generations)}
             await responder.reply(200, [("content-type", "application/json")], orjson.dumps(body))
             return
-        await responder.start(200, headers)
+        await responder.open_stream(200, headers)
 
         async def send(index: int) -> None:
             await generations[index].all()
@@ -272,7 +272,7 @@ class EmbeddedEngine:
 
 async def _stream(job: Job, generation: Generation, wire: Wire, responder: Responder) -> None:
     """Headers at once, as vLLM sends them; then, whenever tokens came, what they show, in one write."""
-    await responder.start(200, STREAM_HEADERS)
+    await responder.open_stream(200, STREAM_HEADERS)
     answer, deltas = job.answer, job.answer.deltas
     num_tokens = num_sent = 0
     while num_tokens < len(answer.tokens):

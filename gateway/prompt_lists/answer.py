@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from gateway.access.client_keys import Caller
+from gateway.access.keys import Caller
 from gateway.core import fields, sse
 from gateway.core.errors import Failure, Outcome, Refused
 from gateway.core.fields import Json
@@ -123,7 +123,7 @@ class Lists:
         async def write(data: bytes) -> None:
             async with starting:
                 if not responder.has_started:
-                    await responder.start(200, [*SSE_HEADERS, *self.headers(exchange)])
+                    await responder.open_stream(200, [*SSE_HEADERS, *self.headers(exchange)])
             await responder.write(data)
 
         sink = Streamed(handle, _n(exchange.body), frame | {"model": exchange.engine_model}, write)

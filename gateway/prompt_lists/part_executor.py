@@ -278,7 +278,7 @@ class _Stream:
         if said.is_finished:
             said.written = TextBuffer()  # it is not compared any more
         else:
-            said.written.add(new)
+            said.written.append(new)
         return {**choice, "index": index, "text": new}
 
 

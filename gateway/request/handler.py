@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import orjson
 
-from gateway.access.allowance import Limiter
-from gateway.access.client_keys import Caller, Keys, may_use, model_not_allowed, says_one_model
+from gateway.access.keys import Caller, Keys, may_use, model_not_allowed, says_one_model
+from gateway.access.limits import Limiter
 from gateway.config.live_settings import RequestSettings
 from gateway.core import fields
 from gateway.core.errors import Failure, Outcome, Refused
@@ -126,8 +126,8 @@ class RequestHandler:
         exchange.tenant, exchange.may_prioritise = caller.tenant, caller.may_prioritise
         exchange.key_id, exchange.cache_salt = caller.id, caller.cache_salt
         exchange.urgency, exchange.weight = caller.urgency, caller.weight
-        if caller.terms is not None:
-            exchange.allowance = self.limiter.allowance(caller.terms)
+        if caller.limits is not None:
+            exchange.allowance = self.limiter.allowance(caller.limits)
             if not isinstance(request, InProcessRequest):
                 exchange.allowance.enter()  # a list has entered for its parts, and lines of batches are paced
         try:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
-from gateway.access.client_keys import Caller
+from gateway.access.keys import Caller
 from gateway.config.live_settings import RequestSettings
 from gateway.core.transport import BodyTooLarge, Handler, HeaderList, by_name
 
@@ -69,11 +69,11 @@ class InProcessResponder:
         return self.status != 0
 
     async def reply(self, status: int, headers: HeaderList, body: bytes) -> None:
-        await self.start(status, headers)
+        await self.open_stream(status, headers)
         self.body = body
         self.is_whole = True
 
-    async def start(self, status: int, headers: HeaderList) -> None:
+    async def open_stream(self, status: int, headers: HeaderList) -> None:
         self.status, self.headers = status, by_name(headers)
 
     async def write(self, data: bytes) -> None:

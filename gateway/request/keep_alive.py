@@ -56,7 +56,7 @@ class Waiting:
         """Send one keep-alive event, after status 200 if it is the first."""
         event = self._keep_alive()  # before anything is awaited: what an engine says from now on comes behind it
         if not self._responder.has_started:
-            await self._responder.start(200, [*SSE_HEADERS, *self._headers(self._exchange)])
+            await self._responder.open_stream(200, [*SSE_HEADERS, *self._headers(self._exchange)])
         await self._responder.write(event)
         self._silent_until = self._clock() + self._rules.keep_alive_s
 

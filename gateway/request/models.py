@@ -9,7 +9,7 @@ import orjson
 
 from gateway.config.settings import Models
 from gateway.core.errors import Failure, Outcome, Refused
-from gateway.core.excerpt import excerpt
+from gateway.core.fields import excerpt
 from gateway.engines.poller import RunningEngine
 
 MAX_NAME_CHARS = 2048

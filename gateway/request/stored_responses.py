@@ -6,10 +6,10 @@ import asyncio
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from gateway.access.client_keys import Keys
+from gateway.access.keys import Keys
 from gateway.core import response_ids
 from gateway.core.errors import Failure, Outcome, Refused
-from gateway.core.excerpt import excerpt
+from gateway.core.fields import excerpt
 from gateway.engines.base import RESPONSES
 from gateway.engines.monitor import Monitor
 from gateway.engines.openai import json_object

@@ -80,9 +80,9 @@ class Deltas:
                 text = ""
             self._pieces.clear()
             if self._call < 0:
-                self._reply.written.add(text)
+                self._reply.written.append(text)
             else:
-                self._reply.tool_calls[self._call].written.add(text)
+                self._reply.tool_calls[self._call].written.append(text)
         self._seen = self._sizes()
 
     def learn(self, event: bytes) -> None:
@@ -348,7 +348,7 @@ class UpstreamResponse:
             self._exchange.outcome = Outcome.ANSWERED
             return
         if not responder.has_started:
-            await responder.start(self._reply.status, headers_for_client(self._reply, ours(self._exchange)))
+            await responder.open_stream(self._reply.status, headers_for_client(self._reply, ours(self._exchange)))
         if self._first:
             await responder.write(self._first)
         self._exchange.is_delivered = self._relay.is_delivered

@@ -17,7 +17,7 @@ from typing import Any, TextIO
 import orjson
 
 from gateway.config.settings import Logging
-from gateway.core.excerpt import excerpt, visible
+from gateway.core.fields import excerpt, visible
 
 PLAIN = re.compile(r"[^\s\"'=]+")
 OUR_NOTE = "request "

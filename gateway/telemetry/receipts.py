@@ -10,8 +10,7 @@ from operator import attrgetter, itemgetter
 from sys import getsizeof
 from typing import Any, TypeAlias
 
-from gateway.core.excerpt import excerpt
-from gateway.core.fields import Json
+from gateway.core.fields import Json, excerpt
 from gateway.exchange import Exchange, Timings, whole_usage
 
 Values: TypeAlias = tuple[Any, ...]

@@ -22,7 +22,7 @@ from opentelemetry.util.types import AttributeValue
 
 from gateway.core import fields
 from gateway.core.errors import Outcome
-from gateway.core.excerpt import excerpt
+from gateway.core.fields import excerpt
 from gateway.core.transport import HeaderList
 from gateway.exchange import Exchange, Trace
 from policies.types import Usage

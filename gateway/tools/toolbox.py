@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from gateway.config.settings import ToolRules
+from gateway.config.settings import ToolSourceSettings
 from gateway.core.fields import Json
 from gateway.exchange import Exchange, Recognition
 from gateway.tools.loop import Means, ToolLoop
@@ -31,7 +31,7 @@ class Offer:
 class Offers:
     """Asked once per request. `rules`: of a tool by its name, or of all tools of a source (`mcp:NAME`)."""
 
-    def __init__(self, tools: Mapping[str, Tool], rules: Mapping[str, ToolRules]) -> None:
+    def __init__(self, tools: Mapping[str, Tool], rules: Mapping[str, ToolSourceSettings]) -> None:
         self._tools = tools
         self._rules = rules
 
@@ -57,8 +57,8 @@ class Offers:
     def mode(self, tool: Tool) -> str:
         return self._rules_of(tool).mode
 
-    def _rules_of(self, tool: Tool) -> ToolRules:
-        return self._rules.get(tool.name) or self._rules.get(tool.source) or ToolRules()
+    def _rules_of(self, tool: Tool) -> ToolSourceSettings:
+        return self._rules.get(tool.name) or self._rules.get(tool.source) or ToolSourceSettings()
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
@@ -72,7 +72,7 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
 class Toolbox:
     """Makes the loops of a gateway that has tools."""
 
-    def __init__(self, runtime: ToolRuntime, rules: Mapping[str, ToolRules], means: Means) -> None:
+    def __init__(self, runtime: ToolRuntime, rules: Mapping[str, ToolSourceSettings], means: Means) -> None:
         """`rules`: by name of a tool, or by source."""
         self._runtime = runtime
         self._rules = rules

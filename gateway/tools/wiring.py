@@ -12,11 +12,10 @@ import orjson
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from gateway.config.loading import secret
-from gateway.config.settings import McpEntry, ToolRules, ToolSettings
+from gateway.config.settings import McpEntry, ToolSettings, ToolSourceSettings
 from gateway.core import fields
 from gateway.core.errors import ConfigError
-from gateway.core.excerpt import excerpt
-from gateway.core.fields import Json
+from gateway.core.fields import Json, excerpt
 from gateway.core.transport import Timeouts, Upstream
 from gateway.dialects.base import Script
 from gateway.exchange import Exchange
@@ -196,10 +195,10 @@ _LIMITS = (
 )
 
 
-def python_tools(section: ToolSettings) -> tuple[list[Tool], dict[str, ToolRules]]:
+def python_tools(section: ToolSettings) -> tuple[list[Tool], dict[str, ToolSourceSettings]]:
     """The tools of `tools.use`, and the rules of each by its name. Raises ConfigError."""
     tools: list[Tool] = []
-    rules: dict[str, ToolRules] = {}
+    rules: dict[str, ToolSourceSettings] = {}
     for entry in section.use:
         secrets = {name: secret(reference) for name, reference in entry.secrets.items()}
         try:
@@ -214,12 +213,12 @@ def python_tools(section: ToolSettings) -> tuple[list[Tool], dict[str, ToolRules
     return tools, rules
 
 
-def ruled(tools: list[Tool], rules: ToolRules) -> list[Tool]:
+def ruled(tools: list[Tool], rules: ToolSourceSettings) -> list[Tool]:
     """Those that the rules name, under their limits. Raises ValueError when they contradict each other."""
     return [_limited(tool, rules) for tool in tools if matches(tool.name, rules.names)]
 
 
-def _limited(tool: Tool, rules: ToolRules) -> Tool:
+def _limited(tool: Tool, rules: ToolSourceSettings) -> Tool:
     given = {name: value for name in _LIMITS if (value := getattr(rules, name)) is not None}
     if rules.scope is not None:
         given["scope"] = Scope(rules.scope)

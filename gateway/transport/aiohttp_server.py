@@ -164,7 +164,7 @@ class AiohttpResponder:
         await response.write_eof()
         self.has_ended = True
 
-    async def start(self, status: int, headers: HeaderList) -> None:
+    async def open_stream(self, status: int, headers: HeaderList) -> None:
         assert self.response is None, "an answer has started"
         self.response = web.StreamResponse(status=status, headers=_own(headers, keep_length=True))
         if self._incoming.version < HttpVersion11:

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import orjson
 
-from gateway.core.excerpt import excerpt
+from gateway.core.fields import excerpt
 from gateway.core.transport import BodyBroken, Handler, HeaderList, Request, Responder
 
 LOG = logging.getLogger(__name__)

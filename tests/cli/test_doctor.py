@@ -59,7 +59,7 @@ def test_an_open_port_is_pointed_out() -> None:
 
 def test_a_missing_extra_names_its_command() -> None:
     assert problems(replace(GOOD, missing_extras=("fast",))) == [
-        "it runs without the faster transport; pip install 'turngate[fast]'"
+        "it runs without the faster event loop, reader and hash; pip install 'turngate[fast]'"
     ]
 
 

@@ -31,7 +31,7 @@ class Player:
         self._server = AiohttpServer(self._play)
 
     async def _play(self, request: Request, responder: Responder) -> None:
-        await responder.start(200, [("Content-Type", "text/event-stream")])
+        await responder.open_stream(200, [("Content-Type", "text/event-stream")])
         for event in self.stream:
             await responder.write(event)
         await responder.end()

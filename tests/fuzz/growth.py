@@ -17,7 +17,7 @@ import orjson
 
 from batch_agent.replies import events_of, joined
 from benchmarks.fuzz.targets import FuzzedGateway
-from gateway.access.client_keys import ANYBODY
+from gateway.access.keys import ANONYMOUS
 from gateway.batches.upload import BadForm, FormSplitter, boundary_of
 from gateway.config.live_settings import RequestSettings
 from gateway.core import sse
@@ -37,7 +37,7 @@ from gateway.request import upstream_request
 from gateway.request.inprocess import Continuation, InProcessRequest
 from gateway.sessions.identity import Identity
 from gateway.sessions.rewrite import Rewrite, owner_of
-from gateway.transport.choice import Name, transport_of
+from gateway.transport import Name, transport_of
 from policies.recognition.chains import message_chain
 from policies.recognition.continuation import Asked, Call, Carried
 from policies.recognition.conversations import Conversations
@@ -631,7 +631,7 @@ def passed_on(texts: Sequence[str], *, again: bool) -> Work:
         async def handle(request: Request, responder: Responder) -> None:
             nonlocal num_asked
             num_asked += 1
-            await responder.start(200, [])
+            await responder.open_stream(200, [])
             for event in [*events, end] if num_asked > again else events:
                 await responder.write(event)
             responder.reset()
@@ -639,7 +639,7 @@ def passed_on(texts: Sequence[str], *, again: bool) -> Work:
         async def write(data: bytes) -> None: ...
 
         part, sink = PromptPart((0,), ("hi",)), Streamed(handle, 1, {}, write)
-        begun = Continuation(RequestSettings(), ANYBODY)
+        begun = Continuation(RequestSettings(), ANONYMOUS)
         with suppress(PartFailed):
             await sink.ask(part, PartRequest([], b"", begun))
         if again:

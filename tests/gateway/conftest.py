@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Mapping
 
 import pytest
 
-from gateway.transport.choice import transport_of
+from gateway.transport import transport_of
 from tests.engines.recorded import pages
 from tests.gateway.fake_engine import FakeEngine, NewEngine, Watched
-from tests.transports.loops import AIOHTTP, FAST, LoopFactory, carrier
+from tests.transport.loops import AIOHTTP, FAST, LoopFactory, carrier
 
 
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Mapping[str, LoopFactory]:

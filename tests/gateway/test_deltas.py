@@ -91,7 +91,7 @@ def test_what_might_end_the_text_is_parsed(piece: bytes) -> None:
     reply = Reply()
     deltas = Deltas(reply)
     deltas.fold()
-    reply.written.add("a")
+    reply.written.append("a")
     deltas.learn(b'data: {"content":"a"}\n\n')
     other = b'data: {"content":"' + piece + b'"}\n\n'
     assert deltas.take([b'data: {"content":"b"}\n\n', other, b'data: {"content":"c"}\n\n']) == 1

@@ -205,7 +205,7 @@ def test_a_receipt_is_for_its_own_tenant_only() -> None:
 
 def test_one_line_is_logged_per_exchange_and_it_holds_no_content(log: io.StringIO) -> None:
     asked = exchange(raw=b"my secret prompt", body={"messages": ["my secret prompt"]})
-    asked.reply.written.add("a secret answer")
+    asked.reply.written.append("a secret answer")
     observer().finished(asked)
     line = log.getvalue()
     assert line.count("\n") == 1

@@ -25,7 +25,7 @@ class Gone(InProcessResponder):
         self.is_asked = asyncio.Event()
         self.may_tell = asyncio.Event()
 
-    async def start(self, *_: Any) -> None:
+    async def open_stream(self, *_: Any) -> None:
         self.is_asked.set()
         await self.may_tell.wait()
         raise ConnectionResetError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -19,20 +20,43 @@ from tests.clock import Clock as Clock
 from tests.clock import clock as clock
 from tests.deadline import DEADLINE_S
 from tests.path.fake_engine import FakeEngine
-from tests.transports.loops import AIOHTTP, FAST, FAST_ON_ASYNCIO, LoopFactory, carrier
+from tests.transport.loops import AIOHTTP, FAST, FAST_ON_ASYNCIO, LoopFactory, carrier
+
+PROTOCOL_SUITES = {
+    "test_batches_files": "a request body that is read in chunks, and one that breaks off",
+    "test_cancellation": "a client that leaves, in every phase of a request",
+    "test_drain": "a server that stops while requests run and wait",
+    "test_faults": "an engine whose connection or answer breaks",
+    "test_faults_client": "a client that is slow, that leaves, or that sends broken framing",
+    "test_faults_engine": "an engine whose answer is malformed, too long or cut",
+    "test_faults_silent": "an engine that goes silent: the time-outs of an upstream call",
+    "test_relay_bytes": "the bytes of a stream, however the engine cuts them into chunks",
+    "test_security_bodies": "a body that is too long, packed or ambiguous, and the bounds of headers",
+    "test_security_secrets": "a parser that quotes what it cannot read",
+}
+"""Files whose laws depend on the transport, each with the part of HTTP that it exercises."""
 
 
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Mapping[str, LoopFactory]:
-    """Every test of the path runs over both transports; where gateways are processes, over the one they choose."""
+    """Protocol suites run over both transports. Of each other file the first test does, as a smoke test; the rest
+    runs over `fast`, the default. Gateways that are processes choose their transport themselves."""
     source = _source(item.path)
     if "GatewayProcess" in source or "tests.path.fleet" in source:
         return FAST
-    return AIOHTTP | (FAST_ON_ASYNCIO if "clock." in source else FAST)
+    default = FAST_ON_ASYNCIO if "clock." in source else FAST
+    is_smoke = item.name == _first_test(item.path)
+    return AIOHTTP | default if is_smoke or item.path.stem in PROTOCOL_SUITES else default
 
 
 @cache
 def _source(path: Path) -> str:
     return path.read_text(encoding="utf-8")
+
+
+@cache
+def _first_test(path: Path) -> str | None:
+    found = re.search(r"^async def (test_\w+)", _source(path), re.MULTILINE)
+    return found and found[1]
 
 
 @dataclass

@@ -26,10 +26,10 @@ TESTS = [
 HEAD = """\
 # What goes wrong, and what comes of it
 
-Written by `python -m tests.path.fault_table` from the tests that are its rows, each of which runs over both
-transports. What fails before the first byte of an answer is not seen by the client while another replica is left,
-nor, by one that has had keep-alives, while one may come back; what fails after it resets the connection, since
-every client takes a clean end for a whole answer.
+Written by `python -m tests.path.fault_table` from the tests that are its rows. Each runs over the default
+transport, and over both where its law depends on the transport. What fails before the first byte of an answer is
+not seen by the client while another replica is left, nor, by one that has had keep-alives, while one may come
+back; what fails after it resets the connection, since every client takes a clean end for a whole answer.
 """
 TITLES = {"engine": "Engines", "client": "Clients", "gateway": "The gateway itself"}
 

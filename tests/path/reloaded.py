@@ -20,7 +20,7 @@ from openai.types import Batch
 
 from gateway.app import App
 from gateway.cluster.membership import Member, by_preference
-from gateway.cluster.worker_identity import WorkerIdentity
+from gateway.cluster.workers import WorkerIdentity
 from gateway.config.settings import Settings
 from gateway.core.transport import HeaderList, Timeouts, Upstream, UpstreamReply
 from gateway.reload import reload
@@ -31,7 +31,7 @@ from tests.path.conftest import Answer, Gateway, rest_of
 from tests.path.fake_engine import Call, FakeEngine, answers, error
 from tests.path.secured import key_of
 from tests.path.test_lists import echoes
-from tests.transports.loops import carrier
+from tests.transport.loops import carrier
 
 Json: TypeAlias = dict[str, Any]
 OLD, NEW, OTHER = "the one under way", "the next one", "another one"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.access import client_keys
+from gateway.access.keys import hashed
 
 ADMIN = "tg-the-administrator-s-own-key-0123456789"
 
@@ -16,10 +16,7 @@ def key_of(tenant: str) -> str:
 
 def keys(*tenants: str, **more: Any) -> list[dict[str, Any]]:
     """One entry for each tenant; `more` holds for all."""
-    return [
-        {"key": client_keys.hashed(key_of(t)), "name": f"key-{t}", "tenant": t, "tools": ["*"]} | more
-        for t in tenants
-    ]
+    return [{"key": hashed(key_of(t)), "name": f"key-{t}", "tenant": t, "tools": ["*"]} | more for t in tenants]
 
 
 def by(tenant: str) -> Mapping[str, str]:
@@ -28,4 +25,4 @@ def by(tenant: str) -> Mapping[str, str]:
 
 
 def admin_key() -> dict[str, Any]:
-    return {"key": client_keys.hashed(ADMIN)}
+    return {"key": hashed(ADMIN)}

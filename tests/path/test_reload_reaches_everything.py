@@ -13,7 +13,7 @@ import pytest
 from openai.types import BatchRequestCounts
 
 from gateway.batches.front import AGENT_RUNS
-from gateway.cluster.counters import SharedCounters
+from gateway.cluster.limit_sync import SharedCounters
 from gateway.config.live_settings import LINE_DEADLINE_S
 from gateway.core.transport import Timeouts
 from gateway.reload import AT_RUN_TIME

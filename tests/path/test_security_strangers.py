@@ -21,7 +21,7 @@ from gateway.telemetry import logs
 from tests.path.conftest import Gateway, Start
 from tests.path.fake_engine import FakeEngine
 from tests.path.secured import by, keys
-from tests.transports.test_pipelining import body_of
+from tests.transport.test_server_pipelining import body_of
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 LONG = 60_000

@@ -11,7 +11,7 @@ from gateway.app import App
 from gateway.config.settings import Settings
 from tests.path.conftest import Gateway, Start
 from tests.path.fake_engine import FakeEngine, answers, stalls_after
-from tests.transports.loops import carrier
+from tests.transport.loops import carrier
 
 STREAMS = 500
 

@@ -19,7 +19,7 @@ from gateway.config.settings import Embedded, Settings
 from gateway.embedded.server import HostedEngine
 from tests.deadline import DEADLINE_S
 from tests.path.secured import by, keys
-from tests.transports.loops import carrier
+from tests.transport.loops import carrier
 
 CHAT = "/v1/chat/completions"
 ENGINE = {"slots": 4, "speed": 40}

@@ -135,7 +135,7 @@ class BodyTeller:
         self._calls.append((call, TextBuffer()))
 
     def arguments(self, text: str) -> None:
-        self._calls[-1][1].add(text)
+        self._calls[-1][1].append(text)
 
     def finish(self, reason: str) -> None:
         self._reason = reason

@@ -59,7 +59,7 @@ class FastResponder(Direct):
         if connection.is_full:
             await connection.drained()
 
-    async def start(self, status: int, headers: HeaderList) -> None:
+    async def open_stream(self, status: int, headers: HeaderList) -> None:
         length = next((value for name, value in headers if name.lower() == "content-length"), None)
         self._is_bodiless |= status in _BODILESS
         self._left_bytes = None if length is None else int(length)

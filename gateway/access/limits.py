@@ -1,0 +1,289 @@
+"""Limits of keys: what each key may use, and what one request takes of that.
+
+A request takes one request and one place at once, tokens by an estimate, and in the end what it really used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from typing import NoReturn
+
+from gateway.access.counters import Counters, Used
+from gateway.config.settings import KeyLimits, Price
+from gateway.core import fields
+from gateway.core.errors import Failure, Outcome, Refused
+from gateway.core.fields import Json
+from gateway.exchange import Exchange, whole_usage
+
+CHARS_PER_TOKEN = 4
+"""Estimate for a prompt that no engine has counted yet."""
+EXPECTED_OUTPUT_TOKENS = 1_000
+"""Agents ask for as much output as fits and use a fraction: reserving all of it would refuse most turns."""
+FIRST_HELD_S = 5.0
+"""Expected duration of a request before a request of its key has ended."""
+WEIGHT_OF_LAST = 0.2
+TOKENS_OF_A_PRICE = 1_000_000
+ROUNDING = 1 + 1e-6
+LEAST_FREE = 0.02
+"""Share of a used-up limit that has to be free again at the time of `Retry-After`."""
+
+
+class Quantity(StrEnum):
+    """What a meter counts. The value is a part of header names, a metric label and a key of the configuration."""
+
+    __hash__ = str.__hash__  # an enum's own is Python, and these are keys on the path
+
+    REQUESTS = "requests"
+    TOKENS = "tokens"
+    CONCURRENCY = "concurrency"
+    BUDGET_TOKENS = "budget_tokens"
+    BUDGET_COST = "budget_cost"
+
+
+BUDGETS = frozenset((Quantity.BUDGET_TOKENS, Quantity.BUDGET_COST))
+ENTERING = dict.fromkeys(Quantity, 0.0) | {Quantity.REQUESTS: 1.0}
+"""What a request takes before its body is read. It needs room in every meter, since it could not go on without."""
+
+
+@dataclass(frozen=True, slots=True)
+class Meter:
+    """One quantity of one key over a sliding window."""
+
+    name: str
+    """Name of its counter: the key and the quantity."""
+    quantity: Quantity
+    limit: float
+    window_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CallerLimits:
+    """All limits of one key."""
+
+    name: str
+    """Name of the key."""
+    meters: tuple[Meter, ...] = ()
+    concurrency: int | None = None
+
+    @staticmethod
+    def of(key_id: str, limits: KeyLimits) -> CallerLimits | None:
+        """Return the limits of a key; None when it has none."""
+        windows = (
+            (Quantity.REQUESTS, limits.requests, limits.window_s),
+            (Quantity.TOKENS, limits.tokens, limits.window_s),
+            (Quantity.BUDGET_TOKENS, limits.budget_tokens, limits.budget_window_s),
+            (Quantity.BUDGET_COST, limits.budget_cost, limits.budget_window_s),
+        )
+        meters = tuple(Meter(f"{key_id}/{q}", q, limit, window_s) for q, limit, window_s in windows if limit)
+        return CallerLimits(key_id, meters, limits.concurrency) if meters or limits.concurrency else None
+
+    def budgets(self) -> CallerLimits | None:
+        """Return the limits that also hold for lines of batches: no rates, because the gateway paces the lines."""
+        meters = tuple(meter for meter in self.meters if meter.quantity in BUDGETS)
+        return CallerLimits(self.name, meters) if meters else None
+
+
+@dataclass(frozen=True, slots=True)
+class Limiter:
+    """Makes the allowance of each request. Holds how long requests of a key last; all else is in `counters`."""
+
+    counters: Counters
+    prices: Mapping[str, Price]
+    now: Callable[[], float]
+    """Unix seconds."""
+    refused: Callable[[str], None]
+    """Called at each refusal, with its quantity."""
+    held_s: dict[str, float] = field(default_factory=dict)
+
+    def allowance(self, limits: CallerLimits) -> Allowance:
+        """Return the allowance of a new request, of which nothing is taken yet."""
+        return Allowance(self, limits, self.now())
+
+    def take_amounts(self, limits: CallerLimits, amounts: Mapping[Quantity, float], now: float) -> None:
+        """Count the amounts in all meters or in none. An amount of 0 needs a meter that is not used up. Raises
+        Refused."""
+        for meter in limits.meters:
+            if (amount := amounts.get(meter.quantity)) is None:
+                continue
+            used = self.counters.used(meter.name, meter.window_s, now)
+            wanted = min(amount, meter.limit)  # more than that waits for an empty window
+            if used.total + wanted > meter.limit * ROUNDING or (not wanted and used.total >= meter.limit):
+                room = meter.limit - wanted if wanted else (1 - LEAST_FREE) * meter.limit
+                self.refuse(meter.quantity, _exceeded(meter, used, wanted), used.fades_to_s(room))
+        self.count_amounts(limits, amounts, now)
+
+    def count_amounts(self, limits: CallerLimits, amounts: Mapping[Quantity, float], at: float) -> None:
+        """Count the amounts, whether or not there is room."""
+        for meter in limits.meters:
+            if amount := amounts.get(meter.quantity):
+                self.counters.count(meter.name, meter.window_s, amount, at)
+
+    def cost(self, model: str, prompt_tokens: float, cached_tokens: float, output_tokens: float) -> float:
+        """Return the cost in the unit of the prices; 0 when no price matches."""
+        price = next((p for name, p in self.prices.items() if name == model or fnmatchcase(model, name)), None)
+        if price is None:
+            return 0.0
+        cached = price.prompt if price.cached is None else price.cached
+        whole = (
+            (prompt_tokens - cached_tokens) * price.prompt + cached_tokens * cached + output_tokens * price.output
+        )
+        return whole / TOKENS_OF_A_PRICE
+
+    def leave(self, limits: CallerLimits, began_at: float) -> None:
+        """Give back the place of a request."""
+        self.counters.hold(limits.name, -1)
+        before_s = self.held_s.get(limits.name, FIRST_HELD_S)
+        lasted_s = max(0.0, self.now() - began_at)
+        self.held_s[limits.name] = before_s + WEIGHT_OF_LAST * (lasted_s - before_s)
+
+    def refuse(self, quantity: Quantity, text: str, wait_s: float) -> NoReturn:
+        self.refused(quantity.value)
+        wait_s = max(1.0, wait_s)
+        code = "insufficient_quota" if quantity in BUDGETS else "rate_limit_exceeded"
+        text = f"{text} Try again in {math.ceil(wait_s)} s."
+        failure = Failure(429, "rate_limit_error", text, code=code, retry_after_s=wait_s)
+        raise Refused(Outcome.REJECTED_LIMIT, failure)
+
+
+@dataclass(slots=True)
+class Allowance:
+    """What one request has taken: `enter` first, `reserve` next, and `settle` in any case."""
+
+    limiter: Limiter
+    limits: CallerLimits
+    began_at: float
+    has_place: bool = False
+    reserved: dict[Quantity, float] = field(default_factory=dict)
+    reserved_at: float = 0.0
+
+    def enter(self) -> None:
+        """Take one request and one place, before anything is read. Raises Refused."""
+        limiter, limits = self.limiter, self.limits
+        if limits.concurrency is not None and limiter.counters.held(limits.name) >= limits.concurrency:
+            next_in_s = limiter.held_s.get(limits.name, FIRST_HELD_S) / limits.concurrency
+            text = f"This key may have {limits.concurrency} requests at once (limits.concurrency), and has them."
+            limiter.refuse(Quantity.CONCURRENCY, text, next_in_s)
+        limiter.take_amounts(limits, ENTERING, self.began_at)
+        limiter.counters.hold(limits.name, +1)
+        self.has_place = True
+
+    def reserve(self, exchange: Exchange) -> None:
+        """Count the amounts that a request is expected to use. Raises Refused."""
+        prompt_tokens = len(exchange.raw) / CHARS_PER_TOKEN
+        key = exchange.dialect.max_tokens_key(exchange.body)
+        requested_tokens = fields.integer(exchange.body, key) if key else None
+        output_tokens = min(EXPECTED_OUTPUT_TOKENS, max(1, requested_tokens or EXPECTED_OUTPUT_TOKENS))
+        amounts = self._amounts(exchange.engine_model, prompt_tokens, 0, output_tokens)
+        now = self.limiter.now()
+        self.limiter.take_amounts(self.limits, amounts, now)
+        self.reserved, self.reserved_at = amounts, now
+
+    def settle(self, exchange: Exchange) -> None:
+        """Give back the place of a request that has ended, and replace its estimate by the amounts that it used.
+
+        The estimate stands when an engine worked on the request and reported no usage. When none did, the request
+        used nothing.
+        """
+        if self.has_place:
+            self.has_place = False
+            self.limiter.leave(self.limits, self.began_at)
+        if not self.reserved:
+            return
+        usage = whole_usage(exchange)
+        if usage.prompt_tokens is not None:
+            counted = usage.prompt_tokens, usage.cached_tokens or 0, usage.output_tokens or 0
+            used = self._amounts(exchange.engine_model, *counted)
+        else:
+            used = self.reserved if _has_worked(exchange) else {}
+        change = {quantity: used.get(quantity, 0.0) - amount for quantity, amount in self.reserved.items()}
+        more = {quantity: amount for quantity, amount in change.items() if amount > 0}
+        less = {quantity: amount for quantity, amount in change.items() if amount < 0}
+        # Less is taken off where it was counted, which may have faded.
+        self.limiter.count_amounts(self.limits, less, self.reserved_at)
+        self.limiter.count_amounts(self.limits, more, self.limiter.now())
+        self.reserved = {}
+
+    def headers(self) -> list[tuple[str, str]]:
+        """Return `x-ratelimit-*` headers of OpenAI's form, for each meter."""
+        standing = standings(self.limits, self.limiter.counters, self.limiter.now())
+        return [header for row in standing for header in row.headers()]
+
+    def _amounts(self, model: str, prompt: float, cached: float, output: float) -> dict[Quantity, float]:
+        amounts = {Quantity.TOKENS: prompt + output, Quantity.BUDGET_TOKENS: prompt + output}
+        if any(meter.quantity is Quantity.BUDGET_COST for meter in self.limits.meters):
+            amounts[Quantity.BUDGET_COST] = self.limiter.cost(model, prompt, cached, output)
+        return amounts
+
+
+def _has_worked(exchange: Exchange) -> bool:
+    """Whether an engine has spent time on a request, as far as is known here."""
+    return exchange.timings.first_byte_at is not None or (
+        bool(exchange.engine_kind) and exchange.outcome in (Outcome.ANSWERED, Outcome.CLIENT_GONE)
+    )
+
+
+def _exceeded(meter: Meter, used: Used, wanted: float) -> str:
+    unit = meter.quantity.value.removeprefix("budget_")
+    have = f"{_number(used.counted)} of {_number(meter.limit)} {unit} per {meter.window_s:g} s are used"
+    if wanted and meter.quantity is not Quantity.REQUESTS:
+        have += f", and this request is estimated at {_number(wanted)}"
+    return f"A limit of this key is reached (limits.{meter.quantity.value}): {have}."
+
+
+# ---- how much of each limit is used: `x-ratelimit-*` headers and `/v1/turngate/limits`
+
+
+@dataclass(slots=True)
+class Standing:
+    """How much of one meter is used."""
+
+    meter: Meter
+    used: float
+    resets_in_s: float
+    """Seconds until nothing is used, if nothing is added."""
+
+    def headers(self) -> Iterator[tuple[str, str]]:
+        name = self.meter.quantity.value.replace("_", "-")
+        yield f"x-ratelimit-limit-{name}", _number(self.meter.limit)
+        yield f"x-ratelimit-remaining-{name}", _number(max(0.0, self.meter.limit - self.used))
+        yield f"x-ratelimit-reset-{name}", f"{math.ceil(self.resets_in_s)}s"
+
+
+def standings(limits: CallerLimits, counters: Counters, now: float) -> Iterator[Standing]:
+    """Yield the standing of each meter."""
+    for meter in limits.meters:
+        used = counters.used(meter.name, meter.window_s, now)
+        yield Standing(meter, used.counted, used.fades_to_s(0.0))
+
+
+def report(limiter: Limiter, all_limits: Iterable[CallerLimits]) -> list[Json]:
+    """Return one row for each limit of each key."""
+    now = limiter.now()
+    return [row for limits in all_limits for row in _rows(limiter, limits, now)]
+
+
+def _rows(limiter: Limiter, limits: CallerLimits, now: float) -> list[Json]:
+    rows: list[Json] = [
+        {
+            "key": limits.name,
+            "limit": row.meter.quantity,
+            "of": row.meter.limit,
+            "used": round(row.used, 6),
+            "window_s": row.meter.window_s,
+            "resets_in_s": round(row.resets_in_s, 3),
+        }
+        for row in standings(limits, limiter.counters, now)
+    ]
+    if limits.concurrency is not None:
+        held = limiter.counters.held(limits.name)
+        rows.append({"key": limits.name, "limit": Quantity.CONCURRENCY, "of": limits.concurrency, "used": held})
+    return rows
+
+
+def _number(amount: float) -> str:
+    """Write whole numbers as such, and money to the fraction of a cent."""
+    return str(math.floor(amount)) if amount == int(amount) or amount >= 1_000 else f"{amount:.4f}"

@@ -1,0 +1,255 @@
+"""Laws of limits: all or nothing, an estimate before and the truth after."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from gateway.access.counters import LocalCounters
+from gateway.access.limits import CHARS_PER_TOKEN, Allowance, CallerLimits, Limiter, Quantity, report
+from gateway.config.settings import KeyLimits, Price, RequestLimits
+from gateway.core.errors import Outcome, Refused
+from gateway.dialects import BY_PATH
+from gateway.exchange import Exchange, Timings
+from gateway.request.body_limits import too_many
+from gateway.request.inprocess import InProcessRequest
+from policies.types import Usage
+
+NOT_SAID = Usage()
+
+
+@dataclass
+class Desk:
+    """A limiter with a clock that the test moves, and one key."""
+
+    limits: dict[str, Any]
+    prices: dict[str, Price] = field(default_factory=dict)
+    now: float = 1_000_000.0
+
+    def __post_init__(self) -> None:
+        self.refused: list[str] = []
+        self.limiter = Limiter(LocalCounters(), self.prices, lambda: self.now, self.refused.append)
+        terms = CallerLimits.of("key", KeyLimits(**self.limits))
+        assert terms is not None
+        self.terms = terms
+
+    def enter(self) -> Allowance:
+        allowance = self.limiter.allowance(self.terms)
+        assert allowance is not None
+        allowance.enter()
+        return allowance
+
+    def left(self, quantity: str) -> float:
+        rows = report(self.limiter, [self.terms])
+        return next(float(row["of"] - row["used"]) for row in rows if row["limit"] == quantity)
+
+
+def asked(tokens: int = 100, max_tokens: int | None = None, model: str = "m") -> Exchange:
+    request = InProcessRequest("/v1/chat/completions", [], b"")
+    body = {} if max_tokens is None else {"max_tokens": max_tokens}
+    raw = b"x" * (tokens * CHARS_PER_TOKEN)
+    exchange = Exchange("id", request, BY_PATH[request.path], "a", Timings(0), raw, body)
+    exchange.engine_model = model
+    return exchange
+
+
+def ended(exchange: Exchange, outcome: Outcome, usage: Usage = NOT_SAID, *, was_asked: bool = True) -> Exchange:
+    exchange.outcome, exchange.reply.usage = outcome, usage
+    exchange.engine_kind = "vllm" if was_asked else ""
+    return exchange
+
+
+def refusal(allowance: Allowance | None, desk: Desk, exchange: Exchange | None = None) -> Any:
+    with pytest.raises(Refused) as caught:
+        desk.enter() if allowance is None else allowance.reserve(exchange or asked())
+    assert (caught.value.outcome, caught.value.failure.status) == (Outcome.REJECTED_LIMIT, 429)
+    return caught.value.failure
+
+
+def test_requests_are_counted_and_come_back_as_the_window_slides() -> None:
+    desk = Desk({"requests": 3})
+    for _ in range(3):
+        desk.enter()
+    failure = refusal(None, desk)
+    assert "limits.requests" in failure.message
+    assert failure.code == "rate_limit_exceeded"
+    desk.now += failure.retry_after_s - 0.5
+    refusal(None, desk)
+    desk.now += 0.5
+    desk.enter()
+    assert desk.refused == ["requests", "requests"]
+
+
+def test_a_place_is_free_again_when_its_request_is_over() -> None:
+    desk = Desk({"concurrency": 2})
+    first, _ = desk.enter(), desk.enter()
+    assert refusal(None, desk).retry_after_s >= 1
+    assert desk.refused == ["concurrency"]
+    first.settle(asked())
+    first.settle(asked())
+    desk.enter()
+    refusal(None, desk)
+
+
+def test_who_waits_for_a_place_is_told_how_long_such_requests_take() -> None:
+    desk = Desk({"concurrency": 1})
+    for _ in range(30):
+        allowance = desk.enter()
+        desk.now += 40
+        allowance.settle(asked())
+    desk.enter()
+    assert refusal(None, desk).retry_after_s == pytest.approx(40, rel=0.02)
+
+
+def test_tokens_are_reserved_by_an_estimate_and_settled_by_what_was_used() -> None:
+    desk = Desk({"tokens": 10_000})
+    allowance, exchange = desk.enter(), asked(4_000, max_tokens=500)
+    allowance.reserve(exchange)
+    assert desk.left("tokens") == 10_000 - 4_500
+    allowance.settle(ended(exchange, Outcome.ANSWERED, Usage(3_000, 0, 200)))
+    assert desk.left("tokens") == 10_000 - 3_200
+
+
+def test_what_a_long_answer_used_beyond_its_estimate_counts_although_its_window_is_over() -> None:
+    desk = Desk({"tokens": 10_000})
+    allowance, exchange = desk.enter(), asked(100, max_tokens=100)
+    allowance.reserve(exchange)
+    desk.now += 600
+    allowance.settle(ended(exchange, Outcome.ANSWERED, Usage(100, 0, 9_100)))
+    assert desk.left("tokens") == 1_000
+
+
+def test_what_a_client_asks_for_is_not_taken_for_what_it_will_use() -> None:
+    desk = Desk({"tokens": 10_000})
+    desk.enter().reserve(asked(100, max_tokens=32_000))
+    assert desk.left("tokens") > 8_000
+
+
+@pytest.mark.parametrize(
+    ("outcome", "was_asked", "costs"),
+    [
+        (Outcome.ANSWERED, True, True),
+        (Outcome.CLIENT_GONE, True, True),
+        (Outcome.CLIENT_GONE, False, False),
+        (Outcome.ENGINE_REFUSED, True, False),
+        (Outcome.ENGINE_FAILED, True, False),
+        (Outcome.BAD_REQUEST, True, False),
+        (Outcome.REJECTED_WAIT, False, False),
+        (Outcome.NOT_FOUND, False, False),
+    ],
+)
+def test_without_a_word_from_the_engine_the_estimate_stands_only_if_it_has_worked(
+    outcome: Outcome, was_asked: bool, costs: bool
+) -> None:
+    desk = Desk({"tokens": 10_000})
+    allowance, exchange = desk.enter(), asked(1_000)
+    allowance.reserve(exchange)
+    allowance.settle(ended(exchange, outcome, was_asked=was_asked))
+    assert (desk.left("tokens") < 10_000) is costs
+
+
+def test_an_answer_that_was_cut_costs_its_estimate() -> None:
+    desk = Desk({"tokens": 10_000})
+    allowance, exchange = desk.enter(), asked(1_000)
+    allowance.reserve(exchange)
+    exchange.timings.first_byte_at = 1.0
+    allowance.settle(ended(exchange, Outcome.ENGINE_CUT))
+    assert desk.left("tokens") == 8_000
+
+
+def test_all_rounds_of_an_answer_with_tools_are_paid() -> None:
+    desk = Desk({"tokens": 10_000})
+    allowance, exchange = desk.enter(), asked(100)
+    allowance.reserve(exchange)
+    row = {"prompt_tokens": 1_000, "cached_tokens": 0, "output_tokens": 100}
+    exchange.rounds = [row, row]
+    allowance.settle(ended(exchange, Outcome.ANSWERED, Usage(1_000, 0, 100)))
+    assert desk.left("tokens") == 10_000 - 2_200
+
+
+def test_a_refused_request_takes_nothing_of_any_limit() -> None:
+    desk = Desk({"tokens": 1_000, "budget_tokens": 100_000})
+    first = desk.enter()
+    first.reserve(asked(500, max_tokens=100))
+    refusal(desk.enter(), desk, asked(500, max_tokens=100))
+    assert (desk.left("tokens"), desk.left("budget_tokens")) == (400, 99_400)
+
+
+def test_a_request_larger_than_its_limit_goes_when_the_window_is_empty() -> None:
+    desk = Desk({"tokens": 1_000})
+    desk.enter().reserve(asked(5_000))
+    failure = refusal(None, desk)
+    assert math.isfinite(failure.retry_after_s)
+    desk.now += 2 * 60 * 6
+    desk.enter().reserve(asked(5_000))
+
+
+def test_when_tokens_are_used_up_nothing_is_read_any_more() -> None:
+    desk = Desk({"tokens": 1_000, "concurrency": 9})
+    allowance, exchange = desk.enter(), asked(100)
+    allowance.reserve(exchange)
+    allowance.settle(ended(exchange, Outcome.ANSWERED, Usage(2_000, 0, 0)))
+    failure = refusal(None, desk)
+    assert "limits.tokens" in failure.message
+    desk.now += failure.retry_after_s
+    desk.enter()
+
+
+def test_a_budget_counts_money_by_the_first_price_that_matches() -> None:
+    prices = {"big*": Price(prompt=10, cached=1, output=30), "*": Price(prompt=1, output=2)}
+    desk = Desk({"budget_cost": 1.0}, prices)
+    for model, cost in (("big-1", 0.9 * 10e-3 + 0.1e-3 + 3e-3), ("other", 1e-3 + 0.2e-3)):
+        before = desk.left("budget_cost")
+        allowance, exchange = desk.enter(), asked(10, model=model)
+        allowance.reserve(exchange)
+        allowance.settle(ended(exchange, Outcome.ANSWERED, Usage(1_000, 100, 100)))
+        assert before - desk.left("budget_cost") == pytest.approx(cost)
+
+
+def test_a_spent_budget_says_so_in_the_word_that_makes_agents_stop() -> None:
+    desk = Desk({"budget_tokens": 1_000})
+    allowance, exchange = desk.enter(), asked(100)
+    allowance.reserve(exchange)
+    allowance.settle(ended(exchange, Outcome.ANSWERED, Usage(1_000, 0, 0)))
+    failure = refusal(None, desk)
+    assert (failure.code, failure.retry_after_s > 3_600) == ("insufficient_quota", True)
+
+
+def test_the_headers_say_limit_rest_and_reset_of_each_quantity() -> None:
+    desk = Desk({"requests": 10, "tokens": 5_000, "budget_cost": 2.0}, {"*": Price(prompt=1)})
+    headers = dict(desk.enter().headers())
+    assert headers["x-ratelimit-limit-requests"] == "10"
+    assert headers["x-ratelimit-remaining-requests"] == "9"
+    assert headers["x-ratelimit-remaining-tokens"] == "5000"
+    assert headers["x-ratelimit-remaining-budget-cost"] == "2"
+    assert all(value.endswith("s") for name, value in headers.items() if "-reset-" in name)
+
+
+def test_nothing_is_kept_for_a_key_without_limits() -> None:
+    assert CallerLimits.of("key", KeyLimits()) is None
+
+
+def test_lines_of_batches_are_held_by_budgets_and_not_by_rates() -> None:
+    limits = KeyLimits(requests=1, tokens=1, concurrency=1, budget_tokens=10)
+    terms = CallerLimits.of("key", limits)
+    assert terms is not None
+    budgets = terms.budgets()
+    assert budgets is not None
+    assert [meter.quantity for meter in budgets.meters] == [Quantity.BUDGET_TOKENS]
+    assert budgets.concurrency is None
+
+
+def test_a_body_with_too_many_messages_or_tools_is_named_by_its_field() -> None:
+    limits = RequestLimits(messages=2, tools=1)
+    assert too_many({"messages": [{}] * 2, "tools": [{}], "input": "x" * 99}, limits) is None
+    for body, field_name in (
+        ({"messages": [{}] * 3}, "messages"),
+        ({"input": [0] * 3}, "input"),
+        ({"tools": [0] * 2}, "tools"),
+    ):
+        failure = too_many(body, limits)
+        assert failure is not None
+        assert (failure.status, failure.param) == (400, field_name)

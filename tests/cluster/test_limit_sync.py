@@ -1,0 +1,71 @@
+"""The law of ceilings: however members spend and talk, together they never spend more than the limit."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.access.limits import Meter, Quantity
+from gateway.cluster.limit_sync import HeardCounts, LimitClaim, SharedCounters, free_of, grant
+
+LIMIT, WINDOW_S, NOW = 100, 60.0, 6_000.0
+METER = Meter("k", Quantity.REQUESTS, LIMIT, WINDOW_S)
+Steps = st.lists(st.tuples(st.sampled_from(["spend", "talk"]), st.integers(0, 2)), max_size=400)
+
+
+def spend(counters: SharedCounters) -> bool:
+    """One request, if the counters allow it."""
+    if counters.used("k", WINDOW_S, NOW).total + 1 > LIMIT:
+        return False
+    counters.count("k", WINDOW_S, 1, NOW)
+    return True
+
+
+def talk(member: SharedCounters, others: list[SharedCounters]) -> None:
+    """A round of one member, as `rounds` has it."""
+    window = "k", int(NOW // WINDOW_S)
+    member.num_members = len(others) + 1
+    member.learn(name for other in others for name, _ in other.windows(NOW))
+    if window not in member.windows(NOW):
+        return
+    claims = {str(n): other.claim(window) for n, other in enumerate(others)}
+    member.heard = HeardCounts({window: sum(claim.used for claim in claims.values())})
+    own, faded = member.claim(window).used, member.faded("k", NOW)
+    free = free_of(LIMIT, faded, own, claims, member.num_members)
+    member.raise_to(window, own + grant(free, LIMIT, member.num_members, member.is_wanted("k")))
+
+
+@given(Steps)
+def test_members_never_spend_more_than_the_limit(steps: list[tuple[str, int]]) -> None:
+    members = [SharedCounters(lambda: [METER]) for _ in range(3)]
+    for member in members:
+        member.num_members = 3
+    spent = 0
+    for step, n in steps:
+        if step == "spend":
+            spent += sum(spend(members[n]) for _ in range(7))
+        else:
+            talk(members[n], members[:n] + members[n + 1 :])
+    assert spent <= LIMIT
+
+
+def test_what_is_left_can_all_be_spent_by_one_who_wants_it() -> None:
+    members = [SharedCounters(lambda: [METER]) for _ in range(3)]
+    for member in members:
+        member.num_members = 3
+    spent = 0
+    for _ in range(60):
+        while spend(members[0]):
+            spent += 1
+        for n, member in enumerate(members):
+            talk(member, members[:n] + members[n + 1 :])
+    assert spent >= 0.98 * LIMIT
+
+
+def test_who_is_gone_claims_only_what_it_used() -> None:
+    assert free_of(100, 0, 10, {"gone": LimitClaim(20, 20)}, 1) == 70
+
+
+def test_alone_a_member_has_the_whole_limit() -> None:
+    alone = SharedCounters(lambda: [METER])
+    assert sum(spend(alone) for _ in range(LIMIT + 10)) == LIMIT

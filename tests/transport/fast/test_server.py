@@ -1,0 +1,187 @@
+"""Laws of the fast listening edge that the one over aiohttp does not keep: that ends a pipeline at a bad request
+without the answers before it, gives up the body of a request to upgrade, and has no time-out for a slow client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from gateway.core.transport import Handler, Request, Responder
+from gateway.transport.fast.server import FastServer
+from gateway.transport.fast.timeouts import ConnectionLimits
+from tests.clock import Clock
+from tests.deadline import DEADLINE_S
+from tests.transport.conftest import Serve, raw, within
+from tests.transport.test_server_pipelining import CHUNK_BYTES, body_of, get
+
+SHORT_S = 0.05
+Limited = Callable[[Handler, ConnectionLimits], Awaitable[int]]
+
+
+@pytest.fixture
+async def limited() -> AsyncIterator[Limited]:
+    servers: list[FastServer] = []
+
+    async def start(handler: Handler, limits: ConnectionLimits) -> int:
+        servers.append(server := FastServer(handler, limits))
+        return await server.start("127.0.0.1", 0)
+
+    yield start
+    for server in servers:
+        await server.stop(grace_s=0)
+
+
+async def echo(request: Request, responder: Responder) -> None:
+    await responder.reply(200, [], request.path.encode() + b" " + await request.read(100))
+
+
+async def test_a_bad_request_behind_good_ones_waits_for_their_answers(serve: Serve) -> None:
+    async def handler(request: Request, responder: Responder) -> None:
+        await asyncio.sleep(0.01)
+        await responder.reply(200, [], request.path.encode())
+
+    reader, writer = await raw(await serve(handler), get("/1") + get("/2") + b"nonsense\r\n\r\n")
+    assert [await body_of(reader), await body_of(reader)] == [b"/1", b"/2"]
+    rest = await within(reader.read())
+    assert isinstance(rest, bytes)
+    assert rest.split()[1] == b"400"
+    writer.close()
+
+
+async def test_a_client_that_may_not_have_sent_its_body_is_closed_upon(serve: Serve) -> None:
+    async def handler(request: Request, responder: Responder) -> None:
+        await responder.reply(401, [], b"")
+
+    head = b"POST / HTTP/1.1\r\nHost: h\r\nExpect: 100-continue\r\nContent-Length: 100\r\n\r\n"
+    reader, writer = await raw(await serve(handler), head)
+    answer = await within(reader.readuntil(b"\r\n\r\n"))
+    assert isinstance(answer, bytes)
+    assert answer.startswith(b"HTTP/1.1 401")
+    writer.write(get("/hidden"))
+    with pytest.raises(asyncio.IncompleteReadError):
+        await within(reader.readuntil(b"\r\n\r\n"))
+    writer.close()
+
+
+@pytest.mark.parametrize("is_chunked", [False, True], ids=["length", "chunks"])
+async def test_a_request_that_asks_to_upgrade_keeps_its_body(serve: Serve, is_chunked: bool) -> None:
+    """Java's HTTP client asks for h2c with every first POST."""
+    head = b"POST / HTTP/1.1\r\nHost: h\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"
+    framed = (
+        b"Transfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n" if is_chunked else b"Content-Length: 2\r\n\r\nhi"
+    )
+    reader, writer = await raw(await serve(echo), head + framed + get("/next"))
+    assert [await body_of(reader), await body_of(reader)] == [b"/ hi", b"/next "]
+    writer.close()
+
+
+async def closed(reader: asyncio.StreamReader) -> bytes:
+    """What still comes before the server closes."""
+    answer = await within(reader.read())
+    assert isinstance(answer, bytes)
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("sent", "limits", "answer"),
+    [
+        (b"", ConnectionLimits(idle_s=SHORT_S), b""),
+        (b"GET / HTTP/1.1\r\nHo", ConnectionLimits(head_s=SHORT_S), b"408"),
+        (b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 9\r\n\r\nhi", ConnectionLimits(body_s=SHORT_S), b"400"),
+    ],
+    ids=["nothing", "a head", "a body"],
+)
+async def test_a_client_that_stops_sending_is_told_and_closed(
+    limited: Limited, sent: bytes, limits: ConnectionLimits, answer: bytes
+) -> None:
+    reader, writer = await raw(await limited(echo, limits), sent)
+    assert (await closed(reader))[9:12] == answer
+    writer.close()
+
+
+async def test_a_head_that_drips_is_no_reason_to_wait_longer(limited: Limited) -> None:
+    reader, writer = await raw(
+        await limited(echo, ConnectionLimits(head_s=SHORT_S)), b"GET / HTTP/1.1\r\nHost: h\r\n"
+    )
+    answer = asyncio.create_task(closed(reader))
+    while not answer.done():
+        writer.write(b"X: y\r\n")
+        await asyncio.sleep(SHORT_S / 5)
+    assert answer.result().startswith(b"HTTP/1.1 408 ")
+    writer.close()
+
+
+async def test_a_handler_that_takes_its_time_is_left_alone(serve: Serve, clock: Clock) -> None:
+    asked, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def handler(request: Request, responder: Responder) -> None:
+        asked.set()
+        await goes_on.wait()
+        await responder.reply(200, [], b"late")
+
+    reader, writer = await raw(await serve(handler), get("/"))
+    await within(asked.wait())
+    await clock.passes(600)
+    goes_on.set()
+    assert await body_of(reader) == b"late"
+    writer.close()
+
+
+async def test_a_client_that_takes_nothing_of_its_answer_is_gone(limited: Limited) -> None:
+    """It holds a slot at an engine."""
+    ended = asyncio.Event()
+
+    async def handler(request: Request, responder: Responder) -> None:
+        await responder.open_stream(200, [])
+        try:
+            while True:
+                await responder.write(b"x" * CHUNK_BYTES)
+        finally:
+            ended.set()
+
+    _, writer = await raw(await limited(handler, ConnectionLimits(write_s=SHORT_S)), get("/"))
+    await within(ended.wait())
+    writer.transport.abort()
+
+
+async def test_headers_and_trailers_are_bounded_however_they_are_cut(serve: Serve) -> None:
+    port = await serve(echo)
+    for begin in (
+        b"GET / HTTP/1.1\r\nX: ",
+        b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX: ",
+    ):
+        reader, writer = await raw(port, begin)
+        answer = asyncio.create_task(closed(reader))
+        for _ in range(100):
+            if writer.transport.is_closing():
+                break
+            writer.write(b"x" * 1000)
+            await asyncio.sleep(0)
+        assert (await answer).startswith(b"HTTP/1.1 400 ")
+        writer.close()
+
+
+async def test_nothing_is_left_of_connections_that_ended(limited: Limited) -> None:
+    server = FastServer(echo)
+    port = await server.start("127.0.0.1", 0)
+    for data in (get("/"), b"nonsense\r\n\r\n", b"GET / HT", b""):
+        _, writer = await raw(port, data)
+        writer.transport.abort()
+    async with asyncio.timeout(DEADLINE_S):
+        while server.connections:
+            await asyncio.sleep(0.001)
+    await server.stop(grace_s=0)
+
+
+async def test_requests_behind_the_last_answer_of_a_draining_server_are_dropped(limited: Limited) -> None:
+    server = FastServer(echo)
+    port = await server.start("127.0.0.1", 0)
+    server.is_draining = True
+    reader, writer = await raw(port, get("/1") + get("/2") + b"nonsense\r\n\r\n")
+    answer = await closed(reader)
+    assert answer.count(b"HTTP/1.1 ") == 1
+    assert b"Connection: close" in answer
+    writer.close()
+    await server.stop(grace_s=0)
