@@ -1,8 +1,7 @@
 """Runs many agents against one gateway: a list of inputs in, a list of structured results out."""
 
-from batch_agent.api import BatchAgent
+from batch_agent.api import BatchAgent, map_gather, scatter_gather, tree_reduce
 from batch_agent.outage import Outage
-from batch_agent.prompts import map_gather, scatter_gather, tree_reduce
 from batch_agent.results import AgentError, AgentResult, Timings, Usage
 from batch_agent.spec import BatchSpec
 from batch_agent.tools import Tool, ToolError

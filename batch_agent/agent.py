@@ -10,12 +10,10 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
-from batch_agent.calls import ModelCalls
+from batch_agent.calls import ModelCalls, Reply, reply_of
 from batch_agent.checkpoint import Checkpoint, Saved
-from batch_agent.errors import BudgetError, HTTPStatusError, MaxTurnsError, OutputTruncated
 from batch_agent.plan import Plan
-from batch_agent.replies import Reply, reply_of
-from batch_agent.results import Usage
+from batch_agent.results import BudgetError, HTTPStatusError, MaxTurnsError, OutputTruncated, Usage
 from batch_agent.schema import output_of
 from batch_agent.spec import Message
 from tool_runtime.results import not_known

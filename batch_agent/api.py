@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
+from itertools import chain
 from typing import Any
 
-from batch_agent import reducing
-from batch_agent.agents import Agents, in_order_of_completion
-from batch_agent.batch import opened
+from batch_agent import environment, reducing
+from batch_agent.batch import Agents, in_order_of_completion, only_model, opened, reached
+from batch_agent.calls import ModelCalls, Slots
+from batch_agent.connection import Connection, Json, error_text
+from batch_agent.environment import gateway_url
 from batch_agent.outage import Outage
-from batch_agent.results import AgentResult
+from batch_agent.plan import fill
+from batch_agent.results import AgentError, AgentFailed, AgentResult, BadAnswer, told
 from batch_agent.runtimes.base import Runtime
-from batch_agent.spec import BatchSpec, OnResult
+from batch_agent.spec import OUTAGE_S, BatchSpec, OnResult
 
 LOG = logging.getLogger(__name__)
 
@@ -91,3 +95,100 @@ async def _tell(on_result: OnResult | None, result: AgentResult) -> None:
             await told
     except Exception:
         LOG.exception("on_result failed for %s", result.job_id)
+
+
+# --- Many prompts at once: scatter and gather, map and gather, reduce in a tree; a list of prompts is one request.
+
+MOST_PROMPTS = 10_000
+"""In one request: what the gateway takes."""
+_APART = {"X-Turngate-Prompt-Errors": "separate"}
+"""A prompt that cannot be answered fails alone, instead of the request."""
+
+
+async def scatter_gather(
+    prompts: Sequence[str],
+    *,
+    model: str = "",
+    gateway: str = "",
+    backend: str = "",
+    api_key: str = "",
+    sampling: Mapping[str, Any] | None = None,
+    chat: bool = False,
+    system_prompt: str = "",
+    max_retries: int = 3,
+    outage_s: float = OUTAGE_S,
+    outage: Outage | None = None,
+) -> list[AgentResult]:
+    """The answer to each prompt, in their order; one that fails is a result with an error.
+
+    They go without a chat template, as one list to /v1/completions, which the gateway spreads over its engines.
+    With `chat` each is a user message under `system_prompt`, in a request of its own. A list may take hours, and
+    its answer comes when all is done: what bounds it is whoever waits for this. Raises as `BatchAgent.run`.
+    """
+    outage = outage or Outage(outage_s)
+    if chat:
+        inputs = [{"prompt": prompt} for prompt in prompts]
+        where = {"gateway": gateway, "backend": backend, "api_key": api_key, "model": model, "outage": outage}
+        how = {"system_prompt": system_prompt, "sampling": sampling or {}, "max_retries": max_retries}
+        return await BatchAgent.run(task="{prompt}", inputs=inputs, **where, **how)
+    if system_prompt:
+        raise ValueError("system_prompt needs chat=True: without a chat template there is no system message")
+    async with (
+        gateway_url(gateway, backend) as url,
+        Connection(url, api_key or environment.api_key(), silence_s=None) as connection,
+    ):
+        await reached(outage, connection)
+        calls = ModelCalls(connection, Slots(1), max_retries, outage=outage)
+        asked = {"model": model or await only_model(connection, outage), **(sampling or {})}
+        parts = (prompts[start : start + MOST_PROMPTS] for start in range(0, len(prompts), MOST_PROMPTS))
+        answers = [await _completions(calls, asked, part, MOST_PROMPTS * n) for n, part in enumerate(parts)]
+        return list(chain.from_iterable(answers))
+
+
+async def map_gather(template: str, inputs: Sequence[Mapping[str, Any]], **keywords: Any) -> list[AgentResult]:
+    """`scatter_gather` of a template filled with each input. Raises ValueError for a field that an input lacks."""
+    return await scatter_gather([fill(template, values) for values in inputs], **keywords)
+
+
+async def tree_reduce(
+    template: str, texts: Sequence[str], *, fan_in: int = 8, separator: str = "\n\n", **keywords: Any
+) -> str:
+    """One text of many: `{texts}` in the template are `fan_in` of them, and the answers are reduced likewise until
+    one is left. Raises RuntimeError when a part fails, since what is left would not be of all."""
+    if fan_in < 2:
+        raise ValueError("fan_in must be at least 2")
+    if not texts:
+        raise ValueError("there is nothing to reduce")
+    keywords.setdefault("outage", Outage(keywords.get("outage_s", OUTAGE_S)))
+    left = list(texts)
+    while len(left) > 1:
+        groups = [left[start : start + fan_in] for start in range(0, len(left), fan_in)]
+        whole = [group for group in groups if len(group) > 1]
+        results = await map_gather(template, [{"texts": separator.join(group)} for group in whole], **keywords)
+        if failed := [result.error for result in results if result.error is not None]:
+            raise RuntimeError(f"{len(failed)} of {len(whole)} parts failed, one with: {failed[0]}")
+        # A last one that is alone goes up a level as it is.
+        left = [str(result.output) for result in results] + [group[0] for group in groups if len(group) == 1]
+    return left[0]
+
+
+async def _completions(calls: ModelCalls, asked: Json, prompts: Sequence[str], start: int) -> list[AgentResult]:
+    """Answers are found by their index, never by their position; `start` is the index of the first prompt."""
+    indexes = range(start, start + len(prompts))
+    try:
+        answer = await calls.post("/completions", {**asked, "prompt": list(prompts)}, _APART)
+        found = {choice["index"] + start: choice for choice in answer["choices"]}
+    except (AgentFailed, TimeoutError) as error:
+        return [AgentResult(f"job-{index}", index, None, told(error)) for index in indexes]
+    except (KeyError, TypeError):
+        raise BadAnswer("the gateway answered what is no completion") from None
+    return [_result(index, found.get(index)) for index in indexes]
+
+
+def _result(index: int, choice: Json | None) -> AgentResult:
+    name = f"job-{index}"
+    if choice is None:
+        return AgentResult(name, index, None, AgentError("BadAnswer", "there is no answer to this prompt"))
+    if choice.get("error"):
+        return AgentResult(name, index, None, AgentError("PromptError", error_text(choice)))
+    return AgentResult(name, index, choice["text"], finish_reason=choice.get("finish_reason") or "", turns=1)

@@ -15,8 +15,7 @@ from typing import Any
 
 import orjson
 
-from batch_agent.errors import OutputValidationError
-from batch_agent.results import AgentResult, Usage
+from batch_agent.results import AgentResult, OutputValidationError, Usage
 from batch_agent.schema import OutputSchema
 from batch_agent.spec import Message
 

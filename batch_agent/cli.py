@@ -18,9 +18,8 @@ from typing import Any, TextIO
 import orjson
 
 from batch_agent.api import BatchAgent
-from batch_agent.errors import AgentFailed
 from batch_agent.outage import Outage
-from batch_agent.results import AgentResult, Usage, as_json
+from batch_agent.results import AgentFailed, AgentResult, Usage, as_json
 from batch_agent.runtimes import CommandRuntime, OpenCodeRuntime
 from batch_agent.spec import OUTAGE_S, BatchSpec
 

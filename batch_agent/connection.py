@@ -17,8 +17,7 @@ import aiohttp
 import orjson
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from batch_agent.errors import BadAnswer, ConnectError, HTTPStatusError
-from batch_agent.replies import Json, error_text
+from batch_agent.results import BadAnswer, ConnectError, HTTPStatusError
 
 CONNECT_S = 30.0
 SILENCE_S = 700.0
@@ -31,7 +30,7 @@ _PASSING = frozenset((408, 425, 429, 500, 502, 503, 504, 529))
 _LARGE_BYTES = 1 << 20
 """aiohttp blocks on larger bodies, unless it can read them in parts."""
 
-
+Json = dict[str, Any]
 Answer = tuple[bytes, Mapping[str, str]]
 AddressInfo = tuple[Any, Any, int, str, tuple[Any, ...]]
 """As `socket.getaddrinfo` gives it."""
@@ -210,3 +209,9 @@ def json_object(raw: bytes) -> Json:
     if not isinstance(body, dict):
         raise BadAnswer(f"the gateway answered what is no JSON object: {raw[:300].decode(errors='replace')}")
     return body
+
+
+def error_text(body: Any) -> str:
+    """The message of an error in OpenAI's envelope, or of Dynamo's bare object."""
+    error = body.get("error", body) if isinstance(body, dict) else body
+    return str(error.get("message", error) if isinstance(error, dict) else error)[:1000]

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from batch_agent.connection import NOT_THERE
-from batch_agent.errors import AgentFailed, ConnectError, HTTPStatusError, OutageError, WorkerError
+from batch_agent.results import AgentFailed, ConnectError, HTTPStatusError, OutageError, WorkerError
 from batch_agent.spec import OUTAGE_S
 
 LOG = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from functools import lru_cache
 from string import Formatter
 from typing import Any
 
-from batch_agent.errors import HTTPStatusError
+from batch_agent.results import HTTPStatusError
 from batch_agent.schema import OutputSchema
 from batch_agent.spec import BatchSpec, Message
 from tool_runtime.types import Tool

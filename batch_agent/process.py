@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from batch_agent.errors import WorkerError
+from batch_agent.results import WorkerError
 
 _LINE_BYTES = 64 << 20
 """A longer line of output ends the run: an event may hold a whole file, but not that."""

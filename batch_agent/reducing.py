@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from batch_agent.batch import gateway_url
+from batch_agent.environment import gateway_url
 from batch_agent.outage import Outage
 from batch_agent.plan import fill
 from batch_agent.results import AgentResult, Usage, jsonable

@@ -11,7 +11,7 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError, best_match
 from pydantic import BaseModel, ValidationError
 
-from batch_agent.errors import OutputValidationError
+from batch_agent.results import OutputValidationError
 
 Json = dict[str, Any]
 

@@ -1,28 +1,115 @@
-"""`Tool`: makes tools of Python functions, as batch-agent 0.2.0 did; they run in this process, for all agents."""
+"""Tools of a batch: Python functions that run in this process for all its agents, and built-in tools by name.
+
+Names are those of batch-agent 0.2.0. An agent can call the tools that its batch lists, and no others.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar, TypeAlias, overload
 
-from batch_agent import builtin
+import orjson
+
+from batch_agent import environment, process
+from batch_agent.results import WorkerError
 from tool_runtime.define import define
+from tool_runtime.loading import load
 from tool_runtime.types import Context, Effect, Json, Limits, ToolError
 from tool_runtime.types import Tool as RuntimeTool
 
 __all__ = ["Tool", "ToolDefinition", "ToolError", "runtime_tools"]
 
+LOG = logging.getLogger(__name__)
+NO_TIMEOUT_S = 24 * 3600.0
+_ROOT = "work"
 Function: TypeAlias = Callable[..., Any]
 
 _BYTES_PER_TOKEN = 4
 _TTL_S = 60.0
 _NOT_TOOLS = ("define", "batchable", "registry")
-"""What `Tool` has beside tools."""
+"""Attributes of `Tool` that are no tools."""
 _WINDOW_S = 0.005
-"""In which calls of a batchable tool become one."""
+"""Calls of a batchable tool within this time become one."""
+
+
+@dataclass(frozen=True)
+class BuiltIn:
+    """A built-in tool. `make` runs when a batch uses the tool, and looks for a key or a sandbox then."""
+
+    name: str
+    make: Callable[[], RuntimeTool]
+
+    def as_tool(self, timeout_s: float | None) -> RuntimeTool | None:
+        """Make the tool. None, and a warning: something that the tool needs is missing."""
+        try:
+            tool = self.make()
+        except ValueError as error:
+            LOG.warning("the tool %s is left out: %s", self.name, error)
+            return None
+        return replace(tool, limits=replace(tool.limits, timeout_s=timeout_s or NO_TIMEOUT_S))
+
+
+def _loaded(name: str, settings: Mapping[str, Any]) -> RuntimeTool:
+    (tool,) = load(name, settings)
+    return tool
+
+
+def _read_file() -> RuntimeTool:
+    """Read files of the working directory, by relative paths, or by absolute paths that lie inside."""
+    tool, here = _loaded("read_file", {"roots": {_ROOT: "."}}), Path.cwd()
+    assert tool.run is not None
+    run_below_root = tool.run
+
+    async def run(arguments: Json, context: Context) -> object:
+        path = Path(arguments["path"])
+        inside = path.relative_to(here) if path.is_relative_to(here) else path
+        if inside.is_absolute():
+            raise ToolError(f"{path} is outside of the working directory")
+        return await run_below_root({**arguments, "path": f"{_ROOT}/{inside}"}, context)
+
+    return replace(tool, run=run, description="Read a text file. Paths are relative to the working directory.")
+
+
+def _web_search() -> RuntimeTool:
+    settings = environment.search_provider()
+    if settings is None:
+        raise ValueError("set BRAVE_SEARCH_API_KEY, TAVILY_API_KEY or SEARXNG_URL")
+    return _loaded("web_search", settings)
+
+
+async def claude_code(task: str) -> str:
+    """Let Claude Code work on a task in the working directory, within the permissions that it has there."""
+    lines: list[bytes] = []
+    command = ["claude", "--print", "--output-format", "json"]
+    try:
+        await process.run(command, task.encode(), Path.cwd(), environment.inherited(), lines.append)
+    except WorkerError as error:
+        raise ToolError(str(error)) from None
+    said = b"".join(lines)
+    try:
+        return str(orjson.loads(said)["result"])
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return said.decode(errors="replace")
+
+
+BUILT_IN = {
+    tool.name: tool
+    for tool in (
+        BuiltIn("read_file", _read_file),
+        BuiltIn("http_get", lambda: _loaded("http_get", {"hosts": ["*"]})),
+        BuiltIn("web_search", _web_search),
+        BuiltIn("python_eval", lambda: _loaded("python_eval", {})),
+        BuiltIn("claude_code", lambda: define(claude_code, limits=Limits())),
+    )
+}
+
+
+# ---- tools of the user
 
 
 @dataclass(frozen=True)
@@ -39,9 +126,9 @@ class ToolDefinition:
     cache_key_func: Callable[[dict[str, Any]], str] | None = None
 
     def as_tool(self, timeout_s: float | None) -> RuntimeTool:
-        """For the runtime of one batch. Raises TypeError for parameters that no model can write."""
+        """Make the tool for the runtime of one batch. Raises TypeError for parameters that no model can write."""
         limits = Limits(
-            timeout_s=timeout_s or builtin.NO_TIMEOUT_S,
+            timeout_s=timeout_s or NO_TIMEOUT_S,
             rate_per_s=self.rate_limit,
             max_result_bytes=self.max_tokens * _BYTES_PER_TOKEN,
             ttl_s=_TTL_S if self.cacheable else 0.0,
@@ -66,12 +153,12 @@ class Tool:
     That is for finding it: agents can call what their batch lists in `tools`, and nothing else.
     """
 
-    registry: ClassVar[dict[str, Any]] = dict(builtin.TOOLS)
-    read_file = builtin.TOOLS["read_file"]
-    http_get = builtin.TOOLS["http_get"]
-    web_search = builtin.TOOLS["web_search"]
-    python_eval = builtin.TOOLS["python_eval"]
-    claude_code = builtin.TOOLS["claude_code"]
+    registry: ClassVar[dict[str, Any]] = dict(BUILT_IN)
+    read_file = BUILT_IN["read_file"]
+    http_get = BUILT_IN["http_get"]
+    web_search = BUILT_IN["web_search"]
+    python_eval = BUILT_IN["python_eval"]
+    claude_code = BUILT_IN["claude_code"]
 
     @overload
     @classmethod
@@ -170,6 +257,6 @@ def runtime_tools(given: Sequence[Any], timeout_s: float | None) -> tuple[list[R
 def _tool(given: Any, timeout_s: float | None) -> RuntimeTool | None:
     if isinstance(given, RuntimeTool):
         return given
-    if isinstance(given, ToolDefinition | builtin.BuiltIn):
+    if isinstance(given, ToolDefinition | BuiltIn):
         return given.as_tool(timeout_s)
     raise TypeError(f"{given!r} is no tool: put @Tool.define above the function")

@@ -20,7 +20,7 @@ from gateway.api.live import Live
 from gateway.api.router import Router
 from gateway.api.ui.page import LivePage
 from gateway.api.views import Views
-from gateway.batches.front import off
+from gateway.batches import off
 from gateway.cluster.limit_sync import counters_of
 from gateway.cluster.workers import WorkerIdentity, is_member
 from gateway.config import loading
@@ -35,7 +35,7 @@ from gateway.engines.kvevents import listening
 from gateway.engines.monitor import Monitor
 from gateway.engines.poller import EngineClient
 from gateway.engines.providers.throttled import obeying
-from gateway.prompt_lists.answer import Lists
+from gateway.prompt_lists.scatter import PromptListHandler
 from gateway.request.answer import Answering
 from gateway.request.background_calls import BackgroundCalls, WarmUps
 from gateway.request.drain import Drain
@@ -214,7 +214,7 @@ class App:
             breaks,
             toolbox,
             clock,
-            Lists(lambda: self.gate.view(counts_sessions=False), observer.receipt_headers),
+            PromptListHandler(lambda: self.gate.view(counts_sessions=False), observer.receipt_headers),
             self._trail,
         )
 
@@ -266,7 +266,7 @@ class App:
         )
 
     async def _batches(self) -> Handler:
-        from gateway.batches.wiring import batches_on
+        from gateway.batches.service import batches_on
 
         runtime = self.tools.runtime if self.tools is not None else None
         return await self._running.enter_async_context(batches_on(self.path, self.settings, self._secret, runtime))

@@ -92,7 +92,7 @@ def test_only_the_transports_import_an_http_library() -> None:
 
 
 def test_nobody_but_one_file_of_batch_agent_knows_the_gateway() -> None:
-    assert importers("batch_agent", "gateway") == {"batch_agent/hosted.py"}
+    assert importers("batch_agent", "gateway") == {"batch_agent/environment.py"}
 
 
 def test_running_tools_needs_no_library_of_a_single_tool() -> None:

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from batch_agent.results import Usage
-from batch_agent.runtimes.base import Runtime
-from batch_agent.runtimes.workers import Launch, Link, Output
+from batch_agent.runtimes.base import Launch, Link, Output, Runtime
 
 
 @dataclass(kw_only=True)

@@ -7,10 +7,8 @@ from typing import Any
 
 import orjson
 
-from batch_agent.errors import WorkerError
-from batch_agent.results import Usage
-from batch_agent.runtimes.base import Runtime
-from batch_agent.runtimes.workers import Launch, Link, Output
+from batch_agent.results import Usage, WorkerError
+from batch_agent.runtimes.base import Launch, Link, Output, Runtime
 
 _PROVIDER = "batch"
 _QUIET = {"OPENCODE_DISABLE_AUTOUPDATE": "1", "OPENCODE_DISABLE_MODELS_FETCH": "1"}

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from gateway.batches.front import ENDPOINTS, PURPOSES
+from gateway.batches import ENDPOINTS, PURPOSES
 from gateway.core.fields import Json
 
 PATH = "/openapi.json"

@@ -11,7 +11,7 @@ from re import Pattern
 import orjson
 
 from gateway.api import openapi
-from gateway.batches.front import BATCHES, FILES
+from gateway.batches import BATCHES, FILES
 from gateway.core.errors import Failure
 from gateway.core.fields import excerpt
 from gateway.core.transport import Handler, HeaderList, Request, Responder

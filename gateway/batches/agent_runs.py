@@ -14,10 +14,9 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError
 from jsonschema.validators import validator_for
 
-from gateway.batches import runner
+from gateway.batches import finalizer, output_check
 from gateway.batches.line_executor import LineExecutor
 from gateway.batches.objects import Batch, Finished, Line, Spent, new_id
-from gateway.batches.outputs import NotChecked, Outputs
 from gateway.batches.store import Store, StoreFailed
 from gateway.core import fields
 from gateway.core.errors import Failure
@@ -25,9 +24,11 @@ from gateway.core.fields import Json
 from gateway.dialects import base, canonical
 from gateway.dialects.base import Script, openai_error
 from gateway.request.inprocess import InProcessResponder
+from tool_runtime.killable import Killable, ProcessLost
+from tool_runtime.places import Throttle, claim_of
 from tool_runtime.results import not_known
 from tool_runtime.runtime import ToolRuntime
-from tool_runtime.types import Call, Context, Effect, Tool, Tools
+from tool_runtime.types import Call, Context, Effect, Limits, Tool, Tools
 
 DEFAULT_TURNS, MOST_TURNS = 16, 200
 MAX_PROBLEM_CHARS = 500
@@ -43,7 +44,7 @@ _SHAPES = base.COMMON | {
 
 
 @dataclass(frozen=True, slots=True)
-class AgentAsked:
+class AgentRunRequest:
     """One agent run."""
 
     model: str | None
@@ -115,9 +116,9 @@ def check(body: Json, tools: Tools) -> Failure | None:
     return None
 
 
-def read(body: Json, tools: Tools) -> AgentAsked:
+def read(body: Json, tools: Tools) -> AgentRunRequest:
     """Of a body that `check` passed. A tool that is gone since then is not offered."""
-    return AgentAsked(
+    return AgentRunRequest(
         model=fields.text(body, "model"),
         task=fields.text(body, "task") or "",
         system=fields.text(body, "system") or "",
@@ -171,7 +172,7 @@ class AgentRuns:
     store: Store
     runtime: ToolRuntime | None
     session_ended: Callable[[str], None]
-    outputs: Outputs
+    outputs: OutputChecker
 
     async def answer(self, batch: Batch, line: Line, body: bytes, tools: Tools) -> Finished:
         """`tools`: those that the batch's key may use. Raises StoreFailed."""
@@ -186,7 +187,7 @@ class AgentRuns:
         finally:
             if run.session_id:
                 self.session_ended(run.session_id)
-        return runner.finished(line.custom_id, reply)
+        return finalizer.finished_line(line.custom_id, reply)
 
 
 @dataclass(slots=True)
@@ -194,7 +195,7 @@ class _Run:
     runs: AgentRuns
     batch: Batch
     line: Line
-    asked: AgentAsked
+    asked: AgentRunRequest
     kept: dict[int, bytes]
     """By position: what an earlier process got."""
     messages: list[Json] = field(default_factory=list)
@@ -264,8 +265,8 @@ class _Run:
         self.session_id = reply.headers.get("x-turngate-session", "")
         if reply.status != 200:
             raise _Ended(reply)
-        answer = runner.parsed(reply.body)
-        return _message_of(answer), runner.spent(answer)
+        answer = finalizer.parsed(reply.body)
+        return _message_of(answer), finalizer.spent(answer)
 
     async def _run_calls(self, calls: list[Json], was_kept: bool) -> None:
         """All at once; their results stand in the order of the calls."""
@@ -363,3 +364,37 @@ def _reply(status: int, body: Json) -> InProcessResponder:
     reply = InProcessResponder()
     reply.status, reply.body, reply.headers = status, orjson.dumps(body), {}
     return reply
+
+
+# --- Checks the outputs of agent runs against the schemas that tenants gave, in processes that are killed.
+
+CHECK_S = 2.0
+"""For one check, which takes a millisecond unless it is meant to do harm."""
+AT_ONCE = 2
+MEMORY_BYTES = 256 * 1024 * 1024
+
+
+class NotChecked(Exception):
+    """It cannot be said whether an output fits; the text says why."""
+
+
+class OutputChecker:
+    """A few checks at a time, and tenants in turn."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._processes = Killable(output_check.__file__, CHECK_S, MEMORY_BYTES, {})
+        self._throttle = Throttle(Limits(concurrency=AT_ONCE, timeout_s=CHECK_S), clock)
+        self.close = self._processes.close
+
+    async def problem(self, tenant: str, schema: Json, value: Any) -> str | None:
+        """What is wrong with an output. None: it fits. Raises NotChecked."""
+        try:
+            async with self._throttle.place(claim_of(Context(tenant))):
+                kind, text = await self._processes.ask({"schema": schema, "value": value})
+        except TimeoutError:
+            raise NotChecked(f"to check the answer against the schema takes more than {CHECK_S:g} s") from None
+        except ProcessLost as error:
+            raise NotChecked(f"the answer was not checked against the schema: {error}") from None
+        if kind == output_check.UNUSABLE:
+            raise NotChecked(text)
+        return None if kind == output_check.FITS else text

@@ -1,19 +1,23 @@
-"""`/v1/files` and `/v1/batches`, as in OpenAI's API: each object is seen by its own tenant only."""
+"""`/v1/files` and `/v1/batches`, as in OpenAI's API: a tenant sees its own objects only."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NoReturn
+from urllib.parse import parse_qs
 
 import orjson
 
 from gateway.access.keys import Caller, Keys
-from gateway.batches import asked
+from gateway.batches import PURPOSES
+from gateway.batches.files import BadForm, Blobs, FormSplitter, PartBegins, Spool, boundary_of
 from gateway.batches.objects import Batch, File, NotAllowed, Status, new_id
 from gateway.batches.store import ListPage, Store
-from gateway.batches.upload import Blobs, upload
-from gateway.core.errors import Refused
+from gateway.core import fields
+from gateway.core.errors import Failure, Outcome, Refused
 from gateway.core.fields import Json
 from gateway.core.transport import BodyTooLarge, Request, Responder
 from gateway.dialects import BY_PATH
@@ -24,13 +28,13 @@ _OPENAI = BY_PATH["/v1/chat/completions"]
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """Answers from the store. Work is the runner's."""
+    """Answers from the store. Work on batches belongs to the runner."""
 
     keys: Keys
     store: Store
     blobs: Blobs
-    begin: Callable[[Batch], Awaitable[None]]
-    """Told of a batch that is new, or that is to be cancelled."""
+    work_on: Callable[[Batch], Awaitable[None]]
+    """Takes a batch that is new or is to be cancelled."""
     endpoints: tuple[str, ...]
     max_file_bytes: int
     now: Callable[[], float]
@@ -48,9 +52,7 @@ class Api:
         tenant = caller.tenant
         match request.method, request.path.split("/")[2:]:
             case "POST", ["files"]:
-                now = int(self.now())
-                file = await upload(request, tenant, self.store, self.blobs, self.max_file_bytes, now)
-                answer = file.as_json()
+                answer = (await self._upload(request, tenant)).as_json()
             case "GET", ["files"]:
                 answer = await self._files(tenant, request.query)
             case "GET", ["files", file_id]:
@@ -69,21 +71,53 @@ class Api:
             case "POST", ["batches", batch_id, "cancel"]:
                 answer = await self._cancel(tenant, batch_id)
             case method, _:
-                asked.refuse(f"There is no {method} {request.path} here.", status=404)
+                refuse(f"There is no {method} {request.path} here.", status=404)
         await _reply(responder, 200, orjson.dumps(answer))
 
     # ---- files
 
+    async def _upload(self, request: Request, tenant: str) -> File:
+        """Write a file to disk as it arrives, and announce it."""
+        now, max_bytes = int(self.now()), self.max_file_bytes
+        async with self.blobs.new() as spool:
+            try:
+                form = await _read_form(request, spool, max_bytes)
+            except BadForm as error:
+                refuse(str(error))
+            except BodyTooLarge:
+                text = f"The file is larger than {max_bytes:,} bytes (batches.file_bytes)."
+                refuse(text, "file", status=413, code="file_too_large")
+            if form.filename is None:
+                refuse_missing("file")
+            values = {name: value.decode(errors="replace") for name, value in form.fields.items()}
+            purpose = values.get("purpose") or refuse_missing("purpose")
+            if purpose not in PURPOSES:
+                text = f"'{purpose}' is not one of {list(PURPOSES)}."
+                refuse(text, "purpose", code="invalid_value")
+            lifetime_s = _file_lifetime_s(values, purpose)
+            await spool.keep()
+            file = File(
+                id=spool.file_id,
+                tenant=tenant,
+                purpose=purpose,
+                filename=form.filename,
+                size_bytes=spool.size_bytes,
+                created_at=now,
+                expires_at=None if lifetime_s is None else now + lifetime_s,
+            )
+            await self.store.add_file(file)
+            return file
+
     async def _files(self, tenant: str, query_text: str) -> Json:
-        query = asked.query_of(query_text)
-        page = asked.page(query, default=10_000, most=10_000)
+        query = query_of(query_text)
+        page = page_of(query, default=10_000, most=10_000)
         found = await self.store.files(tenant, query.get("purpose") or None, page)
         return _listed([file.as_json() for file in found], page)
 
     async def _file(self, tenant: str, file_id: str) -> File:
         file = await self.store.file(tenant, file_id)
         if file is None or (file.expires_at is not None and file.expires_at <= self.now()):
-            asked.refuse(f"No such File object: {file_id}", "id", status=404)
+            refuse(f"No such File object: {file_id}", "id", status=404)
         return file
 
     async def _delete(self, tenant: str, file_id: str) -> Json:
@@ -94,7 +128,7 @@ class Api:
 
     async def _content(self, file: File, responder: Responder) -> None:
         if not await asyncio.to_thread(self.blobs.path(file.id).exists):
-            asked.refuse(f"The content of {file.id} is not in this gateway's directory.", "id", status=404)
+            refuse(f"The content of {file.id} is not in this gateway's directory.", "id", status=404)
         headers = [
             ("Content-Type", "application/octet-stream"),
             ("Content-Length", str(file.size_bytes)),
@@ -109,13 +143,13 @@ class Api:
 
     async def _create(self, caller: Caller, request: Request) -> Json:
         try:
-            wanted = asked.batch(await request.read(MAX_BODY_BYTES), self.endpoints)
+            wanted = BatchRequest.of(await request.read(MAX_BODY_BYTES), self.endpoints)
         except BodyTooLarge:
-            asked.refuse(f"The body is longer than {MAX_BODY_BYTES} bytes.", status=413)
+            refuse(f"The body is longer than {MAX_BODY_BYTES} bytes.", status=413)
         file = await self._file(caller.tenant, wanted.input_file_id)
         if file.purpose != "batch":
             text = f"The file {file.id} has the purpose '{file.purpose}'; batches are made from files for 'batch'."
-            asked.refuse(text, "input_file_id")
+            refuse(text, "input_file_id")
         now = int(self.now())
         batch = Batch(
             id=new_id("batch_"),
@@ -131,35 +165,35 @@ class Api:
             output_expires_s=wanted.output_expires_s,
         )
         await self.store.add_batch(batch)
-        await self.begin(batch)
+        await self.work_on(batch)
         return batch.as_json()
 
     async def _batches(self, tenant: str, query_text: str) -> Json:
-        page = asked.page(asked.query_of(query_text), default=20, most=100)
+        page = page_of(query_of(query_text), default=20, most=100)
         found = await self.store.batches(tenant, page)
         return _listed([batch.as_json() for batch in found], page)
 
     async def _batch(self, tenant: str, batch_id: str) -> Batch:
         batch = await self.store.batch(tenant, batch_id)
         if batch is None:
-            asked.refuse(f"No batch found with id '{batch_id}'.", "batch_id", status=404)
+            refuse(f"No batch found with id '{batch_id}'.", "batch_id", status=404)
         return batch
 
     async def _cancel(self, tenant: str, batch_id: str) -> Json:
-        """One that is being cancelled, or is, stays as it is."""
+        """Cancel a batch. One that is being cancelled, or is cancelled, stays as it is."""
         batch = await self._batch(tenant, batch_id)
         if batch.status not in (Status.CANCELLING, Status.CANCELLED):
             try:
                 batch = await self.store.move(batch_id, Status.CANCELLING, int(self.now()))
             except NotAllowed:
                 batch = await self._batch(tenant, batch_id)
-                asked.refuse(f"Cannot cancel a batch with status '{batch.status}'.", status=409)
-            await self.begin(batch)
+                refuse(f"Cannot cancel a batch with status '{batch.status}'.", status=409)
+            await self.work_on(batch)
         return batch.as_json()
 
 
 def _listed(rows: Sequence[Json], page: ListPage) -> Json:
-    """`rows` may hold one more than the page."""
+    """Make a list object. `rows` may hold one row more than the page."""
     shown = rows[: page.limit]
     return {
         "object": "list",
@@ -172,3 +206,178 @@ def _listed(rows: Sequence[Json], page: ListPage) -> Json:
 
 async def _reply(responder: Responder, status: int, body: bytes) -> None:
     await responder.reply(status, [("Content-Type", "application/json")], body)
+
+
+# ---- the form of an upload: its file goes to disk as it arrives
+
+MAX_FIELD_BYTES = 4096
+FORM_BYTES = 64 * 1024
+"""Bytes of a form beside its file."""
+MAX_NAME_CHARS = 255
+
+
+@dataclass(slots=True)
+class Form:
+    fields: dict[str, bytes]
+    filename: str | None = None
+    """None: the form has no file."""
+
+
+async def _read_form(request: Request, spool: Spool, max_bytes: int) -> Form:
+    """Raises BadForm, BodyTooLarge."""
+    splitter = FormSplitter(boundary_of(request.headers.get("content-type", "")))
+    form, name, beside_bytes = Form({}), "", 0
+    async for chunk in request.chunks(max_bytes + FORM_BYTES):
+        for event in splitter.feed(chunk):
+            if isinstance(event, PartBegins):
+                name = event.name
+                beside_bytes += event.head_bytes
+                if name == "file":
+                    form.filename = _base_name(event.filename)
+                else:
+                    form.fields[name] = b""
+            elif name == "file":
+                await spool.write(event.data)
+                if spool.size_bytes > max_bytes:
+                    raise BodyTooLarge
+            else:
+                form.fields[name] += event.data
+                beside_bytes += len(event.data)
+                if len(form.fields[name]) > MAX_FIELD_BYTES:
+                    raise BadForm(f"The field '{name}' is too long.")
+            if beside_bytes > FORM_BYTES:
+                raise BadForm(f"What stands beside the file in the form is longer than {FORM_BYTES:,} bytes.")
+    if not splitter.has_ended:
+        raise BadForm("The form ends before its last boundary.")
+    return form
+
+
+def _base_name(filename: str | None) -> str:
+    return (filename or "upload").replace("\\", "/").rpartition("/")[2][-MAX_NAME_CHARS:]
+
+
+def _file_lifetime_s(values: Mapping[str, str], purpose: str) -> int | None:
+    """Read the lifetime of a new file. None: it does not expire."""
+    names = {key: f"expires_after[{key}]" for key in ("anchor", "seconds")}
+    policy = {key: values[name] for key, name in names.items() if name in values}
+    if policy:
+        return lifetime_s(policy, "expires_after")
+    return BATCH_FILE_EXPIRES_S if purpose == "batch" else None
+
+
+# ---- reads requests, or refuses them
+
+BATCH_FILE_EXPIRES_S = 30 * 86_400
+SHORTEST_EXPIRY_S, LONGEST_EXPIRY_S = 3_600, 30 * 86_400
+LONGEST_WINDOW_S = 30 * 86_400
+MAX_PAIRS, MAX_KEY_CHARS, MAX_VALUE_CHARS = 16, 64, 512
+_UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+_WINDOW = re.compile(r"([1-9][0-9]{0,6})([smhd])")
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRequest:
+    """A request for a new batch."""
+
+    input_file_id: str
+    endpoint: str
+    completion_window: str
+    window_s: int
+    metadata: Mapping[str, str] | None
+    output_expires_s: int | None
+
+    @staticmethod
+    def of(raw: bytes, endpoints: tuple[str, ...]) -> BatchRequest:
+        """Read a body. Raises Refused."""
+        try:
+            body = orjson.loads(raw)
+        except orjson.JSONDecodeError:
+            body = None
+        if not isinstance(body, dict):
+            refuse("The body must be a JSON object.")
+        for key in ("input_file_id", "endpoint", "completion_window"):
+            if body.get(key) is None:
+                refuse_missing(key)
+            if not isinstance(body[key], str):
+                refuse(f"'{key}' must be a string.", key)
+        endpoint = body["endpoint"]
+        if endpoint not in endpoints:
+            known = ", ".join(f"'{name}'" for name in endpoints)
+            text = f"Invalid value: '{endpoint}'. Supported values are: {known}."
+            refuse(text, "endpoint", code="invalid_value")
+        policy = body.get("output_expires_after")
+        return BatchRequest(
+            body["input_file_id"],
+            endpoint,
+            body["completion_window"],
+            _window_s(body["completion_window"]),
+            _metadata(body),
+            None if policy is None else lifetime_s(policy, "output_expires_after"),
+        )
+
+
+def refuse(message: str, param: str | None = None, status: int = 400, code: str | None = None) -> NoReturn:
+    """Raises Refused."""
+    outcome = Outcome.NOT_FOUND if status == 404 else Outcome.BAD_REQUEST
+    raise Refused(outcome, Failure(status, "invalid_request_error", message, param, code))
+
+
+def refuse_missing(param: str) -> NoReturn:
+    """Raises Refused."""
+    refuse(f"Missing required parameter: '{param}'.", param, code="missing_required_parameter")
+
+
+def lifetime_s(policy: Any, param: str) -> int:
+    """Read `{"anchor": "created_at", "seconds": ...}`. Raises Refused."""
+    policy = policy if isinstance(policy, dict) else {}
+    if policy.get("anchor") != "created_at":
+        refuse("The only anchor is 'created_at'.", f"{param}.anchor", code="invalid_value")
+    seconds = policy.get("seconds")
+    if isinstance(seconds, str) and seconds.isdecimal():  # form fields are text
+        seconds = int(seconds)
+    if not isinstance(seconds, int) or not SHORTEST_EXPIRY_S <= seconds <= LONGEST_EXPIRY_S:
+        text = f"'seconds' must be between {SHORTEST_EXPIRY_S} (1 hour) and {LONGEST_EXPIRY_S} (30 days)."
+        refuse(text, f"{param}.seconds", code="invalid_value")
+    return seconds
+
+
+def page_of(query: Mapping[str, str], default: int, most: int) -> ListPage:
+    """Raises Refused."""
+    limit, order = query.get("limit", str(default)), query.get("order", "desc")
+    if not limit.isdecimal() or len(limit) > 9 or not 1 <= int(limit) <= most:
+        refuse(f"'limit' must be between 1 and {most}.", "limit", code="invalid_value")
+    if order not in ("asc", "desc"):
+        refuse("'order' must be 'asc' or 'desc'.", "order", code="invalid_value")
+    return ListPage(int(limit), query.get("after") or None, order == "asc")
+
+
+def query_of(text: str) -> dict[str, str]:
+    """Return the last value of each parameter."""
+    return {name: values[-1] for name, values in parse_qs(text, keep_blank_values=True).items()}
+
+
+def _window_s(window: str) -> int:
+    """Read `24h`, as in OpenAI's API. Other windows in seconds, minutes, hours or days are an extension."""
+    match = _WINDOW.fullmatch(window)
+    seconds = int(match[1]) * _UNITS_S[match[2]] if match else 0
+    if not 0 < seconds <= LONGEST_WINDOW_S:
+        text = f"Invalid value: '{window}'. Give a window such as '24h', '90m' or '7d', at most '30d'."
+        refuse(text, "completion_window", code="invalid_value")
+    return seconds
+
+
+def _metadata(body: Json) -> dict[str, str] | None:
+    if body.get("metadata") is None:
+        return None
+    pairs = fields.obj(body, "metadata")
+    if not pairs and body["metadata"] != {}:
+        refuse("'metadata' must be an object of strings.", "metadata")
+    if len(pairs) > MAX_PAIRS:
+        refuse(f"'metadata' may have at most {MAX_PAIRS} pairs.", "metadata")
+    for key, value in pairs.items():
+        if not isinstance(value, str):
+            refuse(f"'metadata.{key}' must be a string.", f"metadata.{key}")
+        if len(key) > MAX_KEY_CHARS or len(value) > MAX_VALUE_CHARS:
+            text = f"A key of 'metadata' has at most {MAX_KEY_CHARS} characters, a value {MAX_VALUE_CHARS}."
+            refuse(text, f"metadata.{key}")
+    return pairs

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
-
-import orjson
 
 from gateway.core.fields import Json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class File:
-    """What is known of a file; its content lies in `blobs` under its id."""
+    """A file without its content, which `Blobs` keeps under the same id."""
 
     id: str
     tenant: str
@@ -60,10 +58,10 @@ NEXT: Mapping[Status, frozenset[Status]] = {
     Status.EXPIRED: frozenset(),
     Status.CANCELLED: frozenset(),
 }
-"""Where a batch may go from each status. One whose window ends is finalized first, and expired after that."""
+"""The statuses that may follow each status. A batch whose window ends is finalized first, then expires."""
 
 LIVE = frozenset(status for status, following in NEXT.items() if following)
-"""Statuses of a batch that is still worked on."""
+"""Statuses of a batch that still needs work."""
 
 
 class NotAllowed(Exception):
@@ -72,7 +70,7 @@ class NotAllowed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LineFault:
-    """What is wrong with an input file."""
+    """One fault of an input file."""
 
     code: str
     message: str
@@ -86,7 +84,7 @@ class LineFault:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Tokens of answers."""
+    """Tokens that answers have cost."""
 
     input_tokens: int = 0
     cached_tokens: int = 0
@@ -113,7 +111,7 @@ class Spent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """One batch. Changed by `moved` alone; counts are the store's."""
+    """One batch. Only `moved` changes it. The store keeps its counts."""
 
     id: str
     tenant: str
@@ -122,10 +120,10 @@ class Batch:
     completion_window: str
     created_at: int
     expires_at: int
-    """End of the window: what is not answered by then is not asked any more."""
+    """End of the window. A line that is still open then is not sent any more."""
     status: Status = Status.VALIDATING
     reached_at: Mapping[str, int] = field(default_factory=dict)
-    """When each later status was reached."""
+    """The time at which each later status was reached."""
     model: str | None = None
     errors: tuple[LineFault, ...] = ()
     output_file_id: str | None = None
@@ -133,9 +131,9 @@ class Batch:
     output_expires_s: int | None = None
     """Lifetime of both output files."""
     key_id: str = ""
-    """Reference of the key that made it."""
+    """Reference of the API key that created the batch."""
     allowed_tools: tuple[str, ...] = ()
-    """Names and globs of the gateway's tools that this key may use."""
+    """Names and globs of the gateway's tools that the key may use."""
     metadata: Mapping[str, str] | None = None
     total: int = 0
     completed: int = 0
@@ -143,7 +141,7 @@ class Batch:
     spent: Spent = Spent()
 
     def moved(self, status: Status, now: int, **changes: Any) -> Batch:
-        """The batch in another status. Raises NotAllowed."""
+        """Return the batch in another status. Raises NotAllowed."""
         if status not in NEXT[self.status]:
             raise NotAllowed(f"a batch cannot go from '{self.status}' to '{status}'")
         return replace(self, status=status, reached_at={**self.reached_at, status.value: now}, **changes)
@@ -178,7 +176,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One request of an input file: where it stands there, and beside whom it is asked."""
+    """One request of an input file: its place there, and the group of lines with which it shares a prefix."""
 
     number: int
     """Counted from 0."""
@@ -186,12 +184,12 @@ class Line:
     size_bytes: int
     custom_id: str
     group: bytes
-    """Lines in the order of (group, number) have their shared prefixes side by side."""
+    """In the order of (group, number), lines that share a prefix stand side by side."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """What became of a line."""
+    """The result of a line."""
 
     is_ok: bool
     text: bytes
@@ -200,35 +198,5 @@ class Finished:
 
 
 def new_id(kind: str) -> str:
-    """`file-...`, `batch_...`, `batch_req_...`; `kind` brings its separator."""
+    """Return a new id, such as `file-...` or `batch_...`. `kind` includes the separator."""
     return kind + uuid.uuid4().hex
-
-
-# ---- how stores keep batches and files
-
-COUNTS = ("total", "completed", "failed", "input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens")
-
-
-def about(batch: Batch) -> bytes:
-    """All of a batch that is not counted, as JSON."""
-    return orjson.dumps(replace(batch, total=0, completed=0, failed=0, spent=Spent()))
-
-
-def batch_of(about: bytes, counts: Sequence[int]) -> Batch:
-    """`counts` in the order of COUNTS."""
-    total, completed, failed, *tokens = counts
-    told = orjson.loads(about)
-    told |= {"status": Status(told["status"]), "errors": tuple(LineFault(**fault) for fault in told["errors"])}
-    told["allowed_tools"] = tuple(told["allowed_tools"])
-    told |= {"total": total, "completed": completed, "failed": failed, "spent": Spent(*tokens)}
-    return Batch(**told)
-
-
-def counted(finished: Finished) -> dict[str, int]:
-    """What a finished line adds to the counts of its batch."""
-    return {"completed": int(finished.is_ok), "failed": int(not finished.is_ok)} | asdict(finished.spent)
-
-
-def file_of(row: bytes) -> File:
-    """A file that was kept as JSON."""
-    return File(**orjson.loads(row))

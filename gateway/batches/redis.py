@@ -1,6 +1,6 @@
-"""The store of several gateways: Redis or Valkey. A line is open while it stands in the batch's sorted set `open`.
+"""The store of several gateways: Redis or Valkey. A line is open while the sorted set `open` of its batch has it.
 
-Sets of lines are ordered by their members' bytes, which begin with what orders them. Every change is one
+Sets of lines are ordered by the bytes of their members, so each member begins with its place. Every change is one
 transaction of the server. All keys share one hash tag, so that they are on one node of a cluster.
 """
 
@@ -12,31 +12,18 @@ from typing import Any, TypeAlias
 
 import orjson
 
-from gateway.batches.objects import (
-    COUNTS,
-    LIVE,
-    Batch,
-    File,
-    Finished,
-    Line,
-    NotAllowed,
-    Status,
-    about,
-    batch_of,
-    counted,
-    file_of,
-)
-from gateway.batches.store import ListPage
+from gateway.batches.objects import LIVE, Batch, File, Finished, Line, NotAllowed, Status
+from gateway.batches.store import COUNTS, ListPage, about, batch_of, counted, file_of
 from gateway.core.errors import ConfigError
 from gateway.core.redis import client
 
 Pipeline: TypeAlias = Any
-"""Of redis: commands that become one transaction."""
+"""A pipeline of redis: commands that become one transaction."""
 TIMEOUT_S = 30.0
-"""Of one answer; a batch of 50,000 lines begins in one."""
+"""Longest wait for an answer. A batch of 50,000 lines begins in one call."""
 PREFIX = "{turngate:batches}"
 TALK_S = 32 * 24 * 3600
-"""Longer than any window: a transcript that its batch has forgotten goes by itself."""
+"""Lifetime of a transcript, longer than any window: a transcript whose batch is over expires by itself."""
 _FINISH = """
 if redis.call('ZREM', KEYS[1], ARGV[1]) == 0 then return 0 end
 redis.call('ZADD', KEYS[2], 0, ARGV[2])
@@ -54,12 +41,12 @@ _LET_GO = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[
 
 
 class RedisStore:
-    """A `Store` of all gateways that name the same database."""
+    """A `Store` that all gateways with the same database share, and a `HoldingStore`."""
 
     def __init__(self, url: str) -> None:
-        """Connects when it is first asked. Raises ConfigError without the redis package."""
+        """The first call connects. Raises ConfigError without the redis package."""
         try:
-            # Its types leave open whether answers are bytes or text: they are bytes.
+            # The types of redis leave open whether answers are bytes or text. They are bytes.
             self._redis: Any = client(url, TIMEOUT_S)
         except ImportError:
             raise ConfigError("batches.redis needs redis: pip install 'turngate[redis]'") from None
@@ -67,8 +54,8 @@ class RedisStore:
         self._hold = self._redis.register_script(_HOLD)
         self._let_go = self._redis.register_script(_LET_GO)
 
-    async def start(self) -> None:
-        """Raises OSError."""
+    async def open(self) -> None:
+        """Check that the server answers. Raises OSError."""
         from redis.exceptions import RedisError
 
         try:
@@ -160,7 +147,7 @@ class RedisStore:
 
     # ---- lines
 
-    async def begin(self, batch_id: str, lines: Sequence[Line], model: str | None, now: int) -> Batch:
+    async def begin_batch(self, batch_id: str, lines: Sequence[Line], model: str | None, now: int) -> Batch:
         def begin(batch: Batch, pipe: Pipeline) -> Batch:
             moved = batch.moved(Status.IN_PROGRESS, now, model=model)
             if lines:
@@ -207,10 +194,9 @@ class RedisStore:
         found = await self._redis.hgetall(self._talk(batch_id, line))
         return sorted((int(position), message) for position, message in found.items())
 
-    # ---- who works on what
+    # ---- holds
 
     async def hold(self, batch_id: str, owner: str, hold_s: float) -> bool:
-        """Whether a batch is `owner`'s for so long from now: it was already, or nobody's."""
         return bool(await self._hold([self._key("holder", batch_id)], [owner, int(1000 * hold_s)]))
 
     async def let_go(self, batch_id: str, owner: str) -> None:
@@ -225,7 +211,7 @@ class RedisStore:
         return self._key("talk", f"{batch_id}:{line.number}")
 
     async def _next(self) -> int:
-        """A place behind all others."""
+        """Return a place behind all others."""
         return int(await self._redis.incr(self._key("rows")))
 
     def _add_file(self, pipe: Pipeline, file: File, row: int) -> None:
@@ -234,7 +220,8 @@ class RedisStore:
         pipe.zadd(self._key("contents"), {file.id: "+inf" if file.expires_at is None else file.expires_at})
 
     async def _change(self, batch_id: str, change: Callable[[Batch, Pipeline], Batch]) -> Batch:
-        """`change` adds to the transaction, and is called again if somebody else was faster. Raises NotAllowed."""
+        """Change a batch in one transaction, to which `change` adds commands. Calls `change` again when another
+        gateway was faster. Raises NotAllowed."""
         from redis.exceptions import WatchError
 
         key = self._key("batch", batch_id)
@@ -255,7 +242,7 @@ class RedisStore:
                 return moved
 
     async def _ids(self, kind: str, tenant: str, page: ListPage) -> list[str]:
-        """Ids of a page and one more, behind the one that is `page.after`; none behind one that is not there."""
+        """Return the ids of a page, and one id more. An unknown `page.after` has none behind it."""
         key, first, num = self._key(kind, tenant), "-inf" if page.is_ascending else "+inf", page.limit + 1
         if page.after is not None:
             row = await self._redis.zscore(key, page.after)
@@ -289,7 +276,7 @@ def _place(line: Line) -> str:
 
 
 def _behind(place: str | None) -> str:
-    """The lower bound of members behind those that begin with a place: `0` follows the `/` that ends it."""
+    """Return the lower bound of the members behind a place: `0` follows the `/` that ends the place."""
     return "-" if place is None else f"[{place}0"
 
 

@@ -1,105 +1,148 @@
-"""Puts the parts of durable batches together, starts them in order and stops them in reverse."""
+"""Assembles durable batches on the gateway's own path, and starts and stops their parts in order."""
 
 from __future__ import annotations
 
 import socket
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry
-
-from gateway.access.keys import Keys
-from gateway.batches.agent_runs import AgentRuns
+from gateway.batches import AGENT_RUNS, ENDPOINTS, agent_runs
+from gateway.batches.agent_runs import AgentRuns, OutputChecker
 from gateway.batches.api import Api
-from gateway.batches.concurrency_limiter import Load, Pace, Window
-from gateway.batches.endpoints import Endpoints
-from gateway.batches.front import ENDPOINTS
-from gateway.batches.line_executor import LineExecutor
-from gateway.batches.outputs import Outputs
-from gateway.batches.ownership import Shift
+from gateway.batches.files import Blobs
+from gateway.batches.finalizer import Finalizer, finished_line
+from gateway.batches.input_file import Endpoint
+from gateway.batches.line_executor import ConcurrencyLimiter, LineExecutor, LineKeys, Load, Pace
+from gateway.batches.objects import Batch, Finished, Line
 from gateway.batches.redis import RedisStore
-from gateway.batches.runner import BatchMetrics, Closing, Runner
+from gateway.batches.runner import BatchMetrics, Ownership, Runner
 from gateway.batches.sqlite import SqliteStore
-from gateway.batches.upload import Blobs
 from gateway.config import loading
-from gateway.config.settings import Batches
+from gateway.config.live_settings import LiveSettings
 from gateway.core.transport import Handler
-from policies.view import FleetView
+from gateway.dialects import BY_PATH
+from gateway.request.handler import RequestHandler
+from gateway.sessions.identity import Identity
+from gateway.sessions.session_table import Sessions
+from gateway.tools.toolbox import matches
+from policies.recognition.lineage import Lineage
+from policies.types import SessionEnded
 from tool_runtime.runtime import ToolRuntime
+from tool_runtime.types import Tools
 
 UPLOAD_S = 24 * 3600.0
-"""Longer than a file is on its way to a directory that several gateways write to."""
-
-
-@dataclass(frozen=True, slots=True)
-class BatchContext:
-    """What batches need of the gateway."""
-
-    path: Handler
-    """The gateway's own, with LineKeys."""
-    keys: Keys
-    view: Callable[[], FleetView]
-    wrong_model: Callable[[str], str | None]
-    """Says why nothing serves a model; None where something does."""
-    runtime: ToolRuntime | None
-    """Of the gateway's tools."""
-    session_ended: Callable[[str], None]
-    registry: CollectorRegistry
-    max_line_bytes: Callable[[], int]
-    clock: Callable[[], float]
-    """Monotonic seconds."""
-    now: Callable[[], float] = time.time
-    """Unix seconds."""
+"""Longer than an upload takes to a directory that several gateways share."""
+_ONE_CALL = (("x-turngate-remaining-turns", "0"), ("x-turngate-final", "1"))
+"""The session of a single request ends with its answer, so that it keeps no cache."""
 
 
 @asynccontextmanager
-async def serving(settings: Batches, around: BatchContext) -> AsyncIterator[Handler]:
-    """The API, with live batches at work. `settings` name a directory. Raises OSError, ConfigError."""
-    assert settings.directory is not None
-    store, blobs = _kept_in(Path(settings.directory), settings.redis)
-    window = Window(Pace(settings.in_flight), lambda: Load.of(around.view()), around.clock)
-    metrics = BatchMetrics(around.registry, lambda: window.in_flight, lambda: window.size)
-    asking = LineExecutor(around.path, window, settings.attempts, metrics.retries.inc)
+async def batches_on(
+    path: RequestHandler, settings: LiveSettings, secret: bytes, runtime: ToolRuntime | None
+) -> AsyncIterator[Handler]:
+    """Yield the API while live batches are at work. Raises OSError, ConfigError.
 
-    outputs = Outputs(around.clock)
-    agent_runs = AgentRuns(asking, store, around.runtime, around.session_ended, outputs)
-    endpoints = Endpoints(asking, agent_runs, around.runtime, around.wrong_model)
+    `secret`: of identity; `runtime`: of the gateway's tools. The settings name a directory.
+    """
+    batches = settings.current.batches
+    assert batches.directory is not None
+    store, blobs = _kept_in(Path(batches.directory), batches.redis)
+    pace, gate = Pace(batches.in_flight), path.gate
+    limiter = ConcurrencyLimiter(pace, lambda: Load.of(gate.view(counts_sessions=False)), path.clock)
+    metrics = BatchMetrics(path.observer.metrics.registry, lambda: limiter.in_flight, lambda: limiter.size)
+    lines = path_of_lines(path, settings, secret).handle
+    executor = LineExecutor(lines, limiter, batches.attempts, metrics.retries.inc)
+    checker = OutputChecker(path.clock)
+    runs = AgentRuns(executor, store, runtime, lambda session_id: gate.tell(SessionEnded(session_id)), checker)
+    endpoints = Endpoints(executor, runs, runtime, path.wrong_model)
     runner = Runner(
-        store,
-        blobs,
-        Closing(store, blobs),
-        endpoints.of,
-        endpoints.answer,
-        metrics,
-        around.now,
-        around.max_line_bytes,
-        max_open=settings.in_flight,
+        *(store, blobs, Finalizer(store, blobs), endpoints.of, endpoints.answer, metrics, time.time),
+        max_line_bytes=lambda: settings.current.limits.body_bytes,
+        max_open=batches.in_flight,
     )
     async with AsyncExitStack() as running:
         running.push_async_callback(store.close)
-        running.push_async_callback(outputs.close)
-        await store.start()
-        await blobs.start()
-        running.push_async_callback(window.stop)
-        window.start()
-        shift = Shift(store, runner, _own_name()) if isinstance(store, RedisStore) else None
-        if shift is not None:
-            running.push_async_callback(shift.leave)
+        running.push_async_callback(checker.close)
+        await store.open()
+        await blobs.prepare()
+        running.push_async_callback(limiter.stop)
+        limiter.start()
+        work_on = await _start_working(store, runner, running)
+        yield Api(path.keys, store, blobs, work_on, ENDPOINTS, batches.file_bytes, time.time).handle
+
+
+async def _start_working(
+    store: SqliteStore | RedisStore, runner: Runner, running: AsyncExitStack
+) -> Callable[[Batch], Awaitable[None]]:
+    """Start the work on live batches, and return the function that takes a new or cancelled batch."""
+    if not isinstance(store, RedisStore):
         running.push_async_callback(runner.stop)
-        await runner.start(begins_all=shift is None)
-        if shift is not None:
-            running.push_async_callback(shift.stop)
-            await shift.start()
-        begin = runner.begin if shift is None else shift.offer
-        yield Api(around.keys, store, blobs, begin, ENDPOINTS, settings.file_bytes, around.now).handle
+        await runner.start()
+        return runner.work_on
+    ownership = Ownership(store, runner.work_on, runner.drop, _own_name())
+    running.push_async_callback(ownership.leave)
+    running.push_async_callback(runner.stop)
+    await runner.start(is_alone=False)
+    running.push_async_callback(ownership.stop)
+    await ownership.start()
+    return ownership.offer
+
+
+def path_of_lines(path: RequestHandler, settings: LiveSettings, secret: bytes) -> RequestHandler:
+    """Return the same path without the bounds that protect clients' timers, and with a session table of its own:
+    tens of thousands of lines must not evict the sessions of agents."""
+    at_start = settings.current
+    max_sessions, ttl_s = 4 * at_start.batches.in_flight, at_start.identity.session_ttl_s
+    identity = Identity(Lineage(max_sessions, ttl_s), secret)
+    identity.tools_first = path.identity.tools_first
+    return replace(
+        path,
+        settings=settings.of_lines,
+        keys=LineKeys(path.keys),
+        identity=identity,
+        sessions=Sessions(max_sessions, ttl_s),
+        toolbox=None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """The endpoints that lines may name: paths of the API, and agent runs."""
+
+    executor: LineExecutor
+    agent_runs: AgentRuns
+    runtime: ToolRuntime | None
+    wrong_model: Callable[[str], str | None]
+    """Says why no engine serves a model. None: one does."""
+
+    def of(self, batch: Batch) -> Endpoint:
+        """Return the checks for the lines of a batch."""
+        url = batch.endpoint
+        if url == AGENT_RUNS:
+            tools = self._tools(batch)
+            return Endpoint(url, lambda body: agent_runs.check(body, tools), agent_runs.script, self.wrong_model)
+        dialect = BY_PATH[url]
+        return Endpoint(url, dialect.check, dialect.script, self.wrong_model)
+
+    async def answer(self, batch: Batch, line: Line, body: bytes) -> Finished:
+        """Get the result of a line."""
+        if batch.endpoint == AGENT_RUNS:
+            return await self.agent_runs.answer(batch, line, body, self._tools(batch))
+        reply = await self.executor.answer(batch, line, batch.endpoint, body, _ONE_CALL)
+        return finished_line(line.custom_id, reply)
+
+    def _tools(self, batch: Batch) -> Tools:
+        """The gateway's tools that the key of the batch may use."""
+        tools = self.runtime.tools if self.runtime is not None else {}
+        return {name: tool for name, tool in tools.items() if matches(name, batch.allowed_tools)}
 
 
 def _kept_in(directory: Path, redis: str | None) -> tuple[SqliteStore | RedisStore, Blobs]:
-    """Raises ConfigError."""
+    """Return the store and the contents of files. Raises ConfigError."""
     contents = directory / "files"
     if redis is None:
         return SqliteStore(directory), Blobs(contents)
@@ -108,5 +151,5 @@ def _kept_in(directory: Path, redis: str | None) -> tuple[SqliteStore | RedisSto
 
 
 def _own_name() -> str:
-    """That no other gateway has."""
+    """Make a name that no other gateway has."""
     return f"{socket.gethostname()}/{uuid.uuid4().hex}"

@@ -1,4 +1,4 @@
-"""One thread that owns an SQLite connection; all that waits for it shares one transaction per commit."""
+"""The store of one gateway: SQLite in a thread of its own, where all waiting calls share one transaction."""
 
 from __future__ import annotations
 
@@ -13,20 +13,8 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from gateway.batches.objects import (
-    COUNTS,
-    LIVE,
-    Batch,
-    File,
-    Finished,
-    Line,
-    NotAllowed,
-    Status,
-    about,
-    batch_of,
-    counted,
-)
-from gateway.batches.store import ListPage
+from gateway.batches.objects import LIVE, Batch, File, Finished, Line, NotAllowed, Status
+from gateway.batches.store import COUNTS, ListPage, about, batch_of, counted
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], T]
@@ -42,7 +30,7 @@ _PRAGMAS = (
 
 
 class Database:
-    """Start it, run work on it, close it."""
+    """A thread that owns an SQLite connection. Call `open`, then `run`, then `close`."""
 
     def __init__(self, file: Path, schema: str) -> None:
         self._file = file
@@ -50,8 +38,8 @@ class Database:
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    async def start(self) -> None:
-        """Raises sqlite3.Error when the file cannot be opened."""
+    async def open(self) -> None:
+        """Start the thread. Raises sqlite3.Error when the file cannot be opened."""
         loop = asyncio.get_running_loop()
         is_open: asyncio.Future[None] = loop.create_future()
         # A daemon, since a process that ends without `close` may end in the middle of a transaction.
@@ -62,16 +50,16 @@ class Database:
         await is_open
 
     async def run(self, work: Work[T]) -> T:
-        """The result of `work` once it is committed. It is atomic: when it raises, nothing of it has happened.
+        """Return the result of `work` once it is committed. Work that raises changes nothing.
 
-        A caller that is cancelled does not stop it.
+        Work goes on when its caller is cancelled.
         """
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._jobs.put((work, future))
         return await future
 
     async def close(self) -> None:
-        """What was asked for before is done first."""
+        """Finish the work that was submitted before, then end the thread."""
         if self._thread is not None:
             self._jobs.put(None)
             await asyncio.to_thread(self._thread.join)
@@ -91,13 +79,13 @@ class Database:
             jobs, is_last = self._taken()
             outcomes = _committed(connection, jobs)
             if jobs:
-                loop.call_soon_threadsafe(_tell, jobs, outcomes)
+                loop.call_soon_threadsafe(_set_results, jobs, outcomes)
             if is_last:
                 connection.close()
                 return
 
     def _taken(self) -> tuple[list[_Job], bool]:
-        """All that waits, after waiting for the first; and whether nothing comes after it."""
+        """Wait for a job, and return it with all that wait behind it. True: these are the last."""
         job = self._jobs.get()
         jobs: list[_Job] = []
         while job is not None:
@@ -112,7 +100,7 @@ class Database:
 
 
 def _committed(connection: sqlite3.Connection, jobs: list[_Job]) -> list[Any]:
-    """What each job returned or raised, once all are on disk."""
+    """Return the result or the exception of each job, once all are on disk."""
     try:
         connection.execute("BEGIN IMMEDIATE")
         outcomes = [_outcome(connection, work) for work, _ in jobs]
@@ -135,7 +123,7 @@ def _outcome(connection: sqlite3.Connection, work: Work[Any]) -> Any:
         connection.execute("RELEASE job")
 
 
-def _tell(jobs: list[_Job], outcomes: list[Any]) -> None:
+def _set_results(jobs: list[_Job], outcomes: list[Any]) -> None:
     for (_, future), outcome in zip(jobs, outcomes, strict=True):
         if future.done():
             continue
@@ -145,10 +133,9 @@ def _tell(jobs: list[_Job], outcomes: list[Any]) -> None:
             future.set_result(outcome)
 
 
-# ---- the store of one node
+# ---- the store
 
 # ruff: noqa: S608 - queries are put together from constants of this file
-
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS files (
@@ -174,7 +161,7 @@ _FILE = "id, tenant, purpose, filename, size_bytes, created_at, expires_at"
 
 
 class CannotOpen(OSError):
-    """The directory cannot be used; the text says why."""
+    """The directory cannot be used. The text says why."""
 
 
 class SqliteStore:
@@ -185,11 +172,11 @@ class SqliteStore:
         self._lock = -1
         self._database = Database(directory / "batches.sqlite", SCHEMA)
 
-    async def start(self) -> None:
+    async def open(self) -> None:
         """Raises OSError."""
         await asyncio.to_thread(self._take_directory)
         try:
-            await self._database.start()
+            await self._database.open()
         except sqlite3.Error as error:
             raise CannotOpen(f"the batches in {self._directory} cannot be opened: {error}") from None
 
@@ -270,7 +257,7 @@ class SqliteStore:
 
     # ---- lines
 
-    async def begin(self, batch_id: str, lines: Sequence[Line], model: str | None, now: int) -> Batch:
+    async def begin_batch(self, batch_id: str, lines: Sequence[Line], model: str | None, now: int) -> Batch:
         def begin(db: sqlite3.Connection) -> Batch:
             moved = _move(db, batch_id, Status.IN_PROGRESS, now, {"model": model})
             rows = ((batch_id, x.group, x.number, x.offset, x.size_bytes, x.custom_id) for x in lines)
@@ -325,7 +312,7 @@ class SqliteStore:
     async def _page(
         self, table: str, columns: str, tenant: str, page: ListPage, more: str = "", *values: Any
     ) -> Any:
-        """Rows of a tenant, behind the one whose id is `page.after`; none behind one that is not there."""
+        """Return a page of a tenant's rows, and one row more. An unknown `page.after` has none behind it."""
         compare, order = (">", "ASC") if page.is_ascending else ("<", "DESC")
         behind = f"AND row {compare} (SELECT row FROM {table} WHERE tenant = ? AND id = ?)" if page.after else ""
         query = f"SELECT {columns} FROM {table} WHERE tenant = ? {more} {behind} ORDER BY row {order} LIMIT ?"

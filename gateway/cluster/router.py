@@ -11,7 +11,7 @@ import orjson
 from prometheus_client import CollectorRegistry, Counter
 
 from gateway.access.keys import Keys
-from gateway.batches.front import BATCHES, FILES
+from gateway.batches import BATCHES, FILES
 from gateway.cluster import views
 from gateway.cluster.membership import Member, Peers, by_preference
 from gateway.cluster.peer_client import PAGES, Hops, ReadRequest

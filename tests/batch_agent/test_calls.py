@@ -11,7 +11,7 @@ from aiohttp import web
 from batch_agent import calls
 from batch_agent.calls import ModelCalls, Slots
 from batch_agent.connection import Connection
-from batch_agent.errors import BadAnswer, ConnectError, HTTPStatusError
+from batch_agent.results import BadAnswer, ConnectError, HTTPStatusError
 from tests.batch_agent.scripted import Asked, Scripted, refusal, says
 from tests.clock import Clock
 

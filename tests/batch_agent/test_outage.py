@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from batch_agent.errors import ConnectError, HTTPStatusError, OutageError
 from batch_agent.outage import LONGEST_PAUSE_S, LONGEST_RETURN_S, RETURNS_PER_S, Outage
+from batch_agent.results import ConnectError, HTTPStatusError, OutageError
 from tests.tool_runtime.virtual import virtual
 
 

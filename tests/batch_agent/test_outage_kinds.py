@@ -20,7 +20,7 @@ import pytest
 
 from batch_agent import BatchAgent, Outage, Tool, connection, scatter_gather, tree_reduce
 from batch_agent.connection import Connection, probed_socket
-from batch_agent.errors import ConnectError
+from batch_agent.results import ConnectError
 from batch_agent.runtimes import OpenCodeRuntime
 from tests.batch_agent.scripted import Asked, Scripted, calls, completion, says
 from tests.deadline import DEADLINE_S

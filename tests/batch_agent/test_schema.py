@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from batch_agent.errors import OutputValidationError
+from batch_agent.results import OutputValidationError
 from batch_agent.schema import OutputSchema, output_of
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gateway.batches.objects import Batch, LineFault, Status
 from gateway.cli.batches import as_text
-from tests.gateway.batches.test_store import batch
+from tests.batches.test_store import batch
 
 
 def line_of(made: Batch) -> str:

@@ -15,10 +15,10 @@ from typing import Any, TypeAlias
 
 import orjson
 
-from batch_agent.replies import events_of, joined
+from batch_agent.calls import events_of, joined
 from benchmarks.fuzz.targets import FuzzedGateway
 from gateway.access.keys import ANONYMOUS
-from gateway.batches.upload import BadForm, FormSplitter, boundary_of
+from gateway.batches.files import BadForm, FormSplitter, boundary_of
 from gateway.config.live_settings import RequestSettings
 from gateway.core import sse
 from gateway.core.fields import Json
@@ -32,7 +32,7 @@ from gateway.engines.providers import anthropic
 from gateway.engines.providers.asked import read
 from gateway.engines.providers.told import BodyTeller, StreamTeller
 from gateway.exchange import Exchange, Timings
-from gateway.prompt_lists.part_executor import PartFailed, PartRequest, Streamed
+from gateway.prompt_lists.gather import PartFailed, PartRequest, StreamedAnswer
 from gateway.request import upstream_request
 from gateway.request.inprocess import Continuation, InProcessRequest
 from gateway.sessions.identity import Identity
@@ -638,7 +638,7 @@ def passed_on(texts: Sequence[str], *, again: bool) -> Work:
 
         async def write(data: bytes) -> None: ...
 
-        part, sink = PromptPart((0,), ("hi",)), Streamed(handle, 1, {}, write)
+        part, sink = PromptPart((0,), ("hi",)), StreamedAnswer(handle, 1, {}, write)
         begun = Continuation(RequestSettings(), ANONYMOUS)
         with suppress(PartFailed):
             await sink.ask(part, PartRequest([], b"", begun))

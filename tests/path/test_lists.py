@@ -9,7 +9,7 @@ import orjson
 import pytest
 from aiohttp import web
 
-from gateway.prompt_lists.answer import MOST_BESIDE_BYTES
+from gateway.prompt_lists.scatter import MOST_BESIDE_BYTES
 from tests.path.conftest import Answer, Gateway, Start
 from tests.path.fake_engine import DONE, Call, FakeEngine, error
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from openai.types import BatchRequestCounts
 
-from gateway.batches.front import AGENT_RUNS
+from gateway.batches import AGENT_RUNS
 from gateway.cluster.limit_sync import SharedCounters
 from gateway.config.live_settings import LINE_DEADLINE_S
 from gateway.core.transport import Timeouts

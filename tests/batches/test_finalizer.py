@@ -7,12 +7,12 @@ from typing import Any
 import orjson
 import pytest
 
+from gateway.batches.files import Blobs
+from gateway.batches.finalizer import Finalizer
 from gateway.batches.objects import Batch, Finished, Status
-from gateway.batches.runner import Closing
 from gateway.batches.sqlite import SqliteStore
 from gateway.batches.store import ListPage
-from gateway.batches.upload import Blobs
-from tests.gateway.batches.test_store import LINES, batch
+from tests.batches.test_store import LINES, batch
 
 
 class Cut(Exception):
@@ -35,7 +35,7 @@ class CutStore(SqliteStore):
 
 async def finalizing(store: SqliteStore, num_finished: int) -> Batch:
     await store.add_batch(batch())
-    await store.begin("batch_1", LINES, "m", 1)
+    await store.begin_batch("batch_1", LINES, "m", 1)
     for line in LINES[:num_finished]:
         text = orjson.dumps({"custom_id": line.custom_id})
         await store.finish("batch_1", line, Finished(line.number != 1, text))
@@ -43,18 +43,18 @@ async def finalizing(store: SqliteStore, num_finished: int) -> Batch:
 
 
 @pytest.mark.parametrize(("num_finished", "status"), [(len(LINES), Status.COMPLETED), (4, Status.EXPIRED)])
-async def test_closing_can_be_cut_anywhere_and_begun_again(
+async def test_finalizing_can_be_cut_anywhere_and_begun_again(
     tmp_path: Path, num_finished: int, status: Status
 ) -> None:
     store, blobs = CutStore(tmp_path), Blobs(tmp_path / "files")
-    await store.start()
-    await blobs.start()
+    await store.open()
+    await blobs.prepare()
     ready = await finalizing(store, num_finished)
-    closing, closed = Closing(store, blobs), None
+    finalizer, closed = Finalizer(store, blobs), None
     for num_calls in range(20):
         store.calls_left = num_calls
         try:
-            closed = await closing.close(ready, 3)
+            closed = await finalizer.close(ready, 3)
             break
         except Cut:
             store.calls_left = 1_000
@@ -73,11 +73,11 @@ async def test_closing_can_be_cut_anywhere_and_begun_again(
 
 async def test_files_without_lines_are_not_made(tmp_path: Path) -> None:
     store, blobs = SqliteStore(tmp_path), Blobs(tmp_path / "files")
-    await store.start()
-    await blobs.start()
+    await store.open()
+    await blobs.prepare()
     await store.add_batch(batch())
     cancelling = await store.move("batch_1", Status.CANCELLING, 1)
-    closed = await Closing(store, blobs).close(cancelling, 2)
+    closed = await Finalizer(store, blobs).close(cancelling, 2)
     assert (closed.status, closed.output_file_id, closed.error_file_id) == (Status.CANCELLED, None, None)
     assert await asyncio.to_thread(lambda: list((tmp_path / "files").iterdir())) == []
     await store.close()
@@ -101,13 +101,13 @@ async def test_both_files_are_in_input_order_and_each_line_is_in_one_whatever_ha
     tmp_path: Path,
 ) -> None:
     store, blobs = LateStore(tmp_path), Blobs(tmp_path / "files")
-    await store.start()
-    await blobs.start()
+    await store.open()
+    await blobs.prepare()
     await store.add_batch(batch())
-    await store.begin("batch_1", LINES, "m", 1)
+    await store.begin_batch("batch_1", LINES, "m", 1)
     await store.finish("batch_1", LINES[3], Finished(False, b'{"custom_id":"c3"}'))
     cancelling = await store.move("batch_1", Status.CANCELLING, 2)
-    closed = await Closing(store, blobs).close(cancelling, 3)
+    closed = await Finalizer(store, blobs).close(cancelling, 3)
 
     def ids(file_id: str | None) -> list[str]:
         assert file_id is not None

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from gateway.batches.objects import Batch, Status
-from gateway.batches.ownership import HOLD_S, Shift
-from tests.gateway.batches.test_store import batch
+from gateway.batches.runner import HOLD_S, Ownership
+from tests.batches.test_store import batch
 
 
 @dataclass
 class Shared:
-    """A store that several shifts share, whose clock the test moves."""
+    """A store that several gateways share, whose clock the test moves."""
 
     live: dict[str, Batch] = field(default_factory=dict)
     holders: dict[str, tuple[str, float]] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class Work:
     begun: list[tuple[str, Status]] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
 
-    async def begin(self, batch: Batch) -> None:
+    async def work_on(self, batch: Batch) -> None:
         self.begun.append((batch.id, batch.status))
 
     def drop(self, batch_id: str) -> None:
@@ -49,7 +49,7 @@ class Work:
 @dataclass
 class Gateway:
     work: Work
-    shift: Shift
+    ownership: Ownership
 
 
 @pytest.fixture
@@ -60,23 +60,25 @@ def shared() -> Shared:
 @pytest.fixture
 def gateways(shared: Shared) -> tuple[Gateway, Gateway]:
     works = Work(), Work()
-    first, second = (Gateway(work, Shift(shared, work, str(n))) for n, work in enumerate(works))
+    first, second = (
+        Gateway(work, Ownership(shared, work.work_on, work.drop, str(n))) for n, work in enumerate(works)
+    )
     return first, second
 
 
 async def test_each_batch_is_worked_on_by_one(shared: Shared, gateways: tuple[Gateway, Gateway]) -> None:
     first, second = gateways
     for _ in range(3):
-        await first.shift.round()
-        await second.shift.round()
+        await first.ownership.round()
+        await second.ownership.round()
     assert (first.work.begun, second.work.begun) == ([("a", Status.VALIDATING), ("b", Status.VALIDATING)], [])
 
 
 async def test_what_a_gateway_leaves_is_taken_at_once(shared: Shared, gateways: tuple[Gateway, Gateway]) -> None:
     first, second = gateways
-    await first.shift.round()
-    await first.shift.leave()
-    await second.shift.round()
+    await first.ownership.round()
+    await first.ownership.leave()
+    await second.ownership.round()
     assert [name for name, _ in second.work.begun] == ["a", "b"]
 
 
@@ -84,11 +86,11 @@ async def test_what_a_dead_gateway_had_is_taken_after_a_while(
     shared: Shared, gateways: tuple[Gateway, Gateway]
 ) -> None:
     first, second = gateways
-    await first.shift.round()
+    await first.ownership.round()
     shared.now = HOLD_S + 1
-    await second.shift.round()
+    await second.ownership.round()
     assert [name for name, _ in second.work.begun] == ["a", "b"]
-    await first.shift.round()
+    await first.ownership.round()
     assert first.work.dropped == ["a", "b"]
 
 
@@ -96,19 +98,19 @@ async def test_a_cancellation_that_another_gateway_took_reaches_who_works_on_it(
     shared: Shared, gateways: tuple[Gateway, Gateway]
 ) -> None:
     first, second = gateways
-    await first.shift.round()
+    await first.ownership.round()
     shared.live["a"] = replace(shared.live["a"], status=Status.CANCELLING)
-    await second.shift.offer(shared.live["a"])
-    await first.shift.round()
-    await first.shift.round()
+    await second.ownership.offer(shared.live["a"])
+    await first.ownership.round()
+    await first.ownership.round()
     assert (first.work.begun[2:], second.work.begun) == ([("a", Status.CANCELLING)], [])
 
 
 async def test_what_is_over_is_held_no_longer(shared: Shared, gateways: tuple[Gateway, Gateway]) -> None:
     first, _ = gateways
-    await first.shift.round()
+    await first.ownership.round()
     del shared.live["a"]
-    await first.shift.round()
+    await first.ownership.round()
     shared.live["a"] = batch("a")
-    await first.shift.round()
+    await first.ownership.round()
     assert [name for name, _ in first.work.begun] == ["a", "b", "a"]

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.batches.concurrency_limiter import LOW, ORDINARY, STARVED_S, Load, Pace, Window
+from gateway.batches.line_executor import LOW, ORDINARY, STARVED_S, ConcurrencyLimiter, Load, Pace
 from tests.deadline import DEADLINE_S
 
 
@@ -30,18 +30,18 @@ def fleet() -> Fleet:
 
 
 @pytest.fixture
-async def window(fleet: Fleet) -> AsyncIterator[Window]:
-    window = Window(Pace(8), fleet.look, lambda: fleet.now)
-    window.start()
-    yield window
-    await window.stop()
+async def limiter(fleet: Fleet) -> AsyncIterator[ConcurrencyLimiter]:
+    limiter = ConcurrencyLimiter(Pace(8), fleet.look, lambda: fleet.now)
+    limiter.start()
+    yield limiter
+    await limiter.stop()
 
 
 class Asked:
     """Lines that wait for a place, and leave it when told."""
 
-    def __init__(self, window: Window) -> None:
-        self._window = window
+    def __init__(self, limiter: ConcurrencyLimiter) -> None:
+        self._window = limiter
         self.order: list[tuple[str, int]] = []
         self.entered: list[int] = []
         self.tasks: list[asyncio.Task[None]] = []
@@ -65,21 +65,23 @@ class Asked:
                 await asyncio.sleep(0)
 
 
-async def test_lines_trickle_one_by_one_while_others_wait_and_tenants_take_turns(window: Window) -> None:
-    asked = Asked(window)
+async def test_lines_trickle_one_by_one_while_others_wait_and_tenants_take_turns(
+    limiter: ConcurrencyLimiter,
+) -> None:
+    asked = Asked(limiter)
     for tenant in ("a", "a", "a", "b", "b"):
         asked.add(tenant)
     for num_in in range(1, 6):
         await asked.until(num_in)
-        assert window.in_flight == 1
+        assert limiter.in_flight == 1
         asked.leave[asked.entered[-1]].set()
     await asyncio.gather(*asked.tasks)
-    assert window.in_flight == 0
+    assert limiter.in_flight == 0
     assert asked.order == [(tenant, LOW) for tenant in ("a", "a", "b", "a", "b")]
 
 
-async def test_a_line_whose_task_ends_gives_its_place_on(window: Window) -> None:
-    asked = Asked(window)
+async def test_a_line_whose_task_ends_gives_its_place_on(limiter: ConcurrencyLimiter) -> None:
+    asked = Asked(limiter)
     asked.add("a")
     await asked.until(1)
     asked.add("a")
@@ -88,14 +90,16 @@ async def test_a_line_whose_task_ends_gives_its_place_on(window: Window) -> None
     asked.tasks[1].cancel()
     asked.tasks[0].cancel()
     await asked.until(2)
-    assert window.in_flight == 1
+    assert limiter.in_flight == 1
     asked.leave[2].set()
     await asyncio.wait(asked.tasks)
-    assert window.in_flight == 0
+    assert limiter.in_flight == 0
 
 
-async def test_when_nothing_comes_back_one_line_goes_as_an_ordinary_turn(window: Window, fleet: Fleet) -> None:
-    asked = Asked(window)
+async def test_when_nothing_comes_back_one_line_goes_as_an_ordinary_turn(
+    limiter: ConcurrencyLimiter, fleet: Fleet
+) -> None:
+    asked = Asked(limiter)
     for _ in range(3):
         asked.add("a")
     await asked.until(1)
@@ -109,14 +113,14 @@ async def test_when_nothing_comes_back_one_line_goes_as_an_ordinary_turn(window:
     await asyncio.gather(*asked.tasks)
 
 
-async def test_an_idle_fleet_lets_more_in(window: Window, fleet: Fleet) -> None:
+async def test_an_idle_fleet_lets_more_in(limiter: ConcurrencyLimiter, fleet: Fleet) -> None:
     fleet.load = Load(slots=100, used=0, waiting=0)
-    asked = Asked(window)
+    asked = Asked(limiter)
     for _ in range(12):
         asked.add("a")
     await asked.until(8)
     await fleet.is_looked_at()
-    assert window.in_flight == 8
+    assert limiter.in_flight == 8
     for event in asked.leave.values():
         event.set()
     await asyncio.gather(*asked.tasks)

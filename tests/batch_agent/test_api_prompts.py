@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from batch_agent import map_gather, prompts, scatter_gather, tree_reduce
+from batch_agent import api, map_gather, scatter_gather, tree_reduce
 from tests.batch_agent.scripted import Asked, Scripted, refusal, says
 
 
@@ -39,7 +39,7 @@ async def test_more_prompts_than_one_request_takes_are_several(
     gateway: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gateway.script = echoing
-    monkeypatch.setattr(prompts, "MOST_PROMPTS", 2)
+    monkeypatch.setattr(api, "MOST_PROMPTS", 2)
     results = await scatter_gather(list("abcde"), gateway=gateway.url, model="m")
     assert [result.output for result in results] == [f"<{letter}>" for letter in "abcde"]
     assert [result.index for result in results] == list(range(5))

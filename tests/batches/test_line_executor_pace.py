@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.batches.concurrency_limiter import Load, Pace
+from gateway.batches.line_executor import Load, Pace
 from gateway.request.retries import LONGEST_S, OVERLOADED, PASSING, again_in_s
 from policies.types import Hold
 from policies.view import FleetView, ReplicaView

@@ -62,7 +62,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
 
     async def opened() -> Store:
         store = RedisStore(url) if url else SqliteStore(tmp_path)
-        await store.start()
+        await store.open()
         return store
 
     return opened
@@ -132,7 +132,7 @@ async def follow(opened: Open, batch_id: str, steps: list[tuple[str, Status | in
 async def moves(store: Store, batch_id: str, status: Status) -> bool:
     try:
         if status is Status.IN_PROGRESS:
-            await store.begin(batch_id, LINES, "m", 5)
+            await store.begin_batch(batch_id, LINES, "m", 5)
         elif status in LIVE or status is Status.FAILED:
             await store.move(batch_id, status, 5, errors=(LineFault("c", "m", None, 1),))
         else:
@@ -180,7 +180,7 @@ async def test_content_is_in_use_while_a_file_or_a_live_batch_names_it(store: St
 
 async def test_a_transcript_keeps_what_stood_first_and_goes_with_its_line(store: Store) -> None:
     await store.add_batch(batch())
-    await store.begin("batch_1", LINES, None, 1)
+    await store.begin_batch("batch_1", LINES, None, 1)
     await store.append("batch_1", LINES[2], 0, b"first")
     await store.append("batch_1", LINES[2], 0, b"again")
     await store.append("batch_1", LINES[2], 2, b"third")
@@ -191,7 +191,7 @@ async def test_a_transcript_keeps_what_stood_first_and_goes_with_its_line(store:
 
 async def test_a_job_that_fails_leaves_no_trace_and_its_neighbours_stand(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path)
-    await store.start()
+    await store.open()
     await store.add_file(file("file-1"))
     again, other = await asyncio.gather(
         store.add_file(file("file-1")), store.add_file(file("file-2")), return_exceptions=True
@@ -204,9 +204,9 @@ async def test_a_job_that_fails_leaves_no_trace_and_its_neighbours_stand(tmp_pat
 
 async def test_two_processes_do_not_work_on_one_directory(tmp_path: Path) -> None:
     first = SqliteStore(tmp_path)
-    await first.start()
+    await first.open()
     second = SqliteStore(tmp_path)
     with pytest.raises(CannotOpen, match="another gateway"):
-        await second.start()
+        await second.open()
     await second.close()
     await first.close()

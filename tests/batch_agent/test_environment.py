@@ -7,7 +7,7 @@ import pytest
 from pydantic import BaseModel
 
 from batch_agent import BatchAgent, Tool
-from batch_agent.batch import gateway_url
+from batch_agent.environment import gateway_url
 from tests.batch_agent.scripted import Asked, Scripted, calls, says
 
 

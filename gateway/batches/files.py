@@ -1,4 +1,4 @@
-"""The contents of files on disk: written under a temporary name, and there as a whole or not at all."""
+"""The contents of files: on disk, each whole or not at all, and in the forms in which they arrive."""
 
 from __future__ import annotations
 
@@ -13,36 +13,33 @@ from email.parser import HeaderParser
 from pathlib import Path
 from typing import IO
 
-from gateway.batches import asked
-from gateway.batches.front import PURPOSES
-from gateway.batches.objects import File, new_id
-from gateway.batches.store import Store
-from gateway.core.transport import BodyTooLarge, Request
+from gateway.batches.objects import new_id
 
 CHUNK_BYTES = 2**20
 _UNFINISHED = ".part"
 
 
 class Blobs:
-    """One directory; a file's content has the file's id as its name."""
+    """The contents of files, in one directory. The name of a content is the id of its file."""
 
     def __init__(self, directory: Path, grace_s: float = 0.0, now: Callable[[], float] = time.time) -> None:
-        """`grace_s`: how long what is written stays, whatever is said of it. 0: nobody else writes here."""
+        """`grace_s`: how long a new content is kept although no file is announced for it. 0: no other process
+        writes to the directory."""
         self._directory = directory
         self._grace_s = grace_s
         self._now = now
         self._being_written: set[str] = set()
 
-    async def start(self) -> None:
-        """Make the directory, and clear it of what a killed process left half written. Raises OSError."""
-        await asyncio.to_thread(self._start)
+    async def prepare(self) -> None:
+        """Make the directory, and remove the contents that a killed process left half written. Raises OSError."""
+        await asyncio.to_thread(self._prepare)
 
     def path(self, file_id: str) -> Path:
         return self._directory / file_id
 
     @asynccontextmanager
     async def new(self) -> AsyncIterator[Spool]:
-        """A content that is being written. Announce the file before leaving: after that nothing protects it."""
+        """Yield a content to write. Announce its file before leaving: after that nothing protects the content."""
         spool = Spool(new_id("file-"), self._directory)
         self._being_written.add(spool.file_id)
         try:
@@ -53,7 +50,7 @@ class Blobs:
             self._being_written.discard(spool.file_id)
 
     async def chunks(self, file_id: str) -> AsyncIterator[bytes]:
-        """Raises FileNotFoundError."""
+        """Yield a content. Raises FileNotFoundError."""
         file = await asyncio.to_thread(self.path(file_id).open, "rb")
         try:
             while chunk := await asyncio.to_thread(file.read, CHUNK_BYTES):
@@ -62,14 +59,17 @@ class Blobs:
             file.close()
 
     async def keep_only(self, in_use: Callable[[], Awaitable[Collection[str]]]) -> None:
-        """Remove all other contents. The order is the law: what is there is looked at first, then what is being
-        written, and last what is announced, so that nothing is taken for waste on its way from one to the next."""
+        """Remove all other contents.
+
+        Law: list the directory first, then the contents being written, then the announced files. A content that
+        moves from one of these to the next meanwhile is never taken for waste.
+        """
         paths = await asyncio.to_thread(lambda: list(self._directory.iterdir()))
         kept = {*self._being_written}
         kept.update(await in_use())
         await asyncio.to_thread(self._remove, [path for path in paths if path.stem not in kept])
 
-    def _start(self) -> None:
+    def _prepare(self) -> None:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._remove([path for path in self._directory.iterdir() if path.suffix == _UNFINISHED])
 
@@ -81,7 +81,7 @@ class Blobs:
 
 
 class Spool:
-    """Collects what is written into chunks for the disk. Without `keep` nothing stays."""
+    """A content that is being written, under a temporary name. Without `keep` nothing of it stays."""
 
     def __init__(self, file_id: str, directory: Path) -> None:
         self.file_id = file_id
@@ -92,7 +92,7 @@ class Spool:
         self._file: IO[bytes] | None = None
 
     def open(self) -> None:
-        """Not in a thread: a caller that is cancelled meanwhile would leave the file open."""
+        """Open the file. Not in a thread: a caller that is cancelled meanwhile would leave it open."""
         self._file = self._part.open("wb")
 
     def close(self) -> None:
@@ -107,7 +107,7 @@ class Spool:
             await self._flush()
 
     async def keep(self) -> None:
-        """From here on the content is there, also after a crash."""
+        """Give the content its name. From here on it survives a crash."""
         await self._flush()
         await asyncio.to_thread(self._settle)
 
@@ -128,23 +128,23 @@ class Spool:
             os.close(directory)
 
 
-# ---- cuts a multipart/form-data body into its parts, as it comes. No I/O (RFC 7578)
+# ---- multipart/form-data, cut into its parts as it arrives, without I/O (RFC 7578)
 
 MAX_HEADER_BYTES = 16 * 1024
 MAX_PARAMETERS = 64
-"""Of one header: the standard library reads them in time that grows with their square."""
+"""Parameters of one header: the standard library reads them in time that grows with their square."""
 _MAX_BOUNDARY_CHARS = 70
 
 
 class BadForm(Exception):
-    """The body is no such form; the text says why."""
+    """The body is no such form. The text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartBegins:
     name: str
     filename: str | None
-    """None: a plain field."""
+    """None: the part is a plain field."""
     head_bytes: int
 
 
@@ -154,7 +154,7 @@ class PartData:
 
 
 def boundary_of(content_type: str) -> bytes:
-    """Raises BadForm."""
+    """Read the boundary of a form. Raises BadForm."""
     _check_parameters(content_type.count(";"))
     message = Message()
     message["Content-Type"] = content_type
@@ -165,14 +165,14 @@ def boundary_of(content_type: str) -> bytes:
 
 
 class FormSplitter:
-    """One body. How it was cut into chunks makes no difference."""
+    """Splits one body. The places at which it was cut into chunks make no difference."""
 
     def __init__(self, boundary: bytes) -> None:
         self._delimiter = b"\r\n--" + boundary
         self._rest = bytearray(b"\r\n")  # so that the first delimiter looks like the others
         self._is_in_part = False
         self.has_ended = False
-        """Whether the closing delimiter has come; what follows it is nothing."""
+        """Whether the closing delimiter has come. Bytes behind it are ignored."""
 
     def feed(self, chunk: bytes) -> Iterator[PartBegins | PartData]:
         """Raises BadForm."""
@@ -183,7 +183,7 @@ class FormSplitter:
         while not self.has_ended:
             end = rest.find(self._delimiter)
             if end < 0:
-                sure = len(rest) - len(self._delimiter) + 1  # what cannot be the start of a delimiter
+                sure = len(rest) - len(self._delimiter) + 1  # bytes that cannot be the start of a delimiter
                 if sure > 0:
                     yield from self._data(sure)
                 return
@@ -224,92 +224,3 @@ def _part(head: bytes) -> PartBegins:
     if not isinstance(name, str):
         raise BadForm("A part has no name.")
     return PartBegins(name, headers.get_filename(), len(head))
-
-
-# ---- takes a file from a form to the disk as it comes; nothing of it is held
-
-MAX_FIELD_BYTES = 4096
-FORM_BYTES = 64 * 1024
-"""Of a form beside its file."""
-MAX_NAME_CHARS = 255
-
-
-@dataclass(slots=True)
-class Form:
-    fields: dict[str, bytes]
-    filename: str | None = None
-    """None: there was no file."""
-
-
-async def upload(request: Request, tenant: str, store: Store, blobs: Blobs, max_bytes: int, now: int) -> File:
-    """The file, announced. Raises Refused."""
-    async with blobs.new() as spool:
-        try:
-            form = await _read(request, spool, max_bytes)
-        except BadForm as error:
-            asked.refuse(str(error))
-        except BodyTooLarge:
-            text = f"The file is larger than {max_bytes:,} bytes (batches.file_bytes)."
-            asked.refuse(text, "file", status=413, code="file_too_large")
-        if form.filename is None:
-            asked.missing("file")
-        values = {name: value.decode(errors="replace") for name, value in form.fields.items()}
-        purpose = values.get("purpose") or asked.missing("purpose")
-        if purpose not in PURPOSES:
-            text = f"'{purpose}' is not one of {list(PURPOSES)}."
-            asked.refuse(text, "purpose", code="invalid_value")
-        expires_s = _expires_s(values, purpose)
-        await spool.keep()
-        file = File(
-            id=spool.file_id,
-            tenant=tenant,
-            purpose=purpose,
-            filename=form.filename,
-            size_bytes=spool.size_bytes,
-            created_at=now,
-            expires_at=None if expires_s is None else now + expires_s,
-        )
-        await store.add_file(file)
-        return file
-
-
-async def _read(request: Request, spool: Spool, max_bytes: int) -> Form:
-    """Raises BadForm, BodyTooLarge."""
-    splitter = FormSplitter(boundary_of(request.headers.get("content-type", "")))
-    form, name, beside_bytes = Form({}), "", 0
-    async for chunk in request.chunks(max_bytes + FORM_BYTES):
-        for event in splitter.feed(chunk):
-            if isinstance(event, PartBegins):
-                name = event.name
-                beside_bytes += event.head_bytes
-                if name == "file":
-                    form.filename = _base_name(event.filename)
-                else:
-                    form.fields[name] = b""
-            elif name == "file":
-                await spool.write(event.data)
-                if spool.size_bytes > max_bytes:
-                    raise BodyTooLarge
-            else:
-                form.fields[name] += event.data
-                beside_bytes += len(event.data)
-                if len(form.fields[name]) > MAX_FIELD_BYTES:
-                    raise BadForm(f"The field '{name}' is too long.")
-            if beside_bytes > FORM_BYTES:
-                raise BadForm(f"What stands beside the file in the form is longer than {FORM_BYTES:,} bytes.")
-    if not splitter.has_ended:
-        raise BadForm("The form ends before its last boundary.")
-    return form
-
-
-def _base_name(filename: str | None) -> str:
-    return (filename or "upload").replace("\\", "/").rpartition("/")[2][-MAX_NAME_CHARS:]
-
-
-def _expires_s(values: dict[str, str], purpose: str) -> int | None:
-    policy = {
-        key: values[f"expires_after[{key}]"] for key in ("anchor", "seconds") if f"expires_after[{key}]" in values
-    }
-    if policy:
-        return asked.expires_s(policy, "expires_after")
-    return asked.BATCH_FILE_EXPIRES_S if purpose == "batch" else None

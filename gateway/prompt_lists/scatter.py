@@ -19,7 +19,7 @@ from gateway.core.json_edit import members_of, splice
 from gateway.core.transport import Handler, HeaderList, Responder
 from gateway.dialects.completions import CHARS_PER_TOKEN, PromptPart, cut, prompts_of
 from gateway.exchange import Exchange
-from gateway.prompt_lists.part_executor import PartFailed, PartRequest, Sink, Streamed, Template, Whole
+from gateway.prompt_lists.gather import PartFailed, PartRequest, Sink, StreamedAnswer, Template, WholeAnswer
 from gateway.request.inprocess import Continuation
 from gateway.request.keep_alive import SSE_HEADERS
 from gateway.request.retries import OVERLOADED, again_in_s
@@ -73,7 +73,7 @@ class ListShape:
 
 
 @dataclass(frozen=True, slots=True)
-class Lists:
+class PromptListHandler:
     """Keeps nothing between two requests."""
 
     view: Callable[[], FleetView]
@@ -102,7 +102,7 @@ class Lists:
         if exchange.wants_stream:
             await self._stream(exchange, responder, handle, caller, parts, shape, frame)
             return
-        sink = Whole(handle, n)
+        sink = WholeAnswer(handle, n)
         await _ask_all(exchange, sink, caller, parts, shape)
         exchange.outcome = Outcome.ANSWERED
         frame["model"] = sink.choices.frame.get("model", exchange.engine_model)
@@ -126,7 +126,7 @@ class Lists:
                     await responder.open_stream(200, [*SSE_HEADERS, *self.headers(exchange)])
             await responder.write(data)
 
-        sink = Streamed(handle, _n(exchange.body), frame | {"model": exchange.engine_model}, write)
+        sink = StreamedAnswer(handle, _n(exchange.body), frame | {"model": exchange.engine_model}, write)
         await _ask_all(exchange, sink, caller, parts, shape)
         exchange.outcome = Outcome.ANSWERED
         if exchange.wants_usage:

@@ -5,8 +5,8 @@ from typing import Any
 import orjson
 import pytest
 
-from batch_agent.errors import BadAnswer, ConnectError, HTTPStatusError
-from batch_agent.replies import events_of, joined, reply_of
+from batch_agent.calls import events_of, joined, reply_of
+from batch_agent.results import BadAnswer, ConnectError, HTTPStatusError
 
 
 def answer(**message: Any) -> dict[str, Any]:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.batches import lines
-from gateway.batches.lines import Endpoint, Input, body_of, prefix_key
+from gateway.batches import input_file
+from gateway.batches.input_file import Endpoint, Input, body_of, prefix_key
 from gateway.dialects import BY_PATH
 
 URL = "/v1/chat/completions"
@@ -33,7 +33,7 @@ def read(tmp_path: Path, *rows: dict[str, Any] | bytes) -> Input:
     raw = [row if isinstance(row, bytes) else orjson.dumps(row) for row in rows]
     file = tmp_path / "in.jsonl"
     file.write_bytes(b"\n".join(raw) + b"\n")
-    return lines.read(file, endpoint(), MAX_LINE_BYTES)
+    return input_file.read(file, endpoint(), MAX_LINE_BYTES)
 
 
 def without(key: str) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def test_a_file_without_requests_is_refused(tmp_path: Path) -> None:
 
 
 def test_too_many_lines_are_refused_before_all_are_read(tmp_path: Path) -> None:
-    rows = [asks(str(n)) for n in range(lines.MAX_LINES + 1)]
+    rows = [asks(str(n)) for n in range(input_file.MAX_LINES + 1)]
     found = read(tmp_path, *rows)
     assert ([fault.code for fault in found.faults], found.lines) == (["too_many_tasks"], [])
 
@@ -132,4 +132,6 @@ def test_what_is_told_of_a_wrong_line_does_not_repeat_all_of_it(tmp_path: Path) 
     rows = [asks("a", method="m\n" * 600), asks("b", url="u" * 1_800), asks("c" * 400), asks("c" * 400)]
     found = read(tmp_path, *rows)
     assert [fault.code for fault in found.faults] == ["invalid_method", "url_mismatch", "duplicate_custom_id"]
-    assert all(len(fault.message) <= lines.MAX_FAULT_CHARS and "\n" not in fault.message for fault in found.faults)
+    assert all(
+        len(fault.message) <= input_file.MAX_FAULT_CHARS and "\n" not in fault.message for fault in found.faults
+    )

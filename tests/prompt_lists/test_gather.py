@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gateway.core.errors import Failure
 from gateway.dialects.completions import PromptPart, cut, longest_chars, prompts_of
-from gateway.prompt_lists.part_executor import BadPart, Choices, added
+from gateway.prompt_lists.gather import BadPart, Choices, added
 
 TEXTS = st.lists(st.text("ab", max_size=12), min_size=1, max_size=40)
 TOKENS = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=6), min_size=1, max_size=20)

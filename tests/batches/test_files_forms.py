@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.batches.upload import MAX_HEADER_BYTES, BadForm, FormSplitter, PartBegins, PartData, boundary_of
+from gateway.batches.files import MAX_HEADER_BYTES, BadForm, FormSplitter, PartBegins, PartData, boundary_of
 
 BOUNDARY = b"xYzZy"
 

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from gateway.batches.upload import CHUNK_BYTES, Blobs
+from gateway.batches.files import CHUNK_BYTES, Blobs
 
 
 @pytest.fixture
 async def blobs(tmp_path: Path) -> Blobs:
     blobs = Blobs(tmp_path)
-    await blobs.start()
+    await blobs.prepare()
     return blobs
 
 
@@ -55,7 +55,7 @@ async def test_a_sweep_spares_what_is_being_written_or_announced_meanwhile(blobs
 async def test_what_a_killed_process_left_half_written_is_removed_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "file-1.part").write_bytes(b"half")
     (tmp_path / "file-2").write_bytes(b"whole")
-    await Blobs(tmp_path).start()
+    await Blobs(tmp_path).prepare()
     assert [path.name for path in tmp_path.iterdir()] == ["file-2"]
 
 
@@ -64,7 +64,7 @@ async def test_what_another_gateway_may_be_writing_is_left_alone(tmp_path: Path)
         (tmp_path / name).touch()
     now = [(tmp_path / "file-new").stat().st_mtime]
     blobs = Blobs(tmp_path, grace_s=100, now=lambda: now[0])
-    await blobs.start()
+    await blobs.prepare()
     await blobs.keep_only(nothing)
     assert len(list(tmp_path.iterdir())) == 2
     now[0] += 200

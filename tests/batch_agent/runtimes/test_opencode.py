@@ -12,8 +12,8 @@ from pydantic import BaseModel
 
 from batch_agent import AgentResult, BatchAgent
 from batch_agent.runtimes import OpenCodeRuntime
+from batch_agent.runtimes.base import Link
 from batch_agent.runtimes.opencode import Events
-from batch_agent.runtimes.workers import Link
 
 
 class Review(BaseModel):

@@ -140,7 +140,7 @@ class Sink(Protocol):
         ...
 
 
-class Whole:
+class WholeAnswer:
     """Collects whole answers."""
 
     def __init__(self, handle: Handler, n: int) -> None:
@@ -170,7 +170,7 @@ class _Said:
 
 
 @dataclass(slots=True)
-class Streamed:
+class StreamedAnswer:
     """Passes events on with the indexes of the whole list. A part that is asked again is passed on from where it
     broke off; that is a failure if it does not say the same again up to there."""
 
@@ -222,7 +222,7 @@ class Streamed:
 class _Stream:
     """One attempt at a part."""
 
-    def __init__(self, sink: Streamed, part: PromptPart) -> None:
+    def __init__(self, sink: StreamedAnswer, part: PromptPart) -> None:
         self._sink = sink
         self._part = part
         self._splitter = EventSplitter()
