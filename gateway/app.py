@@ -98,7 +98,7 @@ class App:
     async def start(self) -> None:
         """Engines first, then the listener. Raises OSError when it cannot listen; `stop` cleans up then too."""
         settings = self.settings.current
-        addresses = [await self._hosted(address) for address in self.addresses]
+        addresses = [await self._reachable(address) for address in self.addresses]
         upstream = self._transport.upstream()
         self._running.push_async_callback(upstream.close)
         self._rented = obeying(upstream, addresses, self._clock)
@@ -284,15 +284,12 @@ class App:
                 self.identity.tools_first.update(fact.models or ())
         self.gate.tell(fact)
 
-    async def _hosted(self, address: EngineAddress) -> EngineAddress:
-        """The address of an engine; an embedded one is started for it, on a loopback port."""
+    async def _reachable(self, address: EngineAddress) -> EngineAddress:
+        """Return the address of an engine. An embedded one is started, unless the supervisor has started it."""
         if self._place is not None and (base_url := self._place.hosted.get(address.name)):
             return replace(address, base_url=base_url)
         if address.base_url:
             return address
-        from gateway.embedded.server import HostedEngine  # which few need, and which is a tenth of the start
+        from gateway.embedded.server import started_in_process  # few need it, and it is a tenth of the start
 
-        engine = HostedEngine(self.settings.current.embedded)
-        self._running.push_async_callback(engine.stop)
-        port = await engine.start()
-        return replace(address, base_url=f"http://127.0.0.1:{port}")
+        return await started_in_process(address, self.settings.current.embedded, self._running)

@@ -22,7 +22,7 @@ from gateway.config import loading
 from gateway.config.settings import Settings
 from gateway.core.fields import Json
 from gateway.core.transport import Timeouts, Upstream, UpstreamCut, UpstreamRefused
-from gateway.embedded.server import hosted
+from gateway.embedded.server import started_in_process
 from gateway.engines import doctor as engines_doctor
 from gateway.engines.base import Advice
 from gateway.engines.kvevents import listening
@@ -52,7 +52,10 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
 async def examine_engines(settings: Settings) -> int:
     """Probe every engine once, look at this machine, and print the findings; 1 when an engine is not up."""
     async with AsyncExitStack() as running:
-        addresses = [await hosted(address, settings.embedded, running) for address in loading.addresses(settings)]
+        addresses = [
+            await started_in_process(address, settings.embedded, running)
+            for address in loading.addresses(settings)
+        ]
         connections = AiohttpUpstream()
         running.push_async_callback(connections.close)
         upstream = in_front(connections, addresses)

@@ -6,7 +6,7 @@ import argparse
 
 from gateway.cli import process
 from gateway.config.settings import Settings
-from gateway.embedded.server import HostedEngine
+from gateway.embedded.server import InProcessEngine
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -33,9 +33,9 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
 
 async def engine(settings: Settings, host: str, port: int) -> int:
     """Serve until SIGINT or SIGTERM."""
-    hosted, stop = HostedEngine(settings.embedded), process.stop_signal()
+    embedded, stop = InProcessEngine(settings.embedded), process.stop_signal()
     try:
-        port = await hosted.start(host, port)
+        port = await embedded.start(host, port)
         size = f"{settings.embedded.capacity_tokens} KV tokens, {settings.embedded.slots} slots"
         print(f"Embedded engine, which imitates a model, serves {settings.embedded.model!r} ({size}).")
         print(f"In front of it: turngate serve --engine vllm://{host}:{port}", flush=True)
@@ -43,5 +43,5 @@ async def engine(settings: Settings, host: str, port: int) -> int:
     except OSError as error:
         return process.cannot_start(error)
     finally:
-        await hosted.stop()
+        await embedded.stop()
     return 0

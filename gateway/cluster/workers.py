@@ -222,9 +222,9 @@ async def _place(settings: Settings, running: AsyncExitStack) -> WorkerIdentity:
     hosted = {}
     for address in loading.addresses(settings):
         if not address.base_url:
-            from gateway.embedded.server import hosted as host
+            from gateway.embedded.server import started_in_process
 
-            hosted[address.name] = (await host(address, settings.embedded, running)).base_url
+            hosted[address.name] = (await started_in_process(address, settings.embedded, running)).base_url
     wanted = [cluster.port + n if cluster.port else 0 for n in range(cluster.workers)]
     return WorkerIdentity(
         worker=0,

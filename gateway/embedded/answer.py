@@ -1,8 +1,5 @@
-"""A tiny deterministic tokenizer: about four bytes per token, reversible, stable under appending.
-
-A token never crosses a newline or a chat marker. So the answer to a rendered prompt, sent back in the next turn,
-is cut exactly as it was generated, and its blocks are found in the cache.
-"""
+"""Prompts and answers of the embedded engine: its tokenizer, its chat template, and answers as scripts state
+them."""
 
 from __future__ import annotations
 
@@ -21,6 +18,11 @@ import orjson
 
 from gateway.core.fields import Json, integer, items, obj, text
 
+# ---- a tiny deterministic tokenizer: about four bytes per token, reversible, stable under appending
+#
+# A token never crosses a newline or a chat marker. So an answer that comes back in the next prompt is cut exactly
+# as it was generated, and its blocks are found in the cache.
+
 END_OF_TURN = b"<|im_end|>"
 
 _TOKEN = re.compile(rb"<\|(?:im_start|im_end|endoftext)\|>|[^\n<]{0,3}\n|[^\n<]{1,4}|<")
@@ -29,17 +31,18 @@ _MARKER_IDS = {marker: number for number, marker in enumerate(_MARKERS)}
 
 
 def tokens_of(text: str) -> list[bytes]:
-    """The tokens of a text, as the bytes that they stand for."""
+    """Return the tokens of a text as bytes."""
     return _TOKEN.findall(text.encode(errors="replace"))
 
 
 def ids_of(tokens: Iterable[bytes]) -> list[int]:
-    """Numbers that say the bytes of a token and their count; below 2**33, exact in any JSON reader."""
+    """Return a number per token that encodes its bytes and their count. It is below 2**33, so JSON keeps it
+    exact."""
     return [_MARKER_IDS[t] if t in _MARKER_IDS else int.from_bytes(b"\1" + t, "big") for t in tokens]
 
 
 def tokens_from(ids: Iterable[int]) -> list[bytes]:
-    """The inverse of `ids_of`. Raises ValueError for a number that is no token."""
+    """Return the tokens of numbers that `ids_of` gave. Raises ValueError for a number that is no token."""
     return [_token(number) for number in ids]
 
 
@@ -54,7 +57,8 @@ def _token(number: int) -> bytes:
 
 
 def chain(tokens: Sequence[bytes], block_tokens: int, salt: str = "") -> list[int]:
-    """One id per full block, each covering all tokens before it. Texts of different salt share no block."""
+    """Return an id per full block, which covers all tokens up to its end. Texts of different salt share no
+    block."""
     last = hash(salt)
     ids = []
     for end in range(block_tokens, len(tokens) + 1, block_tokens):
@@ -63,11 +67,11 @@ def chain(tokens: Sequence[bytes], block_tokens: int, salt: str = "") -> list[in
     return ids
 
 
-# ---- chat rendering
+# ---- the chat template
 
 
 def rendered_chat(body: Json) -> str:
-    """The prompt of a chat request, ending where the assistant begins."""
+    """Return the prompt of a chat request, which ends where the assistant begins."""
     messages = [m for m in items(body, "messages") if isinstance(m, dict)]
     system = ""
     if messages and text(messages[0], "role") in ("system", "developer"):
@@ -97,12 +101,13 @@ CALL_TAIL = "}\n</tool_call>"
 
 
 def call_text(name: str, arguments: str) -> str:
-    """A tool call as the model writes it."""
+    """Return a tool call as the model writes it."""
     return call_head(name) + arguments + CALL_TAIL
 
 
 def content_text(message: Json) -> str:
-    """The text of a message; other parts stand as their JSON, so that they take their share of the prompt."""
+    """Return the text of a message. Parts that are no text count with their JSON, so that they lengthen the
+    prompt."""
     content: Any = message.get("content")
     if isinstance(content, str):
         return content
@@ -110,26 +115,26 @@ def content_text(message: Json) -> str:
     return "".join(text(part, "text") or orjson.dumps(part).decode() for part in parts if isinstance(part, dict))
 
 
-# ---- what a request asks the engine to answer, so that any client can drive it through a scripted task
+# ---- scripts: the answer that a request states, so that any client can drive the engine through a task
 
 MARKER = "embedded_script:"
 
 
 class BadScript(ValueError):
-    """The request holds a script that cannot be read."""
+    """The script of a request cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScriptedAnswer:
     content: str
     output_tokens: int | None
-    """Length of filler text in place of `content`. None: no filler."""
+    """Length of the filler text that takes the place of `content`. None: there is no filler."""
     tool_calls: tuple[tuple[str, str], ...]
-    """Names and arguments, as the model writes them."""
+    """Names and arguments as the model writes them."""
 
 
 def scripted_answer(body: Json) -> ScriptedAnswer | None:
-    """The answer for this turn; None when the request leaves it to the engine. Raises BadScript."""
+    """Return the answer for this turn. None: the request leaves it to the engine. Raises BadScript."""
     messages = [m for m in items(body, "messages") if isinstance(m, dict)]
     script, position = body.get("embedded_script"), 0
     if script is None:
@@ -171,35 +176,41 @@ def _answer(script: Json, offered: set[str | None]) -> ScriptedAnswer:
     return ScriptedAnswer(text(script, "content") or "", integer(script, "output_tokens"), tuple(calls))
 
 
-# ---- an answer before it is generated
+# ---- planned answers
 
 _WORDS = tuple(vowel.join(pair) for vowel in "aeiou" for pair in ("bd", "dn", "fr", "gl", "km", "lp", "rt", "st"))
-"""Three letters each: with a space, one token."""
+"""Words of three letters: each is one token with its space."""
 _UNFINISHED = "length"
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A piece of the answer that is out once `at_token` tokens are."""
+    """A piece of the answer that the client gets once `at_token` tokens are generated."""
 
     at_token: int
     text: str
     call_index: int | None = None
-    """None: content. Else this is a piece of that tool call's arguments."""
+    """The tool call whose arguments these are. None: this is content."""
     call_name: str | None = None
-    """Set on the first delta of a tool call alone."""
+    """Set on the first delta of a tool call only."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedAnswer:
+    """An answer before it is generated."""
+
     tokens: Sequence[bytes]
     deltas: Sequence[Delta]
     finish_reason: str
 
+    def text(self, call_index: int | None = None) -> str:
+        """Return the content, or the arguments of one tool call."""
+        return "".join(delta.text for delta in self.deltas if delta.call_index == call_index)
+
 
 @dataclass(slots=True)
 class _Segment:
-    """A stretch of generated text and what of it is shown."""
+    """A stretch of generated text. Parts of it are shown to the client."""
 
     text: str
     call_index: int | None = None
@@ -210,10 +221,10 @@ class _Segment:
 def answer_to(
     prompt: bytes, script: ScriptedAnswer | None, max_tokens: int, ignores_end: bool, natural_tokens: range
 ) -> PlannedAnswer:
-    """What the engine says to a prompt, cut at `max_tokens`.
+    """Return the answer to a prompt, cut at `max_tokens`.
 
-    Filler is as long as the script says; else `max_tokens` when the end is ignored; else a number from
-    `natural_tokens` that depends on the prompt alone.
+    The script states the length of filler text. Without a script it is `max_tokens` where the end is ignored, else
+    a number of `natural_tokens` that depends on the prompt alone.
     """
     seed = zlib.crc32(prompt)
     if script is not None:
@@ -234,7 +245,7 @@ def answer_to(
 
 
 def _filler(num_tokens: int, seed: int) -> str:
-    """Text of exactly that many tokens, with nothing at its ends that a client would strip."""
+    """Return text of exactly that many tokens, without white space at its ends, which a client would strip."""
     words = random.Random(seed).choices(_WORDS, k=num_tokens)  # noqa: S311 - text, not secrets
     return " ".join(words) + "." if words else ""
 

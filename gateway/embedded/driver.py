@@ -1,7 +1,7 @@
-"""Real time for the engine model: one task runs its iterations and wakes the requests that they gave tokens to.
+"""Runs the engine model in real time: one task runs its iterations and wakes the requests that got tokens.
 
-The schedule is absolute: an iteration is due where the previous one ended, so late wake-ups do not add up. All
-tokens of an iteration are handed out at once, without a task per request or per token. An idle engine sleeps.
+The schedule is absolute: an iteration is due at the end of the one before it, so late wake-ups do not add up. All
+tokens of an iteration are distributed at once, without a task per request or per token. An idle engine sleeps.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class EngineStopped(Exception):
 
 
 class Generation:
-    """One request in the engine; written by the driver, read by the one handler that waits for it."""
+    """One request in the engine. The driver writes it, and the handler that waits for it reads it."""
 
     __slots__ = (
         "_progress",
@@ -43,20 +43,20 @@ class Generation:
         self._progress = asyncio.Event()
 
     async def more_than(self, num_tokens: int) -> int:
-        """Wait for further tokens; returns how many there are now. Raises EngineStopped."""
+        """Wait for more than `num_tokens` tokens, and return their number. Raises EngineStopped."""
         while self.num_tokens <= num_tokens and not self.was_stopped:
             self._progress.clear()
             await self._progress.wait()
         return self._checked()
 
     async def all(self) -> int:
-        """Wait for the last token; returns how many there are. Raises EngineStopped."""
+        """Wait for the last token, and return their number. Raises EngineStopped."""
         await self.finished.wait()
         return self._checked()
 
     @property
     def queue_s(self) -> float:
-        """Time in the waiting queue before its prefill began; 0 while it is there."""
+        """Time in the queue before its prefill began. 0 while it waits there."""
         return 0.0 if self.admitted_at is None else self.admitted_at - self.submitted_at
 
     def _checked(self) -> int:
@@ -64,7 +64,7 @@ class Generation:
             raise EngineStopped
         return self.num_tokens
 
-    def gave(self, num_tokens: int) -> None:
+    def add_tokens(self, num_tokens: int) -> None:
         self.num_tokens += num_tokens
         self._progress.set()
 
@@ -75,6 +75,8 @@ class Generation:
 
 
 class EngineDriver:
+    """An engine model with the task that runs it."""
+
     def __init__(
         self,
         model: EngineModel,
@@ -101,7 +103,7 @@ class EngineDriver:
         self._task = asyncio.create_task(self._run(), name="embedded engine")
 
     async def stop(self) -> None:
-        """Stop at once; requests in flight get EngineStopped. Raises what the model failed with, if it did."""
+        """Stop at once. Requests in flight get EngineStopped. Raises the error of a model that failed."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -109,7 +111,8 @@ class EngineDriver:
                 self._task.result()
 
     def submit(self, request: ModelRequest) -> Generation:
-        """Raises NeverFits, or EngineStopped when it does not run. Whoever submits also aborts."""
+        """Queue a request, which the caller aborts in the end. Raises NeverFits, and EngineStopped if it is not
+        running."""
         if not self.is_running:
             raise EngineStopped
         self.model.submit(request)
@@ -118,7 +121,7 @@ class EngineDriver:
         return generation
 
     def abort(self, request_id: str) -> None:
-        """Forget a request in any phase; nothing happens when it has finished."""
+        """Forget a request in any phase. A finished one is left as it is."""
         if self._live.pop(request_id, None) is not None:
             self.model.abort(request_id)
 
@@ -134,7 +137,7 @@ class EngineDriver:
                     continue
                 due_at += step.duration_s / self._speed
                 await asyncio.sleep(max(0.0, due_at - self._clock()))
-                self._hand_out(step)
+                self._distribute(step)
                 self.lag_s = self._clock() - due_at
         finally:
             for request_id, generation in self._live.items():
@@ -142,8 +145,9 @@ class EngineDriver:
                 generation.stop()
             self._live.clear()
 
-    def _hand_out(self, step: Step) -> None:
-        """Tell the requests that are still here; one whose client left meanwhile is gone from `_live`."""
+    def _distribute(self, step: Step) -> None:
+        """Give the tokens of an iteration to the requests that are still live: one whose client has left is
+        not."""
         now, live = self._clock(), self._live
         for request_id in step.admitted:
             if (generation := live.get(request_id)) and generation.admitted_at is None:
@@ -152,10 +156,10 @@ class EngineDriver:
             if generation := live.get(prefilled.id):
                 generation.first_token_at = generation.first_token_at or now
                 generation.cached_tokens = prefilled.cached_tokens
-                generation.gave(1)
+                generation.add_tokens(1)
         for request_id in step.decoded:
             if generation := live.get(request_id):
-                generation.gave(step.num_iterations)
+                generation.add_tokens(step.num_iterations)
         for request_id in step.finished:
             if generation := live.pop(request_id, None):
                 generation.finished_at = now

@@ -1,13 +1,13 @@
-"""A paged KV pool with prefix reuse, by counts: which blocks are free, cached and held, and what is evicted next.
+"""A paged KV pool with prefix reuse, as counts of free, cached and held blocks, and the order of eviction.
 
-A block is known by a chained id that covers its whole prefix, so two chains that agree at one index agree
-everywhere before it. That allows a radix tree whose nodes are runs of blocks: holding, committing and releasing a
-context of thousands of blocks touches a few nodes, never each block.
+The id of a block covers its whole prefix, so two chains that agree at one index agree everywhere before it. That
+allows a radix tree whose nodes are runs of blocks: to hold, commit or release a context of thousands of blocks
+touches a few nodes, never each block.
 
 Laws:
-- each block is exactly one of free, idle (cached, not held), shared (cached, held) or private (held, not cached);
-- who holds a node holds its ancestors, and nodes are released tail first, so the least recently released node
-  never has children: eviction is vLLM's block LRU, tail first.
+- Each block is exactly one of free, idle (cached, not held), shared (cached, held) or private (held, not cached).
+- A sequence that holds a node holds its ancestors, and nodes are released tail first. So the least recently
+  released node never has children: eviction is vLLM's block LRU, tail first.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class _Node:
         self.run = run
         self.num_holders = num_holders
         self.children: dict[int, _Node] = {}
-        """By the first block of their runs."""
+        """Children by the first block of their runs."""
 
 
 class BlockHolding:
-    """The blocks of one sequence: a cached prefix, then private blocks. Changed by its pool alone."""
+    """The blocks of one sequence: a cached prefix, then private blocks. Only its pool changes it."""
 
     __slots__ = ("node", "num_private", "num_shared")
 
@@ -45,28 +45,30 @@ class BlockHolding:
 
 
 class BlockPool:
+    """The blocks of one engine."""
+
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self.num_free = num_blocks
         self.num_idle = 0
         self.num_evicted = 0
-        """Cached blocks that were evicted, ever."""
+        """Cached blocks that were evicted so far."""
         self._root = _Node(None, [], 1)
         self._idle: OrderedDict[_Node, None] = OrderedDict()
-        """Least recently released first."""
+        """Idle nodes, the least recently released one first."""
 
     @property
     def num_available(self) -> int:
-        """Blocks that `grow` may take, by evicting if need be."""
+        """Blocks that `grow` may take, with evictions if necessary."""
         return self.num_free + self.num_idle
 
     @property
     def num_used(self) -> int:
-        """Blocks that somebody holds; what vLLM reports as its KV usage."""
+        """Blocks that sequences hold, which vLLM reports as its KV usage."""
         return self.num_blocks - self.num_available
 
     def peek(self, chain: Sequence[int], limit: int) -> tuple[int, int]:
-        """How many of the first `limit` blocks of a chain are cached, and how many of those are idle."""
+        """Return how many of the first `limit` blocks of a chain are cached, and how many of those are idle."""
         num_cached = num_idle = 0
         for node, num_matched in self._matches(self._root, chain, 0, limit):
             num_cached += num_matched
@@ -74,11 +76,11 @@ class BlockPool:
         return num_cached, num_idle
 
     def holding(self) -> BlockHolding:
-        """A new holding of nothing."""
+        """Return a holding without blocks."""
         return BlockHolding(self._root)
 
     def reuse(self, holding: BlockHolding, chain: Sequence[int], limit: int) -> None:
-        """Hold what is cached of the first `limit` blocks of a chain, beyond those that are held already."""
+        """Hold the cached ones of the first `limit` blocks of a chain, beyond those already held."""
         for child, num_matched in self._matches(holding.node, chain, holding.num_shared, limit):
             node = child if num_matched == len(child.run) else self._split(child, num_matched)
             if not node.num_holders:
@@ -89,7 +91,7 @@ class BlockPool:
             holding.num_shared += num_matched
 
     def grow(self, holding: BlockHolding, num_blocks: int) -> None:
-        """Give `num_blocks` private blocks, at most `num_available`."""
+        """Add `num_blocks` private blocks, at most `num_available`."""
         assert num_blocks <= self.num_available, "the caller looks before it takes"
         if num_blocks > self.num_free:
             self._evict(num_blocks - self.num_free)
@@ -97,8 +99,10 @@ class BlockPool:
         holding.num_private += num_blocks
 
     def commit(self, holding: BlockHolding, chain: Sequence[int], upto: int) -> None:
-        """The first `upto` blocks of the sequence are full: cache them under their ids. A block that somebody else
-        has cached meanwhile is held instead, and the private copy becomes free."""
+        """Cache the first `upto` blocks of the sequence, which are full, under their ids.
+
+        Where another sequence has cached a block meanwhile, this one holds that block and frees its private copy.
+        """
         before = holding.num_shared
         self.reuse(holding, chain, upto)
         num_merged = holding.num_shared - before
@@ -109,7 +113,7 @@ class BlockPool:
         holding.num_private -= num_merged + len(run)
 
     def release(self, holding: BlockHolding) -> None:
-        """Give everything back and leave the holding empty. Cached blocks stay cached until they are evicted."""
+        """Release all blocks of the holding. Cached blocks stay cached until they are evicted."""
         self.num_free += holding.num_private
         node = holding.node
         while node.parent is not None:
@@ -121,13 +125,13 @@ class BlockPool:
         holding.node, holding.num_shared, holding.num_private = self._root, 0, 0
 
     def _matches(self, node: _Node, chain: Sequence[int], at: int, limit: int) -> Iterator[tuple[_Node, int]]:
-        """The nodes below `node` that a chain runs through, each with how many of its blocks agree."""
+        """Yield the nodes below `node` through which a chain runs, each with the number of blocks that agree."""
         while at < limit:
             child = node.children.get(chain[at])
             if child is None:
                 return
             num_matched = _agreement(child.run, chain, at, limit)
-            is_whole = num_matched == len(child.run)  # asked now: the caller may split it
+            is_whole = num_matched == len(child.run)  # read now: the caller may split it
             yield child, num_matched
             if not is_whole:
                 return
@@ -136,14 +140,16 @@ class BlockPool:
     def _append(self, holding: BlockHolding, run: list[int]) -> None:
         node = holding.node
         if node.num_holders == 1 and not node.children and node.parent is not None:
-            node.run += run  # nobody else ends here
+            node.run += run  # no other sequence ends here
         else:
             holding.node = node.children[run[0]] = _Node(node, run, 1)
         holding.num_shared += len(run)
 
     def _split(self, node: _Node, at: int) -> _Node:
-        """Cut a node in two; returns the upper part. `node` stays the lower one, so holdings that end there and
-        its place in the eviction order stay right."""
+        """Cut a node in two, and return the upper part.
+
+        `node` stays the lower one, so holdings that end there and its place in the order of eviction stay right.
+        """
         assert node.parent is not None
         upper = _Node(node.parent, node.run[:at], node.num_holders)
         node.parent.children[upper.run[0]] = upper
@@ -170,7 +176,7 @@ class BlockPool:
 
 
 def _agreement(run: list[int], chain: Sequence[int], at: int, limit: int) -> int:
-    """How many blocks of `run` agree with chain[at:limit]; the first one does."""
+    """Return how many blocks of `run` agree with chain[at:limit]. The first one does."""
     most = min(len(run), limit - at)
     if run[most - 1] == chain[at + most - 1]:
         return most

@@ -1,11 +1,13 @@
-"""The cost model of the embedded engine: how long one iteration takes.
+"""A continuous-batching engine as a pure model: requests in, iterations out; no clock, no I/O.
+
+The cost of one iteration:
 
     prefill   8 ms + 0.13 ms per uncached prompt token of the iteration
     decode   15 ms + 0.00011 ms per KV token that is read + 0.04 ms per sequence
 
-The plausible linear profile of a 32B-class model on one 80 GB GPU that the project also gives to Dynamo's mocker
-as a timing table, so that both engines agree. It is not measured: what rests on it is the result of a model.
-An iteration that prefills and decodes takes the sum of both, the conservative choice: real kernels overlap.
+This is a plausible linear profile of a 32B-class model on one 80 GB GPU. Dynamo's mocker gets the same one as a
+timing table, so both engines agree. It is not measured, so a result that rests on it is the result of a model. An
+iteration that prefills and decodes takes the sum of both, which is conservative: real kernels overlap.
 """
 
 from __future__ import annotations
@@ -28,12 +30,14 @@ class Timing:
     decode_sequence_s: float = 0.000_04
 
     def prefill_s(self, num_tokens: int) -> float:
-        """Time to compute `num_tokens` prompt tokens in one iteration; 0 for none."""
+        """Return the time to compute `num_tokens` prompt tokens in one iteration. 0 for none."""
         return self.prefill_base_s + self.prefill_token_s * num_tokens if num_tokens else 0.0
 
     def decode_s(self, kv_tokens: int, num_sequences: int, num_iterations: int = 1) -> float:
-        """Time of that many successive decode iterations; `kv_tokens` are the contexts at the first of them, and
-        each iteration adds one token per sequence. 0 for no sequences."""
+        """Return the time of that many successive decode iterations. 0 for no sequences.
+
+        `kv_tokens` are the contexts at the first iteration. Each one adds one token per sequence.
+        """
         if not num_sequences:
             return 0.0
         first_s = self.decode_base_s + self.decode_kv_token_s * kv_tokens + self.decode_sequence_s * num_sequences
@@ -41,26 +45,23 @@ class Timing:
         return num_iterations * first_s + self.decode_kv_token_s * grown_tokens
 
     def decodes_within(self, horizon_s: float, kv_tokens: int, num_sequences: int, most: int) -> int:
-        """How many decode iterations start before `horizon_s` from now: at least 1, at most `most`."""
+        """Return how many decode iterations start within `horizon_s`: at least 1, at most `most`."""
         counts = range(1, most)
         return 1 + bisect_left(counts, horizon_s, key=lambda n: self.decode_s(kv_tokens, num_sequences, n))
 
 
-# ---- a continuous-batching engine as a pure model: requests in, iterations out; no clock, no I/O
-
-
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """The size and speed of one engine; `num_blocks * block_tokens` is its KV capacity in tokens."""
+    """The size and speed of one engine. Its KV capacity in tokens is `num_blocks * block_tokens`."""
 
     num_blocks: int
     block_tokens: int = 16
     max_num_seqs: int = 256
     max_batched_tokens: int = 8192
-    """Tokens that one iteration computes at most."""
+    """Most tokens that one iteration computes."""
     timing: Timing = Timing()
     priority_scheduling: bool = False
-    """Whether `ModelRequest.priority` counts; without it the queue is first come first served."""
+    """Whether `ModelRequest.priority` counts. Without it the queue is first come, first served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class ModelRequest:
     id: str
     block_hashes: Sequence[int]
     """One chained id per full block of prompt *and answer*, as far as they are known. A full block without an id
-    is never found again: leave the answer out to model an engine that does not re-use generated tokens."""
+    is never found again: without the answer's ids this models an engine that does not re-use generated tokens."""
     prompt_tokens: int
     output_tokens: int
     priority: int = 0
@@ -78,7 +79,8 @@ class ModelRequest:
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
-    """A prompt is computed and gave a token: the first one, unless the sequence was preempted while it decoded."""
+    """A prompt was computed and gave a token: the first one, unless the sequence was preempted while it
+    decoded."""
 
     id: str
     cached_tokens: int
@@ -88,8 +90,10 @@ class Prefilled:
 
 @dataclass(slots=True)
 class Step:
-    """What happened in one iteration, as of its end; or in several decode iterations that were run as one.
-    Each id in `prefilled` got one token, each in `decoded` got `num_iterations`."""
+    """The events of one iteration as of its end, or of several decode iterations that ran as one.
+
+    Each id in `prefilled` got one token, each in `decoded` got `num_iterations`.
+    """
 
     duration_s: float = 0.0
     num_iterations: int = 1
@@ -105,12 +109,12 @@ class EngineCounters:
     """Totals since the start, in tokens unless named otherwise."""
 
     prefix_queries_tokens: int = 0
-    """Prompt tokens looked up at first admission; later ones of a preempted sequence do not count, as in vLLM."""
+    """Prompt tokens looked up at first admission. As in vLLM, later admissions of a sequence do not count."""
     prefix_hits_tokens: int = 0
     prompt_tokens: int = 0
-    """Of prompts whose prefill is complete, cached or not."""
+    """Tokens of prompts whose prefill is complete, cached or not."""
     computed_prompt_tokens: int = 0
-    """What prefill computed, including what preemption made it compute again."""
+    """Tokens that prefill computed, those that it computed again after a preemption included."""
     generation_tokens: int = 0
     preemptions: int = 0
     finished: int = 0
@@ -136,7 +140,7 @@ class _Sequence:
         self.generated = 0
 
     def missing_blocks(self, num_tokens: int, block_tokens: int) -> int:
-        """Blocks that its next tokens need beyond those that it holds."""
+        """Return the blocks that its next tokens need beyond those that it holds."""
         slack = self.holding.num_blocks * block_tokens - self.kv_tokens
         return 0 if num_tokens <= slack else -((slack - num_tokens) // block_tokens)
 
@@ -146,6 +150,8 @@ def _order(sequence: _Sequence) -> tuple[int, int]:
 
 
 class EngineModel:
+    """One engine: its queue, its batch and its KV pool."""
+
     def __init__(self, spec: EngineSpec) -> None:
         self.spec = spec
         self.pool = BlockPool(spec.num_blocks)
@@ -153,7 +159,7 @@ class EngineModel:
         self._num_submitted = 0
         self._live: dict[str, _Sequence] = {}
         self._waiting: list[_Sequence] = []
-        """By order."""
+        """In the order of admission."""
         self._prefilling: list[_Sequence] = []
         self._decoding: list[_Sequence] = []
 
@@ -170,7 +176,7 @@ class EngineModel:
         return self.spec.num_blocks * self.spec.block_tokens
 
     def submit(self, request: ModelRequest) -> None:
-        """Put a request into the waiting queue. Raises NeverFits; the id must not be live."""
+        """Queue a request, whose id must not be live. Raises NeverFits."""
         assert request.id not in self._live
         num_prompt, num_output = request.prompt_tokens, request.output_tokens
         # The last generated token never enters the KV cache.
@@ -183,7 +189,7 @@ class EngineModel:
         insort(self._waiting, sequence, key=_order)
 
     def abort(self, request_id: str) -> bool:
-        """Forget a request in any phase; its blocks are given back now. False when it is not live."""
+        """Forget a request in any phase and release its blocks. Returns whether it was live."""
         sequence = self._live.pop(request_id, None)
         if sequence is None:
             return False
@@ -191,11 +197,12 @@ class EngineModel:
         return True
 
     def step(self, horizon_s: float = 0.0) -> Step | None:
-        """Run one iteration; None when there is nothing to do.
+        """Run one iteration, and return its events. None: there is nothing to do.
 
-        With a horizon, decode iterations that start within it and change nothing but token counts are run as one
-        step: give the time until the next arrival, and no event is missed or late. (Blocks are taken for all of
-        them at once; only an answer that repeats what another sequence has cached could have done with fewer.)
+        With a horizon, decode iterations that start within it and change nothing but token counts run as one step.
+        With the time until the next arrival as the horizon no event is missed or late. Such a step takes the
+        blocks of all its iterations at once; only an answer that repeats cached text of another sequence could
+        need fewer.
         """
         step = Step()
         self._preempt_for_decode(step)
@@ -230,12 +237,12 @@ class EngineModel:
             self.counters.preemptions += 1
 
     def _missing_blocks(self, num_tokens: int) -> int:
-        """Blocks that all decoding sequences need for that many tokens each."""
+        """Return the blocks that all decoding sequences need for that many tokens each."""
         block_tokens = self.spec.block_tokens
         return sum(sequence.missing_blocks(num_tokens, block_tokens) for sequence in self._decoding)
 
     def _prefill(self, step: Step) -> int:
-        """Schedule prompt tokens of running, then of newly admitted sequences; returns how many."""
+        """Schedule prompt tokens of running, then of newly admitted sequences, and return their number."""
         budget = total = max(0, self.spec.max_batched_tokens - len(self._decoding))
         reserved = self._missing_blocks(1)
         for sequence in self._prefilling:
@@ -252,7 +259,7 @@ class EngineModel:
         return total - budget
 
     def _admit(self, sequence: _Sequence, reserved_blocks: int) -> bool:
-        """Give a waiting sequence its cached prefix and room for the rest, if all of it fits now."""
+        """Give a waiting sequence its cached prefix and blocks for the rest, if all of it fits now."""
         request, block_tokens = sequence.request, self.spec.block_tokens
         limit = min(len(request.block_hashes), (sequence.target_tokens - 1) // block_tokens)
         num_cached, num_idle = self.pool.peek(request.block_hashes, limit)
@@ -276,7 +283,7 @@ class EngineModel:
         return num_tokens
 
     def _mergeable(self, horizon_s: float, kv_tokens: int) -> int:
-        """How many decode iterations can run as one: nobody finishes before the last of them, blocks last."""
+        """Return how many decode iterations can run as one: no sequence finishes earlier, and the blocks last."""
         most = min(sequence.request.output_tokens - sequence.generated for sequence in self._decoding)
         num = self.spec.timing.decodes_within(horizon_s, kv_tokens, len(self._decoding), most)
         while num > 1 and self._missing_blocks(num) > self.pool.num_available:
@@ -295,7 +302,7 @@ class EngineModel:
         self._end(step, self._decoding)
 
     def _end_prefills(self, step: Step) -> None:
-        """Sequences whose prompt is complete give one token and decode from now on."""
+        """Let sequences whose prompt is complete give one token and decode from now on."""
         complete = [s for s in self._prefilling if s.kv_tokens == s.target_tokens]
         if not complete:
             return

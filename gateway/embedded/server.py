@@ -1,20 +1,23 @@
-"""Several prompts in one request: each is generated as if it had come alone, and answered under its index."""
+"""The embedded engine: vLLM's endpoints over the engine model in real time, and the same engine in this
+process."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import count
 
 import orjson
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from gateway.config.settings import Embedded
 from gateway.core import sse
 from gateway.core.fields import Json, items, text
-from gateway.core.transport import BodyTooLarge, HeaderList, Request, Responder
+from gateway.core.transport import BodyTooLarge, Request, Responder
 from gateway.dialects.completions import prompts_of
 from gateway.embedded.answer import chain, ids_of, tokens_from
 from gateway.embedded.driver import EngineDriver, EngineStopped, Generation
@@ -23,7 +26,6 @@ from gateway.embedded.wire import (
     AnthropicRefusal,
     ChatWire,
     CompletionWire,
-    Exposition,
     Job,
     Refusal,
     Wire,
@@ -35,65 +37,6 @@ from gateway.embedded.wire import (
 from gateway.engines.base import EngineAddress
 from gateway.transport import transport_of
 
-
-async def answer_list(
-    driver: EngineDriver,
-    jobs: Sequence[Job],
-    block_tokens: int,
-    frame: Json,
-    responder: Responder,
-    headers: HeaderList,
-) -> None:
-    """A stream has one event per prompt, as soon as that is finished. `frame` is what is not choices or usage; its
-    id is this request's own. Raises EngineStopped."""
-    with ExitStack() as running:
-        generations = []
-        for index, job in enumerate(jobs):
-            request_id = f"{frame['id']}-{index}"
-            blocks = chain([*job.prompt, *job.answer.tokens], block_tokens, job.salt)
-            request = ModelRequest(request_id, blocks, len(job.prompt), len(job.answer.tokens), job.priority)
-            generations.append(driver.submit(request))
-            running.callback(driver.abort, request_id)
-        if not jobs[0].wants_stream:
-            await asyncio.gather(*(generation.all() for generation in generations))
-            choices = [_choice(index, job) for index, job in enumerate(jobs)]
-            body = frame | {"choices": choices, "usage": _summed_usage(jobs, generations)}
-            await responder.reply(200, [("content-type", "application/json")], orjson.dumps(body))
-            return
-        await responder.open_stream(200, headers)
-
-        async def send(index: int) -> None:
-            await generations[index].all()
-            await responder.write(sse.event(orjson.dumps(frame | {"choices": [_choice(index, jobs[index])]})))
-
-        async with asyncio.TaskGroup() as group:
-            for index in range(len(jobs)):
-                group.create_task(send(index))
-        if jobs[0].wants_usage:
-            usage = frame | {"choices": [], "usage": _summed_usage(jobs, generations)}
-            await responder.write(sse.event(orjson.dumps(usage)))
-        await responder.write(sse.DONE)
-        await responder.end()
-
-
-def _choice(index: int, job: Job) -> Json:
-    text = "".join(delta.text for delta in job.answer.deltas)
-    return {"index": index, "text": text, "logprobs": None, "finish_reason": job.answer.finish_reason}
-
-
-def _summed_usage(jobs: Sequence[Job], generations: Sequence[Generation]) -> Json:
-    num_prompt = sum(len(job.prompt) for job in jobs)
-    num_output = sum(len(job.answer.tokens) for job in jobs)
-    return {
-        "prompt_tokens": num_prompt,
-        "completion_tokens": num_output,
-        "total_tokens": num_prompt + num_output,
-        "prompt_tokens_details": {"cached_tokens": sum(generation.cached_tokens for generation in generations)},
-    }
-
-
-# ---- the embedded engine: OpenAI's chat and completions endpoints over the engine model, in real time
-
 MAX_BODY_BYTES = 64 * 1024 * 1024
 JSON_HEADERS = (("content-type", "application/json"),)
 STREAM_HEADERS = (("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-cache"))
@@ -101,22 +44,24 @@ STREAM_HEADERS = (("content-type", "text/event-stream; charset=utf-8"), ("cache-
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedSettings:
+    """The size, the speed and the model name of one embedded engine."""
+
     spec: EngineSpec = field(default_factory=lambda: EngineSpec(num_blocks=16_384))
     model: str = "embedded"
-    """The name that it serves."""
+    """Name of the served model."""
     is_strict: bool = True
-    """Whether another model's name is answered with 404."""
+    """Whether the name of another model is answered with 404."""
     max_model_len: int | None = None
-    """Tokens of prompt and answer at most. None: the KV capacity."""
+    """Most tokens of prompt and answer. None: the KV capacity."""
     speed: float = 1.0
-    """How much faster than the cost model says; measure at 1."""
+    """Speed relative to the cost model. Measurements take 1."""
     natural_tokens: range = range(32, 129)
-    """Lengths of filler answers that nothing else bounds."""
+    """Lengths of filler answers that neither a script nor the request bounds."""
     version: str = "0+embedded"
 
 
 class EmbeddedEngine:
-    """Start it, give `handler` to a server, stop it."""
+    """An engine that `start` runs and whose `handler` a server calls, until `stop`."""
 
     def __init__(self, settings: EmbeddedSettings, clock: Callable[[], float] = time.monotonic) -> None:
         self.settings = settings
@@ -143,11 +88,11 @@ class EmbeddedEngine:
         self.driver.start()
 
     async def stop(self) -> None:
-        """Answers in flight are cut."""
+        """Stop the engine. Answers in flight are cut."""
         await self.driver.stop()
 
     async def handler(self, request: Request, responder: Responder) -> None:
-        """A transport Handler."""
+        """Answer one request: the `Handler` of a transport."""
         route = self._routes.get((request.method, request.path))
         try:
             if route is None:
@@ -169,39 +114,49 @@ class EmbeddedEngine:
 
     async def _completions(self, request: Request, responder: Responder) -> None:
         body = await self._body(request)
+        wire = CompletionWire(self._answer_id("cmpl", request), int(time.time()), self._name(body))
         prompts = prompts_of(body)
         if prompts is not None:
-            await self._list([{**body, "prompt": prompt} for prompt in prompts], request, responder)
-            return
-        wire = CompletionWire(self._answer_id("cmpl", request), int(time.time()), self._name(body))
-        await self._generate(body, wire, responder, is_chat=False)
-
-    async def _list(self, bodies: list[Json], request: Request, responder: Responder) -> None:
-        settings = self.settings
-        jobs = [job_from(body, False, self.max_model_len, settings.natural_tokens) for body in bodies]
-        frame: Json = {"id": self._answer_id("cmpl", request), "object": "text_completion"}
-        frame |= {"created": int(time.time()), "model": self._name(bodies[0])}
-        await answer_list(self.driver, jobs, settings.spec.block_tokens, frame, responder, STREAM_HEADERS)
-        for job in jobs:
-            self._exposition.succeeded(job.answer.finish_reason)
+            await self._generate_list([{**body, "prompt": prompt} for prompt in prompts], wire, responder)
+        else:
+            await self._generate(body, wire, responder, is_chat=False)
 
     async def _generate(self, body: Json, wire: Wire, responder: Responder, is_chat: bool) -> None:
-        job = job_from(body, is_chat, self.max_model_len, self.settings.natural_tokens)
-        request_id = str(next(self._numbers))
-        blocks = chain([*job.prompt, *job.answer.tokens], self.settings.spec.block_tokens, job.salt)
-        generation = self.driver.submit(
-            ModelRequest(request_id, blocks, len(job.prompt), len(job.answer.tokens), job.priority)
-        )
-        try:
+        job = self._job(body, is_chat)
+        with ExitStack() as running:
+            generation = self._submit(job, running)
             if job.wants_stream:
                 await _stream(job, generation, wire, responder)
             else:
                 await generation.all()
-                whole = wire.whole(job.answer.deltas, job.answer.finish_reason, _usage(job, generation))
-                await responder.reply(200, JSON_HEADERS, whole)
+                await responder.reply(200, JSON_HEADERS, wire.whole(job.answer, _usage(job, generation)))
             self._exposition.succeeded(job.answer.finish_reason)
-        finally:
-            self.driver.abort(request_id)
+
+    async def _generate_list(self, bodies: list[Json], wire: CompletionWire, responder: Responder) -> None:
+        """Answer several prompts under their indexes, each generated as if it had come alone."""
+        jobs = [self._job(body, is_chat=False) for body in bodies]
+        with ExitStack() as running:
+            generations = [self._submit(job, running) for job in jobs]
+            if jobs[0].wants_stream:
+                await _stream_list(jobs, generations, wire, responder)
+            else:
+                await asyncio.gather(*(generation.all() for generation in generations))
+                whole = wire.whole_list([job.answer for job in jobs], _summed_usage(jobs, generations))
+                await responder.reply(200, JSON_HEADERS, whole)
+        for job in jobs:
+            self._exposition.succeeded(job.answer.finish_reason)
+
+    def _job(self, body: Json, is_chat: bool) -> Job:
+        return job_from(body, is_chat, self.max_model_len, self.settings.natural_tokens)
+
+    def _submit(self, job: Job, running: ExitStack) -> Generation:
+        """Begin to generate an answer. The end of `running` aborts it."""
+        request_id = str(next(self._numbers))
+        blocks = chain([*job.prompt, *job.answer.tokens], self.settings.spec.block_tokens, job.salt)
+        num_prompt, num_output = len(job.prompt), len(job.answer.tokens)
+        generation = self.driver.submit(ModelRequest(request_id, blocks, num_prompt, num_output, job.priority))
+        running.callback(self.driver.abort, request_id)
+        return generation
 
     async def _models(self, request: Request, responder: Responder) -> None:
         card = {"id": self.settings.model, "object": "model", "created": self._started_at, "owned_by": "turngate"}
@@ -230,7 +185,7 @@ class EmbeddedEngine:
         await _reply_json(responder, {"version": self.settings.version})
 
     async def _openapi(self, request: Request, responder: Responder) -> None:
-        """Only what a probe looks for: the paths."""
+        """Reply with the paths, which is all that a probe looks for."""
         paths: Json = {path: {method.lower(): {}} for method, path in self._routes}
         info = {"title": "Turngate's embedded engine", "version": self.settings.version}
         await _reply_json(responder, {"openapi": "3.1.0", "info": info, "paths": paths})
@@ -240,7 +195,7 @@ class EmbeddedEngine:
         await responder.reply(200, headers, self._exposition.page())
 
     async def _body(self, request: Request) -> Json:
-        """Raises Refusal for what is no JSON object, or names another model."""
+        """Return the body of a request. Raises Refusal if it is no JSON object, or names another model."""
         try:
             body = orjson.loads(await request.read(MAX_BODY_BYTES))
         except BodyTooLarge:
@@ -271,7 +226,7 @@ class EmbeddedEngine:
 
 
 async def _stream(job: Job, generation: Generation, wire: Wire, responder: Responder) -> None:
-    """Headers at once, as vLLM sends them; then, whenever tokens came, what they show, in one write."""
+    """Send the headers at once, as vLLM does, and then the text of new tokens, in one write each time."""
     await responder.open_stream(200, STREAM_HEADERS)
     answer, deltas = job.answer, job.answer.deltas
     num_tokens = num_sent = 0
@@ -291,14 +246,37 @@ async def _stream(job: Job, generation: Generation, wire: Wire, responder: Respo
     await responder.end()
 
 
+async def _stream_list(
+    jobs: Sequence[Job], generations: Sequence[Generation], wire: CompletionWire, responder: Responder
+) -> None:
+    """Send one event per prompt, as soon as its answer is complete."""
+    await responder.open_stream(200, STREAM_HEADERS)
+
+    async def send(index: int) -> None:
+        await generations[index].all()
+        await responder.write(wire.whole_event(index, jobs[index].answer))
+
+    async with asyncio.TaskGroup() as group:
+        for index in range(len(jobs)):
+            group.create_task(send(index))
+    if jobs[0].wants_usage:
+        await responder.write(wire.usage_event(_summed_usage(jobs, generations)))
+    await responder.write(sse.DONE)
+    await responder.end()
+
+
 def _usage(job: Job, generation: Generation) -> Json:
-    num_prompt, num_output = len(job.prompt), len(job.answer.tokens)
+    return _summed_usage([job], [generation]) | {"embedded_queue_ms": round(1000 * generation.queue_s)}
+
+
+def _summed_usage(jobs: Sequence[Job], generations: Sequence[Generation]) -> Json:
+    num_prompt = sum(len(job.prompt) for job in jobs)
+    num_output = sum(len(job.answer.tokens) for job in jobs)
     return {
         "prompt_tokens": num_prompt,
         "completion_tokens": num_output,
         "total_tokens": num_prompt + num_output,
-        "prompt_tokens_details": {"cached_tokens": generation.cached_tokens},
-        "embedded_queue_ms": round(1000 * generation.queue_s),
+        "prompt_tokens_details": {"cached_tokens": sum(generation.cached_tokens for generation in generations)},
     }
 
 
@@ -306,13 +284,108 @@ async def _reply_json(responder: Responder, value: Json) -> None:
     await responder.reply(200, JSON_HEADERS, orjson.dumps(value))
 
 
-# ---- the embedded engine behind a port of its own, sized by the configuration
+# ---- the metrics page under vLLM's names, and the number of slots, which vLLM does not report
+
+_SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0)
+_LABELS = ("engine", "model_name")
+
+
+class Exposition:
+    """The metrics of one engine. A page reads counters and gauges from the model; times are observed at each
+    end."""
+
+    def __init__(self, model: EngineModel, model_name: str, max_model_len: int) -> None:
+        self._model = model
+        self._max_model_len = max_model_len
+        self._labels = ("0", model_name)
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        self._first_token = self._histogram("time_to_first_token_seconds", "Until the first token.")
+        self._end_to_end = self._histogram("e2e_request_latency_seconds", "Until the last token.")
+        self._queue = self._histogram("request_queue_time_seconds", "In the waiting queue.")
+        self._prefill = self._histogram("request_prefill_time_seconds", "From admission to the first token.")
+        self._decode = self._histogram("request_decode_time_seconds", "From the first token to the last.")
+        self._per_token = self._histogram("request_time_per_output_token_seconds", "Mean time between tokens.")
+        self._successes = Counter(
+            "vllm:request_success", "Complete answers.", (*_LABELS, "finished_reason"), registry=self._registry
+        )
+
+    def page(self) -> bytes:
+        return generate_latest(self._registry)
+
+    def observe(self, generation: Generation) -> None:
+        """Record the times of a finished request."""
+        submitted_at, finished_at = generation.submitted_at, generation.finished_at
+        admitted_at, first_at = generation.admitted_at, generation.first_token_at
+        if finished_at is None or admitted_at is None or first_at is None:
+            return
+        self._first_token.observe(first_at - submitted_at)
+        self._end_to_end.observe(finished_at - submitted_at)
+        self._queue.observe(max(0.0, admitted_at - submitted_at))
+        self._prefill.observe(first_at - admitted_at)
+        self._decode.observe(finished_at - first_at)
+        if generation.num_tokens > 1:
+            self._per_token.observe((finished_at - first_at) / (generation.num_tokens - 1))
+
+    def succeeded(self, finish_reason: str) -> None:
+        reason = "length" if finish_reason == "length" else "stop"
+        self._successes.labels(*self._labels, reason).inc()
+
+    def collect(self) -> Iterator[Metric]:
+        model = self._model
+        spec, counters = model.spec, model.counters
+        yield self._gauge("num_requests_running", "Sequences in the batch.", model.num_running)
+        yield self._gauge("num_requests_waiting", "Requests in the queue.", model.num_waiting)
+        slots = GaugeMetricFamily("embedded:max_num_seqs", "Sequences that it may run at once.", labels=_LABELS)
+        slots.add_metric(self._labels, spec.max_num_seqs)
+        yield slots
+        usage = model.pool.num_used / model.pool.num_blocks
+        yield self._gauge("kv_cache_usage_perc", "Held share of the KV blocks, 0-1.", usage)
+        for name, meaning, value in (
+            ("prefix_cache_queries", "Prompt tokens looked up.", counters.prefix_queries_tokens),
+            ("prefix_cache_hits", "Prompt tokens found.", counters.prefix_hits_tokens),
+            ("num_preemptions", "Sequences preempted.", counters.preemptions),
+            ("prompt_tokens", "Prompt tokens of prefilled requests.", counters.prompt_tokens),
+            ("prompt_tokens_cached", "Prompt tokens that were not computed.", counters.prefix_hits_tokens),
+            ("generation_tokens", "Tokens generated.", counters.generation_tokens),
+        ):
+            family = CounterMetricFamily(f"vllm:{name}", meaning, labels=_LABELS)
+            family.add_metric(self._labels, value)
+            yield family
+        sources = CounterMetricFamily(
+            "vllm:prompt_tokens_by_source", "Where prompt tokens came from.", labels=(*_LABELS, "source")
+        )
+        sources.add_metric((*self._labels, "local_compute"), counters.computed_prompt_tokens)
+        sources.add_metric((*self._labels, "local_cache_hit"), counters.prefix_hits_tokens)
+        yield sources
+        info = {
+            "block_size": str(spec.block_tokens),
+            "enable_prefix_caching": "True",
+            "kv_cache_max_concurrency": str(model.capacity_tokens / self._max_model_len),
+            "kv_cache_size_tokens": str(model.capacity_tokens),
+            "num_gpu_blocks": str(spec.num_blocks),
+        }
+        config = GaugeMetricFamily("vllm:cache_config_info", "The KV cache.", labels=(*_LABELS, *info))
+        config.add_metric((*self._labels, *info.values()), 1)
+        yield config
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(f"vllm:{name}", text, labels=_LABELS)
+        family.add_metric(self._labels, value)
+        return family
+
+    def _histogram(self, name: str, text: str) -> Histogram:
+        histogram = Histogram(f"vllm:{name}", text, _LABELS, buckets=_SECONDS, registry=self._registry)
+        return histogram.labels(*self._labels)
+
+
+# ---- the engine in this process, behind a port of its own
 
 BLOCK_TOKENS = 16
 
 
-class HostedEngine:
-    """Start it, point an engine address of kind `embedded` at the port, stop it."""
+class InProcessEngine:
+    """An engine of the configured size behind a port, to which an engine address of kind `embedded` points."""
 
     def __init__(self, section: Embedded) -> None:
         num_blocks = max(1, section.capacity_tokens // BLOCK_TOKENS)
@@ -321,20 +394,21 @@ class HostedEngine:
         self._server = transport_of().server(self._engine.handler)
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> int:
-        """Serve; returns the port. Raises OSError."""
+        """Serve, and return the port. Raises OSError."""
         await self._engine.start()
         return await self._server.start(host, port)
 
     async def stop(self) -> None:
-        """Answers in flight are cut."""
+        """Stop the server and the engine. Answers in flight are cut."""
         await self._server.stop(grace_s=0)
         await self._engine.stop()
 
 
-async def hosted(address: EngineAddress, section: Embedded, running: AsyncExitStack) -> EngineAddress:
-    """The address of an engine; an embedded one is started for it on a loopback port, and stopped by `running`."""
+async def started_in_process(address: EngineAddress, section: Embedded, running: AsyncExitStack) -> EngineAddress:
+    """Return the address of an engine. An embedded one starts on a loopback port, and the end of `running` stops
+    it."""
     if address.base_url:
         return address
-    engine = HostedEngine(section)
+    engine = InProcessEngine(section)
     running.push_async_callback(engine.stop)
     return replace(address, base_url=f"http://127.0.0.1:{await engine.start()}")

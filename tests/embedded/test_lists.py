@@ -10,14 +10,14 @@ import orjson
 import pytest
 
 from gateway.config.settings import Embedded
-from gateway.embedded.server import HostedEngine
+from gateway.embedded.server import InProcessEngine
 
 PROMPTS = [f"Prompt {n}: " + "word " * n for n in range(12)]
 
 
 @pytest.fixture
 async def url() -> AsyncIterator[str]:
-    engine = HostedEngine(Embedded(speed=1000, capacity_tokens=8_192))
+    engine = InProcessEngine(Embedded(speed=1000, capacity_tokens=8_192))
     yield f"http://127.0.0.1:{await engine.start()}/v1/completions"
     await engine.stop()
 

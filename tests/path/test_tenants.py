@@ -16,7 +16,7 @@ import pytest
 
 from gateway.app import App
 from gateway.config.settings import Embedded, Settings
-from gateway.embedded.server import HostedEngine
+from gateway.embedded.server import InProcessEngine
 from tests.deadline import DEADLINE_S
 from tests.path.secured import by, keys
 from tests.transport.loops import carrier
@@ -48,7 +48,7 @@ DECLARED: dict[str, dict[str, str]] = {
 @asynccontextmanager
 async def gateway(states_slots: bool) -> AsyncIterator[str]:
     """Its base URL. An engine that speaks as vLLM does tells nothing of its slots."""
-    engine = HostedEngine(Embedded.model_validate(ENGINE))
+    engine = InProcessEngine(Embedded.model_validate(ENGINE))
     url = f"vllm://127.0.0.1:{await engine.start()}"
     tree: dict[str, Any] = {
         "listen": {"port": 0},
