@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from gateway.dialects import BY_PATH
+
 ROOT = Path(__file__).parent.parent
 PRODUCT = ("gateway", "policies", "tool_runtime", "batch_agent")
 
@@ -100,3 +102,83 @@ def test_a_class_name_means_one_class(package: str) -> None:
         if isinstance(node, ast.ClassDef)
     )
     assert {name: count for name, count in counts.items() if count > 1} == {}
+
+
+# ---- a wire format is known by what it says of itself
+
+FORMAT_MODULES = {f"gateway.dialects.{name}" for name in ("chat", "messages", "responses")}
+"""Nothing outside the folder imports these: the path asks `Dialect`."""
+SPEAKERS = ("gateway.dialects", "gateway.engines", "gateway.embedded")
+"""The formats, and those who serve paths: an engine kind says what it honours on which path."""
+
+
+def names_a_dialect(node: ast.AST) -> bool:
+    """Whether an expression is `<...>dialect.name`, the path of a format, or a collection with such a path."""
+    match node:
+        case ast.Attribute(attr="name", value=ast.Name(id=owner) | ast.Attribute(attr=owner)):
+            return owner == "dialect"
+        case ast.Constant(value=value):
+            return value in BY_PATH
+        case ast.Tuple(elts=items) | ast.List(elts=items) | ast.Set(elts=items):
+            return any(map(names_a_dialect, items))
+    return False
+
+
+def switches(module: ast.Module) -> Iterator[int]:
+    """Lines of a module where the format decides by its name or path: comparisons, look-ups, matches."""
+    constants = {
+        target.id
+        for node in module.body
+        if isinstance(node, ast.Assign) and names_a_dialect(node.value)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+
+    def decides(node: ast.AST) -> bool:
+        return names_a_dialect(node) or (isinstance(node, ast.Name) and node.id in constants)
+
+    for node in ast.walk(module):
+        match node:
+            case ast.Compare(left=left, comparators=others) if any(map(decides, (left, *others))):
+                yield node.lineno
+            case ast.Subscript(slice=key) if decides(key):
+                yield node.lineno
+            case ast.Call(func=ast.Attribute(attr="get" | "startswith"), args=args) if any(map(decides, args)):
+                yield node.lineno
+            case ast.Match(subject=subject) if decides(subject):
+                yield subject.lineno
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x.dialect.name == 'chat'",
+        "TABLE[dialect.name]",
+        "TABLE.get(x.dialect.name, 1)",
+        "path in ('/v1/messages', 'y')",
+        "BY_PATH['/v1/responses']",
+        "match dialect.name:\n    case 'chat':\n        pass",
+        "PATH = '/v1/responses'\npath.startswith(PATH)",
+    ],
+)
+def test_a_switch_on_a_dialect_is_seen(text: str) -> None:
+    assert len(list(switches(ast.parse(text)))) == 1
+
+
+def test_no_switch_on_a_dialect_stands_outside_its_folder() -> None:
+    found = [
+        f"{module}:{line}"
+        for module in files()
+        if module.startswith("gateway.") and not module.startswith(SPEAKERS)
+        for line in switches(tree(module))
+    ]
+    assert found == []
+
+
+def test_nothing_outside_their_folder_imports_the_conversational_formats() -> None:
+    importers = [
+        module
+        for module in files()
+        if not module.startswith("gateway.dialects") and FORMAT_MODULES.intersection(imports(module))
+    ]
+    assert importers == []

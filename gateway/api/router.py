@@ -15,9 +15,9 @@ from gateway.batches import BATCHES, FILES
 from gateway.core.errors import Failure
 from gateway.core.fields import excerpt
 from gateway.core.transport import Handler, HeaderList, Request, Responder
-from gateway.dialects import BY_PATH
+from gateway.dialects import BY_PATH, stored_answer_id
 from gateway.dialects.base import openai_error
-from gateway.request.handler import RESPONSES, failed
+from gateway.request.handler import failed
 
 JSON_HEADER = ("Content-Type", openapi.JSON_TYPE)
 _PLACE = re.compile(r"\\{[a-z_]+\\}")
@@ -41,15 +41,19 @@ class Router:
         if path.startswith((FILES, BATCHES)):
             wrong = wrong_method(request)
             return self.batches(request, responder) if wrong is None else responder.reply(*wrong)
-        if path == RESPONSES and request.headers.get("upgrade", "").lower() == "websocket":
+        if dialect is not None and dialect.tries_websocket and _is_websocket(request):
             failure = Failure(426, "invalid_request_error", "There are no websockets here: POST to this path.")
-            return responder.reply(*failed(BY_PATH[path], failure, [("Upgrade", "HTTP/1.1")]))
-        if path.startswith(RESPONSES + "/") and method in methods_of(path):
+            return responder.reply(*failed(dialect, failure, [("Upgrade", "HTTP/1.1")]))
+        if stored_answer_id(path) is not None and method in methods_of(path):
             return self.model_calls(request, responder)
         if dialect is not None:
             failure = Failure(405, "invalid_request_error", f"{path} takes POST, not {excerpt(method)}.")
             return responder.reply(*failed(dialect, failure, [("Allow", "POST")]))
         return self.views(request, responder)
+
+
+def _is_websocket(request: Request) -> bool:
+    return request.headers.get("upgrade", "").lower() == "websocket"
 
 
 def methods_of(path: str) -> tuple[str, ...]:

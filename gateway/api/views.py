@@ -20,7 +20,7 @@ from gateway.config.live_settings import RequestSettings
 from gateway.core.errors import Failure
 from gateway.core.fields import excerpt
 from gateway.core.transport import Request, Responder
-from gateway.dialects import BY_PATH
+from gateway.dialects import BY_PATH, OPENAI
 from gateway.engines.doctor import advice_of
 from gateway.engines.monitor import Monitor, RunningEngine
 from gateway.request import models
@@ -39,7 +39,6 @@ _SESSIONS = "/v1/turngate/sessions"
 _FAMILIES = "/v1/turngate/families"
 _TOOLS = "/v1/turngate/tools"
 _LIMITS = "/v1/turngate/limits"
-_OPENAI = BY_PATH["/v1/chat/completions"]
 """Failures outside any wire format are told in OpenAI's."""
 _NOT_READY = Failure(503, "server_error", "The gateway is stopping, or no engine answers yet.")
 
@@ -183,7 +182,7 @@ def _unknown(request: Request) -> Failure:
 
 
 def _told(failure: Failure) -> tuple[int, str, bytes]:
-    return failure.status, JSON_TYPE, _OPENAI.error_body(failure)
+    return failure.status, JSON_TYPE, OPENAI.error_body(failure)
 
 
 def _json(status: int, body: object) -> tuple[int, str, bytes]:

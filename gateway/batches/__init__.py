@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from gateway.core.errors import Failure
 from gateway.core.transport import Request, Responder
-from gateway.dialects import BY_PATH
+from gateway.dialects import OPENAI
 
 FILES, BATCHES = "/v1/files", "/v1/batches"
 AGENT_RUNS = "/v1/turngate/agent_runs"
@@ -21,5 +21,5 @@ async def off(request: Request, responder: Responder) -> None:
     """A `transport.Handler` for a gateway that has no directory for batches."""
     text = "There are no files and batches here: set batches.directory, or start with `--batches DIRECTORY`."
     failure = Failure(404, "not_found_error", text)
-    body = BY_PATH["/v1/chat/completions"].error_body(failure)
+    body = OPENAI.error_body(failure)
     await responder.reply(failure.status, [("Content-Type", "application/json")], body)

@@ -20,10 +20,9 @@ from gateway.core import fields
 from gateway.core.errors import Failure, Outcome, Refused
 from gateway.core.fields import Json
 from gateway.core.transport import BodyTooLarge, Request, Responder
-from gateway.dialects import BY_PATH
+from gateway.dialects import OPENAI
 
 MAX_BODY_BYTES = 64 * 1024
-_OPENAI = BY_PATH["/v1/chat/completions"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,7 @@ class Api:
             await self._handle(request, responder)
         except Refused as refused:
             failure = refused.failure
-            await _reply(responder, failure.status, _OPENAI.error_body(failure))
+            await _reply(responder, failure.status, OPENAI.error_body(failure))
 
     async def _handle(self, request: Request, responder: Responder) -> None:
         caller = await self.keys.known(request.headers)

@@ -19,13 +19,12 @@ from gateway.cluster.views import summed
 from gateway.config.live_settings import RequestSettings
 from gateway.core.errors import Failure, Refused
 from gateway.core.transport import BodyTooLarge, Handler, Request, Responder, UpstreamCut, UpstreamRefused
-from gateway.dialects import BY_PATH
+from gateway.dialects import BY_PATH, dialect_of, stored_answer_id
 from gateway.request.inprocess import Continuation, InProcessResponder
 from gateway.request.stored_responses import Homes
 from gateway.sessions.session_locations import origin_of
 
 METRICS, HEALTH = "/metrics", "/health"
-RESPONSES = "/v1/responses"
 GONE = Failure(503, "server_error", "The worker that had this request is gone. Try again.", code="worker_gone")
 
 
@@ -75,8 +74,8 @@ class Front:
                 await self._conversation(request, responder, settings)
             else:
                 await self.serve(request, responder)
-        elif path.startswith(RESPONSES + "/"):
-            holder = await self._holder(path.split("/")[3])
+        elif (stored_id := stored_answer_id(path)) is not None:
+            holder = await self._holder(stored_id)
             homes = [holder] if holder is not None else [self.peers.me]
             await self._go(request, settings.limits.body_bytes, responder, homes, settings)
         elif path.startswith((FILES, BATCHES)) and not self.shares_batches:
@@ -215,6 +214,6 @@ class Front:
 
 
 async def _tell(request: Request, responder: Responder, failure: Failure, *more: tuple[str, str]) -> None:
-    dialect = BY_PATH.get(request.path, BY_PATH["/v1/chat/completions"])
+    dialect = dialect_of(request.path)
     headers = [("Content-Type", "application/json"), *more]
     await responder.reply(failure.status, headers, dialect.error_body(failure))

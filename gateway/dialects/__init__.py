@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from gateway.dialects.base import Dialect
 from gateway.dialects.chat import Chat
+from gateway.dialects.completions import PATH as COMPLETIONS
 from gateway.dialects.completions import Completions
 from gateway.dialects.messages import CountTokens, Messages
 from gateway.dialects.responses import Responses
@@ -22,7 +23,7 @@ OPENAI = Dialect()
 _RESPONSES = Responses()
 BY_PATH: Mapping[str, Dialect] = {
     "/v1/chat/completions": Chat(),
-    "/v1/completions": Completions(),
+    COMPLETIONS: Completions(),
     "/v1/responses": _RESPONSES,
     "/v1/messages": Messages(),
     "/v1/messages/count_tokens": CountTokens(),
@@ -31,9 +32,14 @@ BY_PATH: Mapping[str, Dialect] = {
     "/detokenize": OPENAI,
 }
 STORED_ANSWERS = "/v1/responses/"
-"""What the paths of stored answers begin with; an id follows."""
+"""The paths of stored answers begin so; an id follows, and perhaps a verb."""
 
 
 def dialect_of(path: str) -> Dialect:
-    """Return the format of a path. One without a format of its own is the path of a stored answer."""
+    """Return the format of a path. A path without one of its own is that of a stored answer."""
     return BY_PATH.get(path, _RESPONSES)
+
+
+def stored_answer_id(path: str) -> str | None:
+    """Return the id of the stored answer that a path is about; None for any other path."""
+    return path[len(STORED_ANSWERS) :].partition("/")[0] if path.startswith(STORED_ANSWERS) else None

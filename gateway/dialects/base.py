@@ -73,6 +73,8 @@ class Dialect:
 
     # ---- a request
 
+    tries_websocket = False
+    """Whether its clients ask for a websocket first, and POST where there is none."""
     history_key = ""
     """Key of the conversation in a body; empty: there is none, or only its client knows what is what in it."""
     is_item_a_message = False

@@ -15,6 +15,7 @@ from gateway.dialects import base, canonical
 from gateway.dialects.base import Chunks, Dialect, Prompt, Script, chunks
 from gateway.dialects.canonical import ToolList
 
+PATH = "/v1/completions"
 _SHAPES = base.COMMON | {"prompt": base.TEXT_OR_LIST}
 
 _TURN_START = re.compile(r"(?=<\|(?:im_start|start_header_id|start|system|user|assistant)\|>|\[INST\])")
@@ -107,12 +108,6 @@ def prompts_of(body: Json) -> list[Prompt] | None:
     return prompts if all(isinstance(p, str) for p in prompts) or all(map(_is_tokens, prompts)) else None
 
 
-def longest_chars(body: Json) -> int | None:
-    """Length of the longest of several prompts."""
-    prompts = prompts_of(body)
-    return None if prompts is None else max(map(_chars, prompts))
-
-
 def cut(prompts: Sequence[Prompt], max_prompts: int, max_chars: int) -> Iterator[PromptPart]:
     """Parts of the prompts, in the order that puts common prefixes side by side. A part has at most `max_prompts`
     and, with what neighbours share counted once, `max_chars`; always one prompt."""
@@ -121,10 +116,10 @@ def cut(prompts: Sequence[Prompt], max_prompts: int, max_chars: int) -> Iterator
     chars = 0
     for index in order:
         prompt = prompts[index]
-        own_chars = _chars(prompt) - (_chars(common_prefix(prompts[part[-1]], prompt)) if part else 0)
+        own_chars = num_chars(prompt) - (num_chars(common_prefix(prompts[part[-1]], prompt)) if part else 0)
         if part and (len(part) == max_prompts or chars + own_chars > max_chars):
             yield _part(prompts, part)
-            part, chars, own_chars = [], 0, _chars(prompt)
+            part, chars, own_chars = [], 0, num_chars(prompt)
         part.append(index)
         chars += own_chars
     if part:
@@ -139,7 +134,8 @@ def _is_tokens(prompt: Any) -> bool:
     return isinstance(prompt, list) and all(isinstance(token, int) for token in prompt)
 
 
-def _chars(prompt: Prompt) -> int:
+def num_chars(prompt: Prompt) -> int:
+    """Return the length of a prompt; of tokens, about."""
     return len(prompt) if isinstance(prompt, str) else CHARS_PER_TOKEN * len(prompt)
 
 

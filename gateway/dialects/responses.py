@@ -34,6 +34,7 @@ _BEGUN = frozenset(("response.created", "response.in_progress", "response.queued
 class Responses(Dialect):
     name = "responses"
     is_conversation = True
+    tries_websocket = True
     history_key = "input"
     system_keys = ("instructions",)
     bound_key = "max_output_tokens"

@@ -17,9 +17,9 @@ from gateway.core.fields import Json
 from gateway.core.reply import TextBuffer
 from gateway.core.sse import EventSplitter, data_of
 from gateway.core.transport import Handler, HeaderList
-from gateway.dialects import BY_PATH, canonical
+from gateway.dialects import canonical
 from gateway.dialects.base import kind_of, openai_error
-from gateway.dialects.completions import PromptPart
+from gateway.dialects.completions import PATH, Completions, PromptPart
 from gateway.request.inprocess import FAILED, Continuation, InProcessRequest, InProcessResponder
 
 
@@ -89,8 +89,7 @@ def added(a: Json, b: Mapping[str, Any]) -> Json:
 
 # ---- asks for one part, in one of two ways
 
-PATH = "/v1/completions"
-_DIALECT = BY_PATH[PATH]
+_DIALECT = Completions()
 _NO_ANSWER = Failure(502, "server_error", "What an engine sent is no answer to the prompts.")
 
 

@@ -17,7 +17,7 @@ from gateway.core.errors import Failure, Outcome, Refused
 from gateway.core.fields import Json
 from gateway.core.json_edit import members_of, splice
 from gateway.core.transport import Handler, HeaderList, Responder
-from gateway.dialects.completions import CHARS_PER_TOKEN, PromptPart, cut, prompts_of
+from gateway.dialects.completions import CHARS_PER_TOKEN, PromptPart, cut
 from gateway.exchange import Exchange
 from gateway.prompt_lists.gather import PartFailed, PartRequest, Sink, StreamedAnswer, Template, WholeAnswer
 from gateway.request.inprocess import Continuation
@@ -82,10 +82,10 @@ class PromptListHandler:
 
     def takes(self, exchange: Exchange) -> bool:
         """Whether it is a list, and no part of one. One prompt, and a list that makes one part, pass untouched."""
-        if exchange.dialect.name != "completions" or isinstance(exchange.request, PartRequest):
-            return False
-        prompts = prompts_of(exchange.body)
-        if prompts is None:
+        if (
+            isinstance(exchange.request, PartRequest)
+            or (prompts := exchange.dialect.prompts(exchange.body)) is None
+        ):
             return False
         shape = ListShape.of(self.view(), _n(exchange.body))
         is_cut = len(prompts) > shape.max_prompts or _fails_apart(exchange)
@@ -93,7 +93,7 @@ class PromptListHandler:
 
     async def answer(self, exchange: Exchange, responder: Responder, handle: Handler, caller: Caller) -> None:
         """`handle` answers a part. Raises Refused."""
-        prompts, n = prompts_of(exchange.body), _n(exchange.body)
+        prompts, n = exchange.dialect.prompts(exchange.body), _n(exchange.body)
         assert prompts is not None
         shape = ListShape.of(self.view(), n)
         parts = await asyncio.to_thread(lambda: list(cut(prompts, shape.max_prompts, shape.max_chars)))

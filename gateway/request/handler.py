@@ -18,7 +18,7 @@ from gateway.core import fields
 from gateway.core.errors import Failure, Outcome, Refused
 from gateway.core.json_edit import splice
 from gateway.core.transport import BodyTooLarge, Handler, HeaderList, Request, Responder
-from gateway.dialects import BY_PATH
+from gateway.dialects import BY_PATH, dialect_of
 from gateway.dialects.base import Dialect
 from gateway.engines.monitor import Monitor
 from gateway.exchange import Exchange, Recognition, Timings
@@ -45,7 +45,6 @@ from policies.types import ReplicaId, SessionEnded, Turn, TurnKind
 if TYPE_CHECKING:
     from gateway.tools.toolbox import Toolbox
 
-RESPONSES = "/v1/responses"
 JSON_TYPE = ("Content-Type", "application/json")
 LEAST_RETRY_AFTER_S = 1.0
 _RETRYABLE = frozenset((429, 503, 529))
@@ -87,7 +86,7 @@ class RequestHandler:
 
     def handle(self, request: Request, responder: Responder) -> Awaitable[None]:
         """A `transport.Handler` of model calls: POST to the path of a dialect, and all below `/v1/responses/`."""
-        return self._exchange(BY_PATH.get(request.path, BY_PATH[RESPONSES]), request, responder)
+        return self._exchange(dialect_of(request.path), request, responder)
 
     async def _exchange(self, dialect: Dialect, request: Request, responder: Responder) -> None:
         """Law: however this ends, `finished` is told once, with one outcome."""

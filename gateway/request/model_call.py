@@ -10,7 +10,7 @@ from gateway.core.errors import OVERLOADS, EngineFault, NoAnswer
 from gateway.core.reply import Reply
 from gateway.core.sse import EventTooLong
 from gateway.core.transport import Timeouts, Upstream, UpstreamCut, UpstreamRefused, UpstreamReply
-from gateway.dialects.completions import longest_chars
+from gateway.dialects.completions import num_chars
 from gateway.engines.base import OutgoingRequest
 from gateway.engines.monitor import Monitor, RunningEngine
 from gateway.exchange import Exchange
@@ -201,8 +201,8 @@ def _asked_tokens(exchange: Exchange) -> int | None:
 
 def _chars(exchange: Exchange) -> int:
     """Of the prompt; of several, which are answered apart, the longest."""
-    if (longest := longest_chars(exchange.body)) is not None:
-        return longest
+    if (prompts := exchange.dialect.prompts(exchange.body)) is not None:
+        return max(map(num_chars, prompts))
     return exchange.recognition.chars if exchange.recognition is not None else len(exchange.raw)
 
 

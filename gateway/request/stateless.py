@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from gateway.core.errors import Failure, Outcome, Refused
 from gateway.core.json_edit import splice
 from gateway.core.transport import Responder, UpstreamCut, UpstreamReply, taken
+from gateway.dialects import STORED_ANSWERS
 from gateway.engines.monitor import Monitor, RunningEngine
 from gateway.engines.openai import json_object
 from gateway.exchange import Exchange
@@ -40,7 +41,7 @@ class PlainCalls:
 
     async def answer_stored(self, exchange: Exchange, responder: Responder) -> None:
         """At the replica that holds the answer that the path names. Raises Refused."""
-        _, _, _, response_id, *rest = exchange.request.path.split("/")
+        response_id, *rest = exchange.request.path.removeprefix(STORED_ANSWERS).split("/")
         home = await self.stored.find(exchange.tenant, response_id)
         if home is None or rest not in ([], ["cancel"], ["input_items"]):
             raise no_such_response(response_id)

@@ -10,7 +10,7 @@ from gateway.access.keys import Keys
 from gateway.core import response_ids
 from gateway.core.errors import Failure, Outcome, Refused
 from gateway.core.fields import excerpt
-from gateway.engines.base import RESPONSES
+from gateway.dialects import STORED_ANSWERS
 from gateway.engines.monitor import Monitor
 from gateway.engines.openai import json_object
 from gateway.engines.poller import EngineClient
@@ -77,7 +77,7 @@ class StoredResponses:
         if is_anothers or not response_ids.is_ours(response_id):
             return None  # an engine's own id, or that of another gateway behind this one, which has no tenants
         engines = [one for one in self.monitor.engines if one.engine.names_responses]
-        path = f"{RESPONSES}/{response_id}"
+        path = f"{STORED_ANSWERS}{response_id}"
         pages = await asyncio.gather(*(self.ask.page(engine.address, path) for engine in engines))
         told = dict(zip(engines, pages, strict=True))
         having = [one for one, (status, _) in told.items() if status == 200 and one.replica_ids]

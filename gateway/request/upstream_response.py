@@ -119,9 +119,6 @@ _NOTHING: Json = {}
 """Of an event that says nothing that can be read, such as a comment."""
 _END: Json = {}
 """Of the end marker."""
-_PREAMBLES = frozenset(("response.created", "response.in_progress", "response.queued", "message_start", "ping"))
-"""Events that engines send on arrival, before the prefill: they are held back, since an answer that has not begun
-can still be had from another replica."""
 
 
 class StreamRelay:
@@ -266,7 +263,8 @@ class StreamRelay:
         read_into(self._reply, event, self._dialect, self._engine)
         if self._reply.finish_reason is not None:
             self.has_finished = True
-        if fields.text(event, "type") not in _PREAMBLES:
+        # What is sent on arrival is held back: an answer that has not begun can still come from another replica.
+        if not self.has_begun and fields.text(event, "type") not in self._dialect.preambles:
             self.has_begun = True
         return not (self._hides_usage and self._dialect.is_asked_usage(event))
 

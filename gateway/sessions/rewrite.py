@@ -13,12 +13,10 @@ import orjson
 
 from gateway.core.fields import Json
 from gateway.core.json_edit import Path, locate, without
+from gateway.dialects.base import Dialect
 from gateway.exchange import Exchange
 from policies.recognition.prefix_breaks import Cuts, Found, Volatile
 
-_SYSTEM_KEYS = {"chat": (), "messages": ("system",), "responses": ("instructions",)}
-_CONVERSATION_KEY = {"chat": "messages", "messages": "messages", "responses": "input"}
-"""Prompts of `/v1/completions` are left alone: only their clients know what in them is what."""
 _MODEL_SPOKE = ("function_call", "custom_tool_call", "reasoning")
 _NOTHING_LEFT = b'" "'
 """Some engines refuse an empty text."""
@@ -57,7 +55,7 @@ class Rewrite:
 
     def apply(self, exchange: Exchange) -> None:
         """Cut the body of an exchange, and note it for the receipt. The same for every turn of a session."""
-        texts = list(_system_texts(exchange.dialect.name, exchange.body))
+        texts = list(_system_texts(exchange.dialect, exchange.body))
         for text in texts:
             text.cuts = _merged(found for pattern in self._patterns for found in _matches(pattern, text.text))
         self._cut_learned(exchange, texts)
@@ -70,7 +68,7 @@ class Rewrite:
         # What a stored answer follows on from has been told already.
         if self._moves and exchange.dialect.stateful_id(exchange.body) is None:
             moved = b"\n".join(map(bytes.strip, taken))
-            user = _first_user_text(exchange.dialect.name, exchange.body)
+            user = _first_user_text(exchange.dialect, exchange.body)
             if user is None:
                 return
         exchange.raw = _edited(exchange.raw, changes, user, moved)
@@ -102,14 +100,14 @@ def owner_of(exchange: Exchange) -> int:
     return hash((exchange.tenant, exchange.engine_model))
 
 
-def _system_texts(dialect: str, body: Json) -> Iterator[_Text]:
-    for key in _SYSTEM_KEYS.get(dialect, ()):
+def _system_texts(dialect: Dialect, body: Json) -> Iterator[_Text]:
+    for key in dialect.system_keys:
         yield from _texts((key,), body.get(key))
-    conversation = body.get(_CONVERSATION_KEY.get(dialect, ""))
+    conversation = body.get(dialect.history_key)
     for index, message in enumerate(conversation if isinstance(conversation, list) else ()):
         if message.get("role") not in ("system", "developer"):
             return
-        yield from _texts((_CONVERSATION_KEY[dialect], index, "content"), message.get("content"))
+        yield from _texts((dialect.history_key, index, "content"), message.get("content"))
 
 
 def _texts(place: Path, value: Any) -> Iterator[_Text]:
@@ -121,9 +119,9 @@ def _texts(place: Path, value: Any) -> Iterator[_Text]:
             yield _Text((*place, index, "text"), part["text"].encode())
 
 
-def _first_user_text(dialect: str, body: Json) -> Path | None:
+def _first_user_text(dialect: Dialect, body: Json) -> Path | None:
     """The last string of the first user message."""
-    key = _CONVERSATION_KEY[dialect]
+    key = dialect.history_key
     conversation = body.get(key)
     if isinstance(conversation, str):
         return (key,)
@@ -137,7 +135,7 @@ def _first_user_text(dialect: str, body: Json) -> Path | None:
 def _has_history(exchange: Exchange) -> bool:
     """Whether the model has spoken in it."""
     body = exchange.body
-    conversation = body.get(_CONVERSATION_KEY.get(exchange.dialect.name, ""))
+    conversation = body.get(exchange.dialect.history_key)
     return exchange.dialect.stateful_id(body) is not None or any(
         message.get("role") == "assistant" or message.get("type") in _MODEL_SPOKE
         for message in (conversation if isinstance(conversation, list) else ())

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.errors import Failure
-from gateway.dialects.completions import PromptPart, cut, longest_chars, prompts_of
+from gateway.dialects.completions import PromptPart, cut, num_chars, prompts_of
 from gateway.prompt_lists.gather import BadPart, Choices, added
 
 TEXTS = st.lists(st.text("ab", max_size=12), min_size=1, max_size=40)
@@ -43,9 +43,7 @@ def test_one_prompt_and_what_is_no_list_of_prompts_is_no_list(prompt: Any) -> No
 
 
 def test_the_bound_on_the_output_goes_by_the_longest_prompt() -> None:
-    assert longest_chars({"prompt": ["a", "bbb"]}) == 3
-    assert longest_chars({"prompt": [[1], [1, 2]]}) == 8
-    assert longest_chars({"prompt": "one"}) is None
+    assert [num_chars("bbb"), num_chars([1, 2])] == [3, 8]
 
 
 @given(st.permutations(range(7)), st.integers(1, 3), st.integers(1, 4))
