@@ -30,11 +30,10 @@ from gateway.config.settings import Settings
 from gateway.core.transport import Handler, Server, Upstream
 from gateway.engines.base import EngineAddress
 from gateway.engines.breaker import BreakerRules
-from gateway.engines.doctor import about
-from gateway.engines.kvevents import listening
-from gateway.engines.monitor import Monitor
-from gateway.engines.poller import EngineClient
-from gateway.engines.providers.throttled import obeying
+from gateway.engines.client import EngineClient
+from gateway.engines.doctor import start_lines
+from gateway.engines.monitor import Monitor, kv_events_heard
+from gateway.engines.providers.upstream import ProviderUpstream
 from gateway.prompt_lists.scatter import PromptListHandler
 from gateway.request.answer import Answering
 from gateway.request.background_calls import BackgroundCalls, WarmUps
@@ -101,13 +100,13 @@ class App:
         addresses = [await self._reachable(address) for address in self.addresses]
         upstream = self._transport.upstream()
         self._running.push_async_callback(upstream.close)
-        self._rented = obeying(upstream, addresses, self._clock)
-        self._wire(addresses, self._rented)
+        self._upstream = ProviderUpstream(upstream, addresses, self._clock)
+        self._wire(addresses, self._upstream)
         self._running.callback(self.observer.close)
         self._running.callback(self.gate.stop)
         self._running.push_async_callback(self.monitor.stop)
         self.follow_kv_events = await self._running.enter_async_context(
-            listening(self.monitor.engines, self.gate.tell, self.observer.evicted)
+            kv_events_heard(self.monitor.engines, self.gate.tell, self.observer.evicted)
         )
         await self.monitor.start()
         if self.tools is not None:
@@ -148,7 +147,7 @@ class App:
         """What was found at the engines, where to look at it, and which base URL to set."""
         host = self.settings.current.listen.host
         shown = "127.0.0.1" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host  # noqa: S104
-        lines = [line for engine in self.monitor.engines for line in about(engine)]
+        lines = [line for engine in self.monitor.engines for line in start_lines(engine)]
         base = f"http://{shown}:{self.port}"
         lines.append(f"What happens in it: {base}/ui, or `turngate top`")
         return "\n".join([*lines, f"Ready. Point your agents at it: OPENAI_BASE_URL={base}/v1"])
@@ -248,7 +247,7 @@ class App:
         from gateway.cluster.service import MemberContext, joined
 
         around = MemberContext(
-            self._rented,
+            self._upstream,
             self._transport.server,
             self._close,
             self._secret,
@@ -274,13 +273,14 @@ class App:
     def _tell(self, fact: Fact) -> None:
         """Facts of the monitor, with what the configuration knows better, and what identity learns from them."""
         if isinstance(fact, ReplicaReported):
-            fact = self._rented.reported(fact, self.monitor.target(fact.replica_id).engine)
+            engine = self.monitor.target(fact.replica_id).engine
+            fact = self._upstream.reported(fact, engine.address.base_url)
             policy = self.settings.current.policy
             if policy.slots_per_replica is not None:
                 fact = replace(fact, slots=policy.slots_per_replica)
             if policy.capacity_tokens is not None:
                 fact = replace(fact, capacity_tokens=policy.capacity_tokens)
-            if self.monitor.target(fact.replica_id).engine.abilities.system_before_tools is False:
+            if engine.abilities.system_before_tools is False:
                 self.identity.tools_first.update(fact.models or ())
         self.gate.tell(fact)
 

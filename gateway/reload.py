@@ -19,6 +19,7 @@ from gateway.config.loading import refuse_missing
 from gateway.config.settings import Settings
 from gateway.core.errors import ConfigError
 from gateway.engines.base import EngineAddress
+from gateway.engines.kinds import adapter_of
 
 if TYPE_CHECKING:
     from gateway.app import App
@@ -36,8 +37,6 @@ AT_RUN_TIME = frozenset(
     }
 )
 """Keys that can change; every other one keeps its value until the gateway is started again."""
-ADDABLE = ("vllm", "sglang", "dynamo")
-"""Kinds of engines that need nothing else to be started for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +86,7 @@ async def reload(app: App, new: Settings) -> list[Change]:
     refuse_missing(settings, addresses)
     before, after = _by_name(app.addresses), _by_name(addresses)
     for name, address in after.items():
-        if before.get(name) != address and address.kind not in ADDABLE:
+        if before.get(name) != address and not _can_be_added(address):
             raise ConfigError(f"engine {name}: one of kind {address.kind} can only be added by a restart")
     found = list(changes(old, new))
     app.settings.become(settings)
@@ -101,16 +100,21 @@ async def reload(app: App, new: Settings) -> list[Change]:
     return found
 
 
+def _can_be_added(address: EngineAddress) -> bool:
+    """Whether nothing else has to be started for it: an embedded engine, or the throttling of its calls."""
+    return bool(address.base_url) and not adapter_of(address.kind).throttles
+
+
 async def _exchange_engines(
     app: App, before: Mapping[str, EngineAddress], after: Mapping[str, EngineAddress]
 ) -> None:
     """Those that come are asked before those go that they stand for, so that some engine is there all the time."""
-    await asyncio.gather(*(app.monitor.add(after[name]) for name in after if name not in before))
+    await asyncio.gather(*(app.monitor.add_engine(after[name]) for name in after if name not in before))
     for name in before:
         if before[name] != after.get(name):
-            app.monitor.remove(name)
+            app.monitor.remove_engine(name)
     others = [after[name] for name in before if before[name] != after.get(name, before[name])]
-    await asyncio.gather(*(app.monitor.add(address) for address in others))
+    await asyncio.gather(*(app.monitor.add_engine(address) for address in others))
     await app.follow_kv_events(app.monitor.engines)
 
 

@@ -139,7 +139,7 @@ def test_what_only_some_gateways_need_is_not_loaded_by_all() -> None:
         "cluster.service",
         "tools.wiring",
         "embedded.server",
-        "engines.kvevents.listener",
+        "engines.kv_events",
     }
     needless = {f"gateway.{name}" for name in needless} | {"tool_runtime", "jsonschema", "sqlite3", "redis"}
     assert set(loaded.stdout.split()) & needless == set()

@@ -36,7 +36,7 @@ from gateway.core.transport import (
     by_name,
 )
 from gateway.dialects import BY_PATH
-from gateway.engines import named
+from gateway.engines.kinds import adapter_of
 from gateway.request import engine_errors
 from gateway.request.inprocess import InProcessRequest, InProcessResponder
 from gateway.request.upstream_request import Call
@@ -74,7 +74,7 @@ def sse_splitter(data: bytes) -> None:
 def relay(data: bytes) -> None:
     """Nothing that an engine streams breaks the relay, which neither adds nor reorders bytes."""
     choice, step, data = (*data[:2], data[2:]) if len(data) > 1 else (0, 0, b"")
-    dialect, engine = BY_PATH[PATHS[choice % len(PATHS)]], named(KINDS[choice % len(KINDS)])
+    dialect, engine = BY_PATH[PATHS[choice % len(PATHS)]], adapter_of(KINDS[choice % len(KINDS)])
     chunks = (
         data.split(_SEPARATOR)
         if step % 2
@@ -139,7 +139,7 @@ def errors(data: bytes) -> None:
 
 def pages(data: bytes) -> None:
     """Whatever an engine's pages hold, they are read or refused with a ValueError, which its watch reports."""
-    engine = named(KINDS[(data[0] if data else 0) % len(KINDS)])
+    engine = adapter_of(KINDS[(data[0] if data else 0) % len(KINDS)])
     metrics, _, models = data[1:].partition(_SEPARATOR)
     texts = {path: metrics.decode(errors="replace") for path in (*engine.metrics_paths, *engine.probe_paths)}
     texts["/v1/models"] = models.decode(errors="replace")

@@ -22,7 +22,8 @@ from gateway.core.fields import excerpt
 from gateway.core.transport import Request, Responder
 from gateway.dialects import BY_PATH, OPENAI
 from gateway.engines.doctor import advice_of
-from gateway.engines.monitor import Monitor, RunningEngine
+from gateway.engines.monitor import Monitor
+from gateway.engines.poller import RunningEngine
 from gateway.request import models
 from gateway.sessions.prefix_breaks import PrefixBreaks
 from gateway.sessions.session_table import Sessions
@@ -151,6 +152,7 @@ def about(engine: RunningEngine) -> dict[str, object]:
     return {
         "name": engine.name,
         "kind": engine.address.kind,
+        "is_rented": engine.is_rented,
         "is_up": engine.is_up,
         "version": abilities.version,
         "models": report.models,

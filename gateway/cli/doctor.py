@@ -25,9 +25,9 @@ from gateway.core.transport import Timeouts, Upstream, UpstreamCut, UpstreamRefu
 from gateway.embedded.server import started_in_process
 from gateway.engines import doctor as engines_doctor
 from gateway.engines.base import Advice
-from gateway.engines.kvevents import listening
-from gateway.engines.monitor import Monitor, RunningEngine
-from gateway.engines.providers.calling import in_front
+from gateway.engines.monitor import Monitor, kv_events_heard
+from gateway.engines.poller import RunningEngine
+from gateway.engines.providers.upstream import ProviderUpstream
 from gateway.transport.aiohttp_upstream import AiohttpUpstream
 
 KV_EVENTS_S = 0.5
@@ -58,12 +58,14 @@ async def examine_engines(settings: Settings) -> int:
         ]
         connections = AiohttpUpstream()
         running.push_async_callback(connections.close)
-        upstream = in_front(connections, addresses)
+        upstream = ProviderUpstream(connections, addresses, time.monotonic)
         monitor = Monitor(
             addresses, upstream, lambda fact: None, time.monotonic, timeout_s=settings.probing.timeout_s
         )
         running.push_async_callback(monitor.stop)
-        await running.enter_async_context(listening(monitor.engines, lambda fact: None, lambda *counts: None))
+        await running.enter_async_context(
+            kv_events_heard(monitor.engines, lambda fact: None, lambda *counts: None)
+        )
         await monitor.start()
         await asyncio.sleep(KV_EVENTS_S if any(address.kv_events for address in addresses) else 0)
         up = [engine for engine in monitor.engines if engine.is_up]

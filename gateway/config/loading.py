@@ -23,7 +23,7 @@ from pydantic.fields import FieldInfo
 from gateway.config.settings import EngineEntry, Section, Settings, help_of
 from gateway.core.errors import ConfigError
 from gateway.engines.base import EngineAddress, KvEventSource
-from gateway.engines.hosts import host_urls, parse_address
+from gateway.engines.kinds import adapter_of, host_urls, parse_address
 
 DEFAULT_FILE = Path("turngate.yaml")
 PREFIX = "TURNGATE_"
@@ -159,8 +159,9 @@ def _needed(settings: Settings, addresses: Sequence[EngineAddress]) -> Iterator[
         yield "tools.mcp", "mcp", "mcp"
     if any(address.kv_events for address in addresses):
         yield "engines: kv_events", "zmq", "kvevents"
-    if any(address.kind == "bedrock" for address in addresses):
-        yield "engines: bedrock://", "botocore", "bedrock"
+    for kind in sorted({address.kind for address in addresses}):
+        if needed := adapter_of(kind).package:
+            yield f"engines: {kind}://", *needed
 
 
 def addresses(settings: Settings) -> list[EngineAddress]:

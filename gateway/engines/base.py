@@ -1,14 +1,17 @@
-"""What the gateway needs to know of an engine kind: pure translation, one file per kind, no I/O."""
+"""The contract of an engine adapter: pure translation between the gateway and one kind of engine, without I/O."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from gateway.core import fields
+from gateway.core.fields import Json
+from gateway.core.transport import HeaderList, Timeouts, Upstream, UpstreamReply
+from gateway.engines.pages import json_page, read_models
 from policies.types import Hints, Usage, value
-
-Json = dict[str, Any]
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -67,15 +70,15 @@ class Report:
     """Prompt tokens looked up in the prefix cache since the engine started."""
     prefix_hits_tokens: float | None = None
     caches_prefixes: bool | None = None
-    """Whether it keeps prefixes at all. None: it does not say."""
+    """Whether the engine keeps prefixes at all. None: not known."""
     chunks_prefill: bool | None = None
-    """Whether others decode while it prefills a long prompt. None: it does not say."""
+    """Whether other requests decode while the engine prefills a long prompt. None: not known."""
 
 
 @dataclass(slots=True)
 class Abilities:
-    """What a running engine was seen to honour. Starts from its kind's defaults, corrected by probes and by
-    the 400s that it answers: a field that it refused once is never sent to it again."""
+    """What a running engine was seen to honour. Starts from its kind's defaults, and is corrected by probes and by
+    the engine's own 400s: a field that it refused once is never sent to it again."""
 
     version: str = ""
     paths: frozenset[str] | None = None
@@ -87,22 +90,23 @@ class Abilities:
     """Of a text such as agents send, by the served model's tokenizer."""
     can_address_pools: bool = False
     system_before_tools: bool | None = None
-    """Order in which the served model's template renders. None: not found out."""
+    """Order in which the served model's template renders. None: not known."""
     takes_tools: bool | None = None
-    """Whether the served model may call tools when a request offers some. None: not found out."""
+    """Whether the served model may call tools when a request offers some. None: not known."""
     num_pools: int = 1
     """KV pools behind the address, as last reported, addressable or not."""
     lower_goes_first: bool = False
     """Polarity of `priority`."""
     ranks_unset_last: bool = False
-    """Whether a request without a priority goes after all that have one, whichever."""
+    """Whether a request without a priority goes after every request that has one."""
     preemption_gap: int | None = None
-    """It preempts what runs for a priority higher by more than this. None: it does not, or does not say."""
+    """The engine preempts a running request for one whose priority is higher by more than this. None: it never
+    does, or it is not known."""
     looks_like: str = ""
-    """What its metrics say it is, where that is not its kind."""
+    """The kind that its metrics show, where that is another one than its address says."""
 
-    def remember(self, refused: frozenset[str], sent: Outgoing) -> None:
-        """Never send `refused` again. Tell it only when the same call without them was accepted, so that a
+    def remember_refusal(self, refused: frozenset[str], sent: Outgoing) -> None:
+        """Never send `refused` again. Call it only once the same request without them was accepted, so that a
         client's own mistake costs no hint. A refused pin is not remembered: its worker has gone."""
         self.refused_fields |= refused - {sent.pin}
 
@@ -122,19 +126,19 @@ NO_CLAIMS = Claims()
 
 @dataclass(slots=True)
 class OutgoingRequest:
-    """One model call as its client asked for it, and what the Scheduler says of it."""
+    """One model call as its client sent it, with the Scheduler's decisions about it."""
 
     path: str
     body: Json
     hints: Hints
     pool: str = ""
-    """Name of the Pool to address, empty when there is one."""
+    """Name of the pool to address, empty when there is one."""
     may_prioritise: bool = False
-    """Whether its client may rank and place itself."""
+    """Whether the client may set its own priority and placement."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """The client's own, case-insensitive."""
     response_id: str = ""
-    """Under which a response is to be stored, by an engine that `names_responses`. Empty: it is not stored, or its
+    """The id under which an engine that `names_responses` stores the response. Empty: it is not stored, or its
     client has named it."""
 
 
@@ -151,11 +155,11 @@ class Outgoing:
     hint_names: tuple[str, ...] = ()
     """Names of the hints that this carries, for metrics."""
     drop_headers: frozenset[str] = frozenset()
-    """Lower-case names of client headers that jump queues or pick workers, from a client that may not."""
+    """Lower-case names of headers by which a client without the permission would jump queues or pick workers."""
     pin: str = ""
     """Name of the header that addresses the pool. Empty: the engine chooses."""
     reads_back: bool = False
-    """The answer will say more than the client asked for: send it through `Engine.without_read_back`."""
+    """The answer will say more than the client asked for: send it through `EngineAdapter.without_read_back`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +178,9 @@ class Repair:
         return Repair({**self.body, **other.body}, self.notes + other.notes)
 
 
+NO_REPAIR = Repair()
+
+
 @dataclass(frozen=True, slots=True)
 class Advice:
     """Something that an operator can change at an engine."""
@@ -184,74 +191,220 @@ class Advice:
     """The flag to set, or what to do without."""
 
 
-class Engine(Protocol):
-    """One engine kind. Stateless: everything learned about a running engine is in Abilities."""
+class ProviderClient(Protocol):
+    """Calls one rented address as if it spoke OpenAI's dialect."""
 
-    kind: str
-    metrics_paths: tuple[str, ...]
-    """Pages that hold its load and capacity, polled in order. `/v1/models` says whether it is up."""
-    probe_paths: tuple[str, ...]
-    """Pages that do not change while it runs, read once."""
-    is_rented: bool
-    """Whether each token costs money: it is not probed, and its cache is not its customers' to fill."""
-    salt_paths: frozenset[str]
+    async def call(
+        self, method: str, path: str, headers: HeaderList, body: bytes | None, timeouts: Timeouts
+    ) -> UpstreamReply:
+        """As `Upstream.call`, with a path of OpenAI's API."""
+        ...
+
+
+class EngineAdapter:
+    """One engine kind. Stateless: what is learned about a running engine is in its Abilities.
+
+    The defaults are those of any OpenAI-compatible server that says nothing of its cache and takes no hints: slots
+    and order work, capacity is not known, and placement is blind.
+    """
+
+    kind: str = ""
+    metrics_paths: tuple[str, ...] = ("/v1/models",)
+    """Pages that hold its load and capacity, polled in order. `/v1/models` says whether the engine is up."""
+    probe_paths: tuple[str, ...] = ("/openapi.json",)
+    """Pages that do not change while the engine runs, read once."""
+    service_url: str = ""
+    """Base URL of the service that `kind://` alone means. Empty: there is none."""
+    throttles: bool = False
+    """Whether the engine shows its limit by refusing calls (429, 529). Its calls then go through
+    `providers.upstream`, which obeys."""
+    package: tuple[str, str] | None = None
+    """An optional package that it needs, and the extra of this distribution that installs it."""
+    tool_flags: str = "a model, and a server, that know tool calls"
+    """What makes the engine take requests that offer tools."""
+    salt_paths: frozenset[str] = frozenset()
     """Where it keeps requests apart in its prefix cache by their `cache_salt`."""
-    names_responses: bool
+    names_responses: bool = False
     """Whether it stores a response under the id that the request gives it (`request_id`)."""
+    claim_keys: frozenset[str] = frozenset()
+    claim_headers: frozenset[str] = frozenset()
+    """Body keys and lower-case headers by which a client would jump queues or pick workers."""
+
+    # ---- the address, and what runs there
+
+    def is_rented(self, address: EngineAddress) -> bool:
+        """Whether each token costs money there. Then the cache is the provider's own business, no request of the
+        gateway's own is sent that costs tokens, and pages are read rarely."""
+        return False
+
+    def service_at(self, rest: str) -> str:
+        """Base URL of the service that `kind://rest` names. Empty: `rest` is the host and port of an engine."""
+        return self.service_url if not rest else ""
+
+    def client(
+        self, upstream: Upstream, address: EngineAddress, wall_clock: Callable[[], float]
+    ) -> ProviderClient | None:
+        """Translator of the calls to a rented address; None where they go as they are. Raises ConfigError."""
+        return None
 
     def abilities(self) -> Abilities:
         """The kind's defaults, before any probe."""
-        ...
+        return Abilities(honours_priority=False)
 
     def learn(self, pages: Mapping[str, str], abilities: Abilities) -> None:
         """Write into `abilities` what its pages (path -> text) say about version, paths and flags."""
-        ...
+        if paths := fields.obj(json_page(pages, "/openapi.json"), "paths"):
+            abilities.paths = frozenset(paths)
+        abilities.looks_like = _other_kind(pages.get("/metrics", ""), self.kind)
+
+    def parse_report(self, pages: Mapping[str, str]) -> Report:
+        """Read polled pages (path -> text); a value that no page states stays None."""
+        models, lengths = read_models(pages)
+        return Report(models, lengths, (PolledPool(""),) if models else ())
 
     def rendering(self, model: str, messages: list[Json], tools: list[Json]) -> tuple[str, Json] | None:
-        """Path and body that make it show a rendered prompt; None when it cannot."""
-        ...
+        """Path and body that make the engine show a rendered prompt; None when it cannot."""
+        return None
 
     def rendered(self, answer: str) -> str:
         """The prompt text in the answer to `rendering`; empty when it is not there."""
-        ...
-
-    def outgoing(self, asked: OutgoingRequest, abilities: Abilities) -> Outgoing:
-        """Hints and placement for one call. What the client says for itself is never overwritten."""
-        ...
-
-    def closing(self, session_id: str, abilities: Abilities) -> tuple[str, dict[str, str]] | None:
-        """Path and body that tell it that a session need not be kept; None where there is no such call."""
-        ...
-
-    def repaired(self, path: str, body: Json) -> Repair:
-        """What must change in a client's body because this kind is known to refuse it as it is."""
-        ...
-
-    def refused_fields(self, status: int, message: str, sent: Outgoing) -> frozenset[str]:
-        """Which fields of `sent` an error answer complains about; empty when the error is not about ours.
-        Names under a key are dotted, such as `nvext.agent_hints.osl`."""
-        ...
-
-    def is_queue_full(self, message: str) -> bool:
-        """Whether a refusal for lack of room says that its queue had no place for the call."""
-        ...
-
-    def parse_report(self, pages: Mapping[str, str]) -> Report:
-        """Read polled pages (path -> text); what a page does not say stays None."""
-        ...
-
-    def served_by(self, event: Json) -> str | None:
-        """The Pool name that an answer says it was computed on; None when it does not say."""
-        ...
-
-    def without_read_back(self, event: bytes) -> bytes:
-        """A raw stream event, or a whole raw answer, less what only we asked for; all other bytes as they are."""
-        ...
-
-    def usage(self, event: Json) -> Usage | None:
-        """Usage in one answer body or stream event of any dialect; None when it has none."""
-        ...
+        return ""
 
     def advice(self, report: Report, abilities: Abilities) -> tuple[Advice, ...]:
         """What would make it work better with the gateway."""
-        ...
+        return ()
+
+    # ---- one call
+
+    def outgoing(self, request: OutgoingRequest, abilities: Abilities) -> Outgoing:
+        """Hints and placement for one call. A client's own values are never overwritten."""
+        return Outgoing()
+
+    def claims(self, request: OutgoingRequest) -> tuple[Claims, Claims]:
+        """Claims of the client's request that are honoured, and those that are dropped."""
+        if self.claim_keys.isdisjoint(request.body) and self.claim_headers.isdisjoint(request.headers):
+            return NO_CLAIMS, NO_CLAIMS
+        made = Claims(self.claim_keys.intersection(request.body), self.claim_headers.intersection(request.headers))
+        return (made, NO_CLAIMS) if request.may_prioritise else (NO_CLAIMS, made)
+
+    def repaired(self, path: str, body: Json) -> Repair:
+        """What must change in a client's body because this kind is known to refuse it as it is."""
+        return NO_REPAIR
+
+    def closing(self, session_id: str, abilities: Abilities) -> tuple[str, dict[str, str]] | None:
+        """Path and body of the call that releases a session; None where there is no such call."""
+        return None
+
+    # ---- one answer
+
+    def refused_fields(self, status: int, message: str, sent: Outgoing) -> frozenset[str]:
+        """Fields of `sent` that an error answer complains about; empty when the error is about the client's own.
+        Names under a key are dotted, such as `nvext.agent_hints.osl`."""
+        if status not in _REFUSAL_STATUSES:
+            return frozenset()
+        return frozenset(name for name in _dotted(sent.body) if names_field(message, name.rpartition(".")[2]))
+
+    def is_queue_full(self, message: str) -> bool:
+        """Whether a refusal for lack of room says that the engine's queue had no place for the call."""
+        return False
+
+    def served_by(self, event: Json) -> str | None:
+        """Name of the pool that computed the answer; None when the answer does not say."""
+        return None
+
+    def without_read_back(self, event: bytes) -> bytes:
+        """A raw stream event, or a whole raw answer, less what only the gateway asked for; all other bytes as they
+        are."""
+        return event
+
+    def usage(self, event: Json) -> Usage | None:
+        """Usage in one answer body or stream event of any dialect; None when it has none."""
+        return usage_of(event)
+
+
+_METRICS_OF = {"vllm": "vllm:", "sglang": "sglang:", "dynamo": "dynamo_", "turngate": "turngate_"}
+"""How the names of each kind's metrics begin."""
+
+
+def _other_kind(metrics: str, kind: str) -> str:
+    """The kind that a metrics page shows. Empty: `kind` itself, or one without metrics that are known here."""
+    if kind not in _METRICS_OF:
+        return ""
+    page = f"\n{metrics}"
+    found = [other for other, prefix in _METRICS_OF.items() if f"\n{prefix}" in page]
+    return found[0] if found and kind not in found else ""
+
+
+# ---- which field an engine refuses, from the text of its 400
+
+_REFUSAL_STATUSES = frozenset((400, 422))
+# Where engines put the name of a refused field: pydantic (`body.x`), serde (unknown field `x`), Dynamo
+# (Unsupported parameter(s): `x`, `y`), vLLM (Got x 5 but ...). A name elsewhere, such as in a list of what was
+# expected or in the client's own text that the engine repeats, is no complaint about it.
+_BEFORE = (
+    r"(?:body[.'\", ]+|unknown field |unsupported parameter\(s\): (?:`\w+`, )*|got |unexpected keyword argument )"
+)
+_EXPECTED = re.compile(r"expected one of.*", re.DOTALL)
+
+
+def names_field(message: str, name: str) -> bool:
+    """Whether an error text complains about the request field `name`."""
+    complaint = rf"{_BEFORE}[`'\"]?{re.escape(name)}\b"
+    return re.search(complaint, _EXPECTED.sub("", message), re.IGNORECASE) is not None
+
+
+def _dotted(body: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Every key that the gateway sets, dotted, parents first."""
+    found = []
+    for key, added in body.items():
+        found.append(prefix + key)
+        if isinstance(added, Mapping):
+            found += _dotted(added, f"{prefix}{key}.")
+    return found
+
+
+# ---- a repair that several kinds need
+
+
+def typed_messages(path: str, body: Json) -> Repair:
+    """Give an assistant's list of parts the type `message`. It is optional in OpenAI's API and OpenCode leaves it
+    out; vLLM 0.32 and Dynamo 1.6 then match no item type."""
+    items = body.get("input")
+    if path != RESPONSES or not isinstance(items, list) or not any(map(_lacks_type, items)):
+        return NO_REPAIR
+    typed = [{"type": "message", **item} if _lacks_type(item) else item for item in items]
+    return Repair({"input": typed}, ("input: assistant messages were given their type",))
+
+
+def _lacks_type(item: Any) -> bool:
+    if not isinstance(item, dict) or item.get("type") is not None:
+        return False
+    return item.get("role") == "assistant" and isinstance(item.get("content"), list)
+
+
+# ---- token usage in an answer: every engine kind answers in every dialect
+
+
+def usage_of(event: Mapping[str, Any]) -> Usage | None:
+    """Usage in an answer body or stream event: at its top, in its `response`, or in its `message`.
+
+    Anthropic's `input_tokens` leave out what was read from and written to the cache; `prompt_tokens` here is
+    always the whole prompt.
+    """
+    raw = (
+        fields.obj(event, "usage")
+        or fields.obj(fields.obj(event, "response"), "usage")
+        or fields.obj(fields.obj(event, "message"), "usage")
+    )
+    if not raw:
+        return None
+    if "prompt_tokens" in raw:
+        cached = fields.integer(fields.obj(raw, "prompt_tokens_details"), "cached_tokens")
+        return Usage(fields.integer(raw, "prompt_tokens"), cached, fields.integer(raw, "completion_tokens"))
+    prompt, output = fields.integer(raw, "input_tokens"), fields.integer(raw, "output_tokens")
+    if "input_tokens_details" in raw:
+        return Usage(prompt, fields.integer(fields.obj(raw, "input_tokens_details"), "cached_tokens"), output)
+    cached = fields.integer(raw, "cache_read_input_tokens")
+    if prompt is not None:
+        prompt += (cached or 0) + (fields.integer(raw, "cache_creation_input_tokens") or 0)
+    return Usage(prompt, cached, output)

@@ -1,4 +1,4 @@
-"""A circuit breaker: when a replica that fails too often is left alone, and when it is tried again. Pure."""
+"""A circuit breaker: when a replica that fails too often gets no calls, and when it is tried again. Pure."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 MAX_CALLS = 64
-"""Of the last calls that are looked at."""
+"""The last calls of a replica that count."""
 
 
 class BreakerState(StrEnum):
-    CLOSED = "closed"  # it is asked
-    OPEN = "open"  # it is left alone
-    HALF_OPEN = "half_open"  # one call at a time shows whether it is well again
+    """What the replica gets."""
+
+    CLOSED = "closed"  # calls
+    OPEN = "open"  # no calls
+    HALF_OPEN = "half_open"  # one call at a time, which shows whether it works again
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +23,10 @@ class BreakerRules:
     """When a circuit opens, and for how long."""
 
     failures: int = 5
-    """That open it, when they are at least half of the calls..."""
+    """Failed calls that open it, if they are at least half of the calls in the window."""
     window_s: float = 10.0
-    """...of this time."""
     open_s: float = 5.0
-    """The first time; twice as long each time that its trial fails."""
+    """How long it is open the first time; twice as long each time that its trial fails."""
     max_open_s: float = 60.0
 
 
@@ -33,18 +34,18 @@ USUAL = BreakerRules()
 
 
 class Breaker:
-    """Of one replica. Told what became of its calls; `state` says what to do.
+    """The circuit of one replica, from the results of its calls.
 
-    Law: while it is closed nothing of it is felt. Only a call that works closes it again.
+    Law: while it is closed it has no effect. Only a call that works closes it again.
     """
 
     def __init__(self, rules: BreakerRules) -> None:
         self._rules = rules
         self._calls: deque[tuple[float, bool]] = deque(maxlen=MAX_CALLS)
-        """When they ended, and whether they worked."""
+        """When each call ended, and whether it worked."""
         self._open_until: float | None = None
         self._num_opened = 0
-        """In a row, without a call that worked in between."""
+        """Times that it opened in a row, without a call that worked in between."""
 
     def state(self, now: float) -> BreakerState:
         if self._open_until is None:
@@ -52,8 +53,8 @@ class Breaker:
         return BreakerState.OPEN if now < self._open_until else BreakerState.HALF_OPEN
 
     def worked(self, now: float) -> bool:
-        """A call began to be answered. Returns whether this closes the circuit. A call from before it opened says
-        nothing about what came after."""
+        """A call began to be answered. Returns whether this closes the circuit. While it is open, only calls from
+        before can be answered, and they do not count."""
         if self.state(now) is BreakerState.OPEN:
             return False
         was_open = self._open_until is not None
@@ -64,7 +65,7 @@ class Breaker:
         return was_open
 
     def failed(self, now: float, may_open: bool = True) -> bool:
-        """A call failed. Returns whether this opens the circuit; that can be forbidden."""
+        """A call failed. Returns whether this opens the circuit, if it may open."""
         state = self.state(now)
         self._calls.append((now, False))
         if (

@@ -1,4 +1,4 @@
-"""What every engine is, what it honours and what to change there: the same report as JSON and as text. Pure."""
+"""A report on every engine, as JSON and as text: its kind, the hints that it honours, and advice. Pure."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from gateway.engines.base import CONVERSATIONS, Advice
-from gateway.engines.hosts import EMBEDDED
-from gateway.engines.monitor import RunningEngine
-from gateway.engines.poller import counted_pools
+from gateway.engines.kinds import EMBEDDED
+from gateway.engines.poller import RunningEngine, counted_pools
 
 _SAID = {True: "yes", False: "no", None: "not known"}
 _ORDER = {
@@ -18,19 +17,18 @@ _ORDER = {
 }
 _LABEL_CHARS = 16
 _LEAST_CONTEXTS = 2
-_TOOL_FLAGS = {
-    "vllm": "--enable-auto-tool-choice --tool-call-parser NAME, the name being that of the model's format",
-    "sglang": "--tool-call-parser NAME, the name being that of the model's format",
-    "dynamo": "--dyn-tool-call-parser NAME on the worker, the name being that of the model's format",
-}
 _WHEN_DOWN = {
     "does not accept connections": "start it; or write the host and port at which this machine reaches it",
     "answered 401": "give the engine its key: engines: [{url: ..., api_key: env:NAME}]",
     "answered 403": "give the engine its key: engines: [{url: ..., api_key: env:NAME}]",
     "answered 404": "the address of its OpenAI-compatible server, without a path",
 }
-"""By what is said of the problem."""
-_KNOWS_TOOLS = "a model, and a server, that know tool calls"
+"""Remedies by a part of the problem's text."""
+_RENTED = Advice(
+    "it is rented, and tells nothing of its KV cache, which all its customers share: no session is held or placed"
+    " for the cache's sake, and its own queue takes no order from here",
+    "nothing to set: its prompt cache is used as offered, and as many calls are open as its throttling allows",
+)
 _NEWER = "a release that reads X-Data-Parallel-Rank, or one engine per rank"
 
 
@@ -48,8 +46,9 @@ def _engine(engine: RunningEngine) -> dict[str, Any]:
     report, abilities = engine.report, engine.abilities
     return {
         "name": engine.name,
-        "kind": engine.engine.kind,
+        "kind": engine.adapter.kind,
         "url": engine.address.base_url,
+        "is_rented": engine.is_rented,
         "is_up": engine.is_up,
         "problem": engine.problem,
         "version": abilities.version,
@@ -81,12 +80,14 @@ def _engine(engine: RunningEngine) -> dict[str, Any]:
 
 
 def advice_of(engine: RunningEngine) -> tuple[Advice, ...]:
-    """What its operator can change; nothing while it is down, nor of the embedded one, which has no flags."""
-    if not engine.is_up or engine.engine.kind == EMBEDDED:
+    """What its operator can change; nothing while it is down, nor at the embedded one, which has no flags."""
+    if not engine.is_up or engine.adapter.kind == EMBEDDED:
         return ()
-    if engine.abilities.looks_like:  # what else is found is about what it is not
-        return (_of_another_kind(engine.engine.kind, engine.abilities.looks_like),)
-    return (*engine.engine.advice(engine.report, engine.abilities), *_of_every_kind(engine))
+    if engine.is_rented:
+        return (_RENTED,)
+    if engine.abilities.looks_like:  # other advice would be for the wrong kind
+        return (_of_another_kind(engine.adapter.kind, engine.abilities.looks_like),)
+    return (*engine.adapter.advice(engine.report, engine.abilities), *_of_every_kind(engine))
 
 
 def _of_another_kind(kind: str, found: str) -> Advice:
@@ -101,12 +102,9 @@ def _of_every_kind(engine: RunningEngine) -> Iterator[Advice]:
     if abilities.num_pools > len(report.pools) > 0:
         yield Advice(f"its {abilities.num_pools} KV pools cannot be addressed and count as one", _NEWER)
     if abilities.takes_tools is False:
-        yield Advice(
-            "it refuses requests that offer tools: no agent can work",
-            _TOOL_FLAGS.get(engine.engine.kind, _KNOWS_TOOLS),
-        )
+        yield Advice("it refuses requests that offer tools: no agent can work", engine.adapter.tool_flags)
     if report.chunks_prefill is False:
-        yield Advice("everybody waits while it prefills a long prompt", "no --chunked-prefill-size -1")
+        yield Advice("all other requests wait while it prefills a long prompt", "no --chunked-prefill-size -1")
     longest = max(report.max_model_len.values(), default=0)
     for pool in report.pools:
         if pool.capacity_tokens is not None and pool.capacity_tokens < _LEAST_CONTEXTS * longest:
@@ -119,7 +117,7 @@ def _of_every_kind(engine: RunningEngine) -> Iterator[Advice]:
 
 
 def _kv_events(engine: RunningEngine) -> str | None:
-    """None: not configured."""
+    """What was heard of its KV events. None: not configured."""
     if not engine.address.kv_events:
         return None
     heard = engine.kv_events
@@ -151,6 +149,8 @@ def _facts(row: dict[str, Any]) -> list[tuple[str, str]]:
         ("tools", {True: "taken", False: "refused", None: "not known"}[honours["tools"]]),
         ("prompt order", _ORDER[row["system_before_tools"]]),
     ]
+    if row["is_rented"]:
+        facts.insert(0, ("rented", "each token costs money: not probed, and polled every five minutes"))
     if row["kv_events"]:
         facts.append(("KV events", row["kv_events"]))
     if row["refused_fields"]:
@@ -169,10 +169,11 @@ def _pool(replica: dict[str, Any]) -> str:
     return f"{replica['id']}: {', '.join(part for part in parts if part)}"
 
 
-# ---- what is told at the start of a gateway: what was found at its engines
+# ---- the lines about its engines that a gateway prints at its start
 
 
-def about(engine: RunningEngine) -> Iterator[str]:
+def start_lines(engine: RunningEngine) -> Iterator[str]:
+    """One line about an engine, and its advice."""
     if not engine.is_up:
         yield f"{engine.name}: {engine.problem}; it is used as soon as it answers"
         return

@@ -8,27 +8,31 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 import orjson
 
 from gateway.core import fields
+from gateway.core.fields import Json
 from gateway.engines.base import (
     CHAT,
     COMPLETIONS,
     CONVERSATIONS,
     MESSAGES,
+    NO_REPAIR,
+    RESPONSES,
     Abilities,
     Advice,
     Claims,
-    Json,
+    EngineAdapter,
     Outgoing,
     OutgoingRequest,
     PolledPool,
     Repair,
     Report,
+    typed_messages,
 )
-from gateway.engines.exposition import Sample, samples, total
-from gateway.engines.openai import OpenAI, json_page, read_models, typed_messages, without_tools
+from gateway.engines.pages import Sample, json_page, read_models, samples, total
 from policies.types import Hints
 
 PRIORITY_HEADER = "x-dynamo-request-priority"
@@ -76,12 +80,14 @@ _READ_BACK = b',"nvext":{"worker_id":{'
 _READ_BACK_VALUE = re.compile(rb"[^{}]*\}\}")
 
 
-class Dynamo(OpenAI):
+class Dynamo(EngineAdapter):
+    """The adapter of Dynamo."""
+
     kind = "dynamo"
-    metrics_paths: tuple[str, ...] = ("/health", "/metrics", "/v1/models")
-    probe_paths: tuple[str, ...] = ("/openapi.json",)
+    metrics_paths = ("/health", "/metrics", "/v1/models")
+    tool_flags = "--dyn-tool-call-parser NAME on the worker, the name being that of the model's format"
     salt_paths = frozenset((CHAT, COMPLETIONS))
-    claim_headers: frozenset[str] = _RANK_HEADERS | _PLACE_HEADERS
+    claim_headers = _RANK_HEADERS | _PLACE_HEADERS
 
     def abilities(self) -> Abilities:
         return Abilities(can_address_pools=True)
@@ -106,18 +112,18 @@ class Dynamo(OpenAI):
         except orjson.JSONDecodeError:
             return ""
 
-    def outgoing(self, asked: OutgoingRequest, abilities: Abilities) -> Outgoing:
-        path, hints, pool = asked.path, asked.hints, asked.pool
+    def outgoing(self, request: OutgoingRequest, abilities: Abilities) -> Outgoing:
+        path, hints, pool = request.path, request.hints, request.pool
         if path not in CONVERSATIONS:
             return Outgoing()
-        honoured, dropped = self.claims(asked)
-        theirs = fields.obj(asked.body, "nvext")
-        headers = _session_headers(hints, asked.headers)
+        honoured, dropped = self.claims(request)
+        theirs = fields.obj(request.body, "nvext")
+        headers = _session_headers(hints, request.headers)
         names = ["session"] if headers else []
-        if not _ranks_itself(honoured, theirs, asked.may_prioritise):
+        if not _ranks_itself(honoured, theirs, request.may_prioritise):
             headers += _priority_headers(hints)
             names.append("priority")
-        pin = WORKER_HEADER if pool and not _places_itself(honoured, theirs, asked.may_prioritise) else ""
+        pin = WORKER_HEADER if pool and not _places_itself(honoured, theirs, request.may_prioritise) else ""
         if pin:
             headers.append((pin, pool))
         asks_worker = abilities.num_pools > 1 and not pin and path != MESSAGES and "extra_fields" not in theirs
@@ -133,7 +139,7 @@ class Dynamo(OpenAI):
         )
 
     def repaired(self, path: str, body: Json) -> Repair:
-        return typed_messages(path, body) | without_tools(path, body, _REFUSED_TOOLS)
+        return typed_messages(path, body) | _without_refused_tools(body) if path == RESPONSES else NO_REPAIR
 
     def refused_fields(self, status: int, message: str, sent: Outgoing) -> frozenset[str]:
         """A worker that is gone is answered `Invalid request`, and nothing else."""
@@ -177,12 +183,27 @@ class Dynamo(OpenAI):
         if len(report.models) > 1:
             found.append(
                 Advice(
-                    "with several models its workers cannot be told apart", "one frontend per model, or accept it"
+                    "with several models its workers cannot be distinguished",
+                    "one frontend per model, or accept it",
                 )
             )
         if not any(pool.capacity_tokens for pool in report.pools):
             found.append(Advice("KV capacity is not known", "leave /metrics on and reachable"))
         return tuple(found)
+
+
+def _without_refused_tools(body: Json) -> Repair:
+    """Leave out tools of types that Dynamo does not have: they are not offered to the model."""
+    tools = body.get("tools")
+    if not isinstance(tools, list):
+        return NO_REPAIR
+    kept = [tool for tool in tools if _type_of(tool) not in _REFUSED_TOOLS]
+    gone = sorted({str(_type_of(tool)) for tool in tools} & _REFUSED_TOOLS)
+    return Repair({"tools": kept}, (f"tools: {', '.join(gone)} left out",)) if gone else NO_REPAIR
+
+
+def _type_of(tool: Any) -> Any:
+    return tool.get("type") if isinstance(tool, dict) else None
 
 
 def _session_headers(hints: Hints, client_headers: Mapping[str, str]) -> list[tuple[str, str]]:
@@ -231,7 +252,7 @@ def _nvext(hints: Hints, asks_worker: bool, refused: set[str]) -> Json:
 def _pools(pages: Mapping[str, str], found: list[Sample], models: tuple[str, ...]) -> tuple[PolledPool, ...]:
     """One per worker; the model's gauges hold for each of them (seen on 1.6.1 with four workers).
 
-    Workers of several models, or of split prefill and decode, cannot be told apart: then one pool without a size.
+    Workers of several models, or of split prefill and decode, look alike: they are one pool without a size.
     """
     if not models:
         return ()

@@ -1,18 +1,23 @@
-"""Watch all engines: what they are, how full they are, whether they live; tell it as facts about replicas."""
+"""Watches all engines: what they are, how full they are, whether they live; reported as facts about replicas."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, TypeAlias
 
-from gateway.core.errors import EngineFault
+from gateway.core.errors import ConfigError, EngineFault
 from gateway.core.transport import Upstream
 from gateway.engines.base import EngineAddress
 from gateway.engines.breaker import USUAL, BreakerRules, BreakerState
-from gateway.engines.poller import EngineClient, EnginePoller, PollerContext
-from gateway.engines.poller import RunningEngine as RunningEngine
+from gateway.engines.client import EngineClient
+from gateway.engines.poller import EnginePoller, PollerContext, RunningEngine
 from policies.types import Fact, ReplicaId, value
+
+if TYPE_CHECKING:
+    from gateway.engines.kv_events import KvEventListener
 
 LOG = logging.getLogger(__name__)
 
@@ -21,7 +26,7 @@ MAX_RETRY_S = 5.0
 
 
 def _uncounted(engine_name: str, fault: EngineFault) -> None:
-    """For watches whose faults nobody counts."""
+    """Takes faults where no metrics are kept."""
 
 
 @value
@@ -34,7 +39,7 @@ class Target:
 
 
 class Monitor:
-    """Owns the polling tasks between `start` and `stop`."""
+    """Owns a poller for each engine, and its task between `start` and `stop`."""
 
     def __init__(
         self,
@@ -51,21 +56,22 @@ class Monitor:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """Raises ValueError for an engine kind that does not exist."""
-        self._around = PollerContext(EngineClient(upstream, timeout_s), tell, faulted, clock, rules, probes_hints)
-        self._watches = {address.name: EnginePoller(address, self._around) for address in addresses}
-        self.engines = [watch.engine for watch in self._watches.values()]
+        client = EngineClient(upstream, timeout_s)
+        self._context = PollerContext(client, tell, faulted, clock, rules, probes_hints)
+        self._pollers = {address.name: EnginePoller(address, self._context) for address in addresses}
+        self.engines = [poller.engine for poller in self._pollers.values()]
         """Those that are configured now."""
-        self._gone: dict[str, EnginePoller] = {}
+        self._removed: dict[str, EnginePoller] = {}
         """Taken out of the configuration; calls to them may still run."""
         self._interval_s = interval_s
         self._sleep = sleep
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def start(self) -> None:
-        """Ask all engines once, side by side; then keep polling. One that does not answer is no error."""
-        await asyncio.gather(*(watch.poll() for watch in self._watches.values()))
-        for name in self._watches:
-            self._begin(name)
+        """Poll all engines once, side by side; then keep polling. An engine that does not answer is no error."""
+        await asyncio.gather(*(poller.poll() for poller in self._pollers.values()))
+        for name in self._pollers:
+            self._start_polling(name)
 
     async def stop(self) -> None:
         for task in self._tasks.values():
@@ -73,67 +79,105 @@ class Monitor:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         self._tasks.clear()
 
-    async def add(self, address: EngineAddress) -> None:
+    async def add_engine(self, address: EngineAddress) -> None:
         """Watch one more engine. Raises ValueError for a kind that does not exist."""
-        self._watches[address.name] = watch = EnginePoller(address, self._around)
-        self.engines = [*self.engines, watch.engine]
-        await watch.poll()
-        self._begin(address.name)
+        self._pollers[address.name] = poller = EnginePoller(address, self._context)
+        self.engines = [*self.engines, poller.engine]
+        await poller.poll()
+        self._start_polling(address.name)
 
-    def remove(self, name: str) -> None:
-        """No turn goes there any more; those that run may finish."""
+    def remove_engine(self, name: str) -> None:
+        """Send no further turn there; those that run may finish."""
         self._tasks.pop(name).cancel()
-        self._gone[name] = watch = self._watches.pop(name)
-        self.engines = [engine for engine in self.engines if engine is not watch.engine]
-        watch.lose("it was taken out of the configuration")
+        self._removed[name] = poller = self._pollers.pop(name)
+        self.engines = [engine for engine in self.engines if engine is not poller.engine]
+        poller.lose("it was taken out of the configuration")
 
     def target(self, replica_id: ReplicaId) -> Target:
-        """Engine and pool of a replica that was told of, also after it was lost."""
-        watch = self._of(replica_id)
-        return Target(watch.engine, replica_id[len(watch.engine.name) + 1 :])
+        """Engine and pool of a replica that was reported, also after it was lost."""
+        poller = self._of(replica_id)
+        return Target(poller.engine, replica_id[len(poller.engine.name) + 1 :])
 
     def failed(self, engine: RunningEngine) -> None:
-        """It refused a connection: its replicas leave at once. The next poll that works brings them back."""
-        if (watch := self._watches.get(engine.name)) is not None and watch.engine is engine:
-            watch.lose("it refused a connection")
+        """Take out an engine that refused a connection. The next poll that works brings its replicas back."""
+        if (poller := self._pollers.get(engine.name)) is not None and poller.engine is engine:
+            poller.lose("it refused a connection")
 
     def worked(self, replica_id: ReplicaId) -> None:
         """A call to the replica began to be answered."""
         self._of(replica_id).worked(replica_id)
 
     def erred(self, replica_id: ReplicaId) -> None:
-        """A call to the replica failed, and not because it is full. One that fails too often is left alone, unless
-        it is the last that serves its models."""
-        watch = self._of(replica_id)
-        models = set(watch.engine.report.models)
+        """A call to the replica failed, and not because it is full. A replica that fails too often gets no calls
+        for a while, unless it is the last that serves its models."""
+        poller = self._of(replica_id)
+        models = set(poller.engine.report.models)
         others = (
             other_id
-            for other in self._watches.values()
+            for other in self._pollers.values()
             if other.engine.is_up and models & set(other.engine.report.models)
             for other_id in other.engine.replica_ids
             if other_id != replica_id and other.state(other_id) is BreakerState.CLOSED
         )
-        watch.erred(replica_id, may_open=next(others, None) is not None)
+        poller.erred(replica_id, may_open=next(others, None) is not None)
 
     def state(self, replica_id: ReplicaId) -> BreakerState:
         """Of the replica's circuit breaker."""
         return self._of(replica_id).state(replica_id)
 
     def _of(self, replica_id: ReplicaId) -> EnginePoller:
-        watch = self._find(replica_id) or self._find(replica_id.rpartition("/")[0])
-        assert watch is not None, f"{replica_id} was never told of"
-        return watch
+        poller = self._find(replica_id) or self._find(replica_id.rpartition("/")[0])
+        assert poller is not None, f"{replica_id} was never reported"
+        return poller
 
     def _find(self, name: str) -> EnginePoller | None:
-        return self._watches.get(name) or self._gone.get(name)
+        return self._pollers.get(name) or self._removed.get(name)
 
-    def _begin(self, name: str) -> None:
-        watch = self._watches[name]
-        if not watch.engine.is_up:
-            LOG.warning("engine %s is not up yet: %s", name, watch.engine.problem)
-        self._tasks[name] = asyncio.create_task(self._keep_polling(watch), name=f"monitor {name}")
+    def _start_polling(self, name: str) -> None:
+        poller = self._pollers[name]
+        if not poller.engine.is_up:
+            LOG.warning("engine %s is not up yet: %s", name, poller.engine.problem)
+        self._tasks[name] = asyncio.create_task(self._keep_polling(poller), name=f"monitor {name}")
 
-    async def _keep_polling(self, watch: EnginePoller) -> None:
+    async def _keep_polling(self, poller: EnginePoller) -> None:
         while True:
-            await self._sleep(min(MAX_RETRY_S, self._interval_s * 2**watch.num_failed))
-            await watch.poll()
+            await self._sleep(min(MAX_RETRY_S, self._interval_s * 2**poller.num_failed))
+            await poller.poll()
+
+
+# ---- what engines themselves publish of their KV cache, in the place of inference
+
+FollowKvEvents: TypeAlias = Callable[[Collection[RunningEngine]], Awaitable[None]]
+"""Hears these engines from now on, and no others. Raises ConfigError when the packages are missing."""
+
+
+@asynccontextmanager
+async def kv_events_heard(
+    engines: Collection[RunningEngine],
+    tell: Callable[[Fact], None],
+    evicted: Callable[[ReplicaId, int, float | None], None],
+) -> AsyncIterator[FollowKvEvents]:
+    """Hear the engines that publish events for the body of an `async with`. The packages for it are imported only
+    when one is configured so.
+
+    `evicted`: (replica, blocks, horizon in seconds). Raises ConfigError when the packages are missing.
+    """
+    listener: KvEventListener | None = None
+
+    async def follow(engines: Collection[RunningEngine]) -> None:
+        nonlocal listener
+        if listener is None and any(engine.address.kv_events for engine in engines):
+            try:
+                from gateway.engines.kv_events import KvEventListener
+            except ImportError as error:
+                raise ConfigError(f"engines: kv_events: {error}: pip install 'turngate[kvevents]'") from None
+            listener = KvEventListener(tell, evicted)
+        if listener is not None:
+            await listener.follow(engines)
+
+    try:
+        await follow(engines)
+        yield follow
+    finally:
+        if listener is not None:
+            await listener.stop()

@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Mapping
 
 from gateway.core import fields
+from gateway.core.fields import Json
 from gateway.engines.base import (
     CHAT,
     COMPLETIONS,
@@ -15,14 +16,13 @@ from gateway.engines.base import (
     Abilities,
     Advice,
     Claims,
-    Json,
+    EngineAdapter,
     Outgoing,
     OutgoingRequest,
     PolledPool,
     Report,
 )
-from gateway.engines.exposition import Sample, samples, total
-from gateway.engines.openai import OpenAI, is_at_least, json_page, read_models
+from gateway.engines.pages import Sample, is_at_least, json_page, read_models, samples, total
 
 RANK_HEADER = "X-Data-Parallel-Rank"
 # Measured on 0.5.19 in SGLang's pull request 38729: these paths pin, /v1/responses does not.
@@ -46,14 +46,17 @@ _CACHED = "sglang:cached_tokens_total"
 _HOST = "sglang:hicache_host_total_tokens"
 
 
-class SGLang(OpenAI):
+class SGLang(EngineAdapter):
+    """The adapter of SGLang."""
+
     kind = "sglang"
-    metrics_paths: tuple[str, ...] = ("/v1/loads", "/metrics", "/v1/models")
-    probe_paths: tuple[str, ...] = ("/openapi.json", "/server_info", "/get_server_info")
+    metrics_paths = ("/v1/loads", "/metrics", "/v1/models")
+    probe_paths = ("/openapi.json", "/server_info", "/get_server_info")
+    tool_flags = "--tool-call-parser NAME, the name being that of the model's format"
     salt_paths = frozenset((CHAT, COMPLETIONS))
     names_responses = True
-    claim_keys: frozenset[str] = _PLACE_KEYS | {"priority"}
-    claim_headers: frozenset[str] = _PLACE_HEADERS | {PRIORITY_HEADER}
+    claim_keys = _PLACE_KEYS | {"priority"}
+    claim_headers = _PLACE_HEADERS | {PRIORITY_HEADER}
 
     def abilities(self) -> Abilities:
         # `session_id` needs --enable-session-radix-cache; until that is seen it is not sent.
@@ -75,33 +78,33 @@ class SGLang(OpenAI):
         if fields.flag(info, "enable_session_radix_cache"):
             abilities.refused_fields.discard("session_id")
 
-    def outgoing(self, asked: OutgoingRequest, abilities: Abilities) -> Outgoing:
+    def outgoing(self, request: OutgoingRequest, abilities: Abilities) -> Outgoing:
         """A priority goes with every call, 0 too: one that has none is taken for the lowest there is."""
-        path, hints, pool = asked.path, asked.hints, asked.pool
+        path, hints, pool = request.path, request.hints, request.pool
         if path not in _RANKED:
             return Outgoing()
-        honoured, dropped = self.claims(asked)
-        ours: Json = {}
+        honoured, dropped = self.claims(request)
+        added: Json = {}
         headers: list[tuple[str, str]] = []
-        if abilities.honours_priority and not _ranks_itself(asked, honoured):
-            ours["priority"] = _priority(hints.urgency, abilities)
+        if abilities.honours_priority and not _ranks_itself(request, honoured):
+            added["priority"] = _priority(hints.urgency, abilities)
             if path == MESSAGES and "priority" not in abilities.refused_fields:
-                headers.append((PRIORITY_HEADER, str(ours["priority"])))
+                headers.append((PRIORITY_HEADER, str(added["priority"])))
         # /v1/messages is translated inside SGLang, which reads no session there.
-        if path not in (MESSAGES, EMBEDDINGS) and hints.session_id and "session_id" not in asked.body:
-            ours["session_id"] = hints.session_id
-        names = tuple(key.removesuffix("_id") for key in ours if key not in abilities.refused_fields)
-        if asked.response_id:
-            ours["request_id"] = asked.response_id
-        ours = {key: value for key, value in ours.items() if key not in abilities.refused_fields}
+        if path not in (MESSAGES, EMBEDDINGS) and hints.session_id and "session_id" not in request.body:
+            added["session_id"] = hints.session_id
+        names = tuple(key.removesuffix("_id") for key in added if key not in abilities.refused_fields)
+        if request.response_id:
+            added["request_id"] = request.response_id
+        added = {key: value for key, value in added.items() if key not in abilities.refused_fields}
         places_itself = honoured.headers & _PLACE_HEADERS or honoured.keys & _PLACE_KEYS
         pin = RANK_HEADER if pool and path in _RANK_PATHS and not places_itself else ""
         if pin:
             headers.append((pin, pool))
         return Outgoing(
             tuple(headers),
-            ours,
-            dropped.keys.difference(ours),
+            added,
+            dropped.keys.difference(added),
             names,
             dropped.headers,
             pin=pin,
@@ -112,7 +115,7 @@ class SGLang(OpenAI):
         return None if "session_id" in abilities.refused_fields else ("/close_session", {"session_id": session_id})
 
     def is_queue_full(self, message: str) -> bool:
-        return any(said in message.lower() for said in _QUEUE_FULL)
+        return any(text in message.lower() for text in _QUEUE_FULL)
 
     def parse_report(self, pages: Mapping[str, str]) -> Report:
         models, lengths = read_models(pages)
@@ -134,17 +137,19 @@ class SGLang(OpenAI):
     def advice(self, report: Report, abilities: Abilities) -> tuple[Advice, ...]:
         found = []
         if report.caches_prefixes is False:
-            found.append(Advice("the radix cache is off: every turn is computed anew", "no --disable-radix-cache"))
+            found.append(
+                Advice("the radix cache is off: every turn computes its whole prompt", "no --disable-radix-cache")
+            )
         if abilities.reports_cached_tokens is False:
             found.append(Advice("evictions cannot be seen: replies lack cached_tokens", "--enable-cache-report"))
         if not abilities.honours_priority:
-            found.append(Advice("its own queue ignores our order", "--enable-priority-scheduling"))
+            found.append(Advice("its own queue ignores the gateway's order", "--enable-priority-scheduling"))
         elif abilities.ranks_unset_last:
             problem = "requests without a priority go last, those of /v1/messages and /v1/responses among them"
             found.append(Advice(problem, "--default-priority-value 0"))
         if abilities.honours_priority and (gap := abilities.preemption_gap) is not None and gap < SPAN:
             problem = (
-                f"it preempts what runs for priorities that differ by more than {gap}, and ours differ by {SPAN}"
+                f"it preempts calls for priorities more than {gap} higher, and the gateway's differ by {SPAN}"
             )
             found.append(Advice(problem, "--priority-scheduling-preemption-threshold 10"))
         if "session_id" in abilities.refused_fields:
@@ -162,10 +167,10 @@ def _priority(urgency: int, abilities: Abilities) -> int:
     return -level if abilities.lower_goes_first else level
 
 
-def _ranks_itself(asked: OutgoingRequest, honoured: Claims) -> bool:
+def _ranks_itself(request: OutgoingRequest, honoured: Claims) -> bool:
     """Whether an entitled client set a priority of its own."""
     return PRIORITY_HEADER in honoured.headers or (
-        "priority" in honoured.keys and asked.body["priority"] is not None
+        "priority" in honoured.keys and request.body["priority"] is not None
     )
 
 

@@ -4,34 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from gateway.core import fields
+from gateway.core.fields import Json
 from gateway.engines.base import (
     CHAT,
     COMPLETIONS,
     CONVERSATIONS,
     MESSAGES,
+    NO_REPAIR,
     RESPONSES,
     Abilities,
     Advice,
-    Json,
+    EngineAdapter,
     Outgoing,
     OutgoingRequest,
     PolledPool,
     Repair,
     Report,
-)
-from gateway.engines.exposition import Sample, samples, total
-from gateway.engines.openai import (
-    NONE,
-    OpenAI,
-    is_at_least,
-    json_object,
-    json_page,
-    read_models,
     typed_messages,
-    without_grammars,
 )
+from gateway.engines.pages import Sample, is_at_least, json_object, json_page, read_models, samples, total
 
 PRIORITY_HEADER = "X-Vllm-Priority"
 RANK_HEADER = "X-data-parallel-rank"
@@ -55,14 +49,17 @@ _HITS = "vllm:prefix_cache_hits_total"
 _METRICS = frozenset((_CONFIG, _RUNNING, _WAITING, _WAITING_WHY, _QUERIES, _HITS))
 
 
-class Vllm(OpenAI):
+class Vllm(EngineAdapter):
+    """The adapter of vLLM."""
+
     kind = "vllm"
-    metrics_paths: tuple[str, ...] = ("/metrics", "/v1/models")
-    probe_paths: tuple[str, ...] = ("/version", "/openapi.json")
+    metrics_paths = ("/metrics", "/v1/models")
+    probe_paths = ("/version", "/openapi.json")
+    tool_flags = "--enable-auto-tool-choice --tool-call-parser NAME, the name being that of the model's format"
     salt_paths = frozenset((CHAT, COMPLETIONS, RESPONSES))
     names_responses = True
-    claim_keys: frozenset[str] = frozenset(("priority",))
-    claim_headers: frozenset[str] = frozenset((PRIORITY_HEADER.lower(), RANK_HEADER.lower()))
+    claim_keys = frozenset(("priority",))
+    claim_headers = frozenset((PRIORITY_HEADER.lower(), RANK_HEADER.lower()))
 
     def abilities(self) -> Abilities:
         return Abilities(lower_goes_first=True)
@@ -79,15 +76,15 @@ class Vllm(OpenAI):
     def rendered(self, answer: str) -> str:
         return "".join(str(part) for part in fields.items(json_object(answer), "token_strs"))
 
-    def outgoing(self, asked: OutgoingRequest, abilities: Abilities) -> Outgoing:
-        path, hints, pool = asked.path, asked.hints, asked.pool
+    def outgoing(self, request: OutgoingRequest, abilities: Abilities) -> Outgoing:
+        path, hints, pool = request.path, request.hints, request.pool
         if path not in CONVERSATIONS:
             return Outgoing()
-        honoured, dropped = self.claims(asked)
+        honoured, dropped = self.claims(request)
         headers: list[tuple[str, str]] = []
         put: Json = {}
         names = []
-        if hints.session_id and not (_SESSION_NAME in asked.headers or "session_id" in asked.body):
+        if hints.session_id and not (_SESSION_NAME in request.headers or "session_id" in request.body):
             headers.append((SESSION_HEADER, hints.session_id))
             names.append("session")
         has_own = honoured.keys or PRIORITY_HEADER.lower() in honoured.headers
@@ -98,15 +95,15 @@ class Vllm(OpenAI):
             elif path != MESSAGES:
                 put["priority"] = -hints.urgency
                 names.append("priority")
-        if asked.response_id and "request_id" not in abilities.refused_fields:
-            put["request_id"] = asked.response_id
+        if request.response_id and "request_id" not in abilities.refused_fields:
+            put["request_id"] = request.response_id
         pin = RANK_HEADER if pool and path in _RANK_PATHS and RANK_HEADER.lower() not in honoured.headers else ""
         if pin:
             headers.append((pin, pool))
         return Outgoing(tuple(headers), put, dropped.keys.difference(put), tuple(names), dropped.headers, pin=pin)
 
     def repaired(self, path: str, body: Json) -> Repair:
-        return NONE if path != RESPONSES else typed_messages(path, body) | without_grammars(path, body)
+        return typed_messages(path, body) | _without_grammars(body) if path == RESPONSES else NO_REPAIR
 
     def refused_fields(self, status: int, message: str, sent: Outgoing) -> frozenset[str]:
         found = super().refused_fields(status, message, sent)
@@ -130,7 +127,8 @@ class Vllm(OpenAI):
     def advice(self, report: Report, abilities: Abilities) -> tuple[Advice, ...]:
         found = []
         if report.caches_prefixes is False:
-            found.append(Advice("prefix caching is off: every turn is computed anew", "--enable-prefix-caching"))
+            problem = "prefix caching is off: every turn computes its whole prompt"
+            found.append(Advice(problem, "--enable-prefix-caching"))
         if abilities.reports_cached_tokens is False and report.caches_prefixes is not False:
             found.append(
                 Advice("evictions cannot be seen: replies lack cached_tokens", "--enable-prompt-tokens-details")
@@ -138,7 +136,7 @@ class Vllm(OpenAI):
         if abilities.honours_priority is not True:
             found.append(
                 Advice(
-                    "its own queue may ignore our order: vLLM accepts `priority` without using it",
+                    "its own queue may ignore the gateway's order: vLLM accepts `priority` without using it",
                     "--scheduling-policy priority (if it is set already, all is well: vLLM does not tell)",
                 )
             )
@@ -150,6 +148,20 @@ class Vllm(OpenAI):
         if not any(pool.capacity_tokens for pool in report.pools):
             found.append(Advice("KV capacity is not known", "leave /metrics on and reachable"))
         return tuple(found)
+
+
+def _without_grammars(body: Json) -> Repair:
+    """Free custom tools of their grammar: vLLM 0.32 runs them, but not under one (Codex's `apply_patch`)."""
+    tools = body.get("tools")
+    if not isinstance(tools, list) or not any(map(_has_grammar, tools)):
+        return NO_REPAIR
+    free = [{**tool, "format": {"type": "text"}} if _has_grammar(tool) else tool for tool in tools]
+    return Repair({"tools": free}, ("tools: custom tools lost their grammar",))
+
+
+def _has_grammar(tool: Any) -> bool:
+    is_custom = isinstance(tool, dict) and tool.get("type") == "custom"
+    return is_custom and fields.obj(tool, "format").get("type") == "grammar"
 
 
 def _takes_priority(abilities: Abilities) -> bool:
@@ -204,6 +216,8 @@ _SLOTS = "embedded:max_num_seqs"
 
 
 class EmbeddedAdapter(Vllm):
+    """The adapter of the gateway's own engine."""
+
     kind = "embedded"
 
     def parse_report(self, pages: Mapping[str, str]) -> Report:

@@ -14,8 +14,9 @@ from gateway.config.live_settings import RequestSettings
 from gateway.core.json_edit import splice
 from gateway.core.transport import HeaderList, Timeouts, UpstreamCut, UpstreamRefused, taken
 from gateway.dialects.base import Dialect
-from gateway.engines.monitor import Monitor, RunningEngine
-from gateway.engines.poller import EngineClient
+from gateway.engines.client import EngineClient
+from gateway.engines.monitor import Monitor
+from gateway.engines.poller import RunningEngine
 from gateway.request.engine_errors import EngineFailed
 from gateway.request.model_call import Forward, ModelCall
 from gateway.request.upstream_request import Call
@@ -111,7 +112,7 @@ class BackgroundCalls:
             self._own(self._warm_up(decision))
         elif isinstance(decision, Release) and len(self._under_way) < MOST:
             engine = self._monitor.target(decision.replica_id).engine
-            closing = engine.engine.closing(decision.session_id, engine.abilities)
+            closing = engine.adapter.closing(decision.session_id, engine.abilities)
             if closing is not None:
                 self._own(self._close(decision, *closing))
 

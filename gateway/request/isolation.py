@@ -8,7 +8,7 @@ from dataclasses import replace
 from gateway.core import fields
 from gateway.core.errors import Failure, Outcome, Refused
 from gateway.engines.base import Outgoing
-from gateway.engines.monitor import RunningEngine
+from gateway.engines.poller import RunningEngine
 from gateway.exchange import Exchange
 
 SALT = "cache_salt"
@@ -20,7 +20,7 @@ def leaking(exchange: Exchange, engines: Sequence[RunningEngine]) -> list[Runnin
     """Engines that would answer a request that has a salt from a cache that others share. Raises Refused when all
     would."""
     path = exchange.request.path
-    found = [one for one in engines if path not in one.engine.salt_paths]
+    found = [one for one in engines if path not in one.adapter.salt_paths]
     if found and len(found) == len(engines):
         text = f"This key asks for a prefix cache of its own (isolate_cache), which no engine here has on {path}."
         raise Refused(Outcome.FORBIDDEN, Failure(403, "permission_error", text, code="cache_not_isolated"))

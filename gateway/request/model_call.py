@@ -12,7 +12,8 @@ from gateway.core.sse import EventTooLong
 from gateway.core.transport import Timeouts, Upstream, UpstreamCut, UpstreamRefused, UpstreamReply
 from gateway.dialects.completions import num_chars
 from gateway.engines.base import OutgoingRequest
-from gateway.engines.monitor import Monitor, RunningEngine
+from gateway.engines.monitor import Monitor
+from gateway.engines.poller import RunningEngine
 from gateway.exchange import Exchange
 from gateway.request import engine_errors, upstream_request
 from gateway.request.engine_errors import EngineFailed
@@ -61,7 +62,7 @@ class ModelCall:
         self._answer: UpstreamResponse | None = None
         self.sent: Call | None = None
         """What was asked last."""
-        kind = self._target.engine.engine
+        kind = self._target.engine.adapter
         exchange.engine_kind = kind.kind
         self._repair = kind.repaired(exchange.request.path, exchange.body)
         if self._repair.notes:
@@ -105,7 +106,7 @@ class ModelCall:
                 last = failed
             else:
                 if refused:
-                    abilities.remember(refused, call.added)
+                    abilities.remember_refusal(refused, call.added)
                 self._forward.monitor.worked(self._replica_id)
                 return answer
             if more := self._refused_fields(call, last) - refused:
@@ -120,13 +121,13 @@ class ModelCall:
         if exchange.timings.engine_asked_at is None:
             exchange.timings.engine_asked_at = self._forward.clock()
         if exchange.trace is not None:
-            headers = exchange.trace.asks(exchange, engine.engine.kind, engine.address.base_url, call.headers)
+            headers = exchange.trace.asks(exchange, engine.adapter.kind, engine.address.base_url, call.headers)
             call = replace(call, headers=headers)
         exchange.reply, self.sent = Reply(), call
         reply = await self._forward.send(engine, call, exchange.settings.timeouts)
         if self._answer is not None:
             self._answer.close()
-        self._answer = answer = UpstreamResponse(exchange, engine.engine, call, reply)
+        self._answer = answer = UpstreamResponse(exchange, engine.adapter, call, reply)
         try:
             if reply.status >= 400:
                 body = await reply.read(MAX_ERROR_BYTES)
@@ -135,7 +136,7 @@ class ModelCall:
         except (UpstreamCut, EventTooLong, NoAnswer) as error:
             raise engine_errors.cut(engine.name, error) from None
         except EngineFailed as failed:
-            failed.is_queue_full = failed.fault is EngineFault.FULL and engine.engine.is_queue_full(
+            failed.is_queue_full = failed.fault is EngineFault.FULL and engine.adapter.is_queue_full(
                 failed.failure.message
             )
             raise
@@ -155,7 +156,7 @@ class ModelCall:
             request.headers,
             _response_id(exchange),
         )
-        added = engine.engine.outgoing(asked, abilities)
+        added = engine.adapter.outgoing(asked, abilities)
         observer.hinted(engine.name, added.hint_names, "sent")
         if added.drop or added.drop_headers:
             observer.hinted(engine.name, added.drop | added.drop_headers, "dropped")
@@ -164,7 +165,7 @@ class ModelCall:
     def _refused_fields(self, call: Call, failed: EngineFailed) -> frozenset[str]:
         """What the engine complains about of that which we added."""
         engine = self._target.engine
-        refused = engine.engine.refused_fields(failed.failure.status, failed.failure.message, call.added)
+        refused = engine.adapter.refused_fields(failed.failure.status, failed.failure.message, call.added)
         self._forward.observer.hinted(engine.name, refused, "refused")
         return refused
 

@@ -9,8 +9,9 @@ from gateway.core.errors import Failure, Outcome, Refused
 from gateway.core.json_edit import splice
 from gateway.core.transport import Responder, UpstreamCut, UpstreamReply, taken
 from gateway.dialects import STORED_ANSWERS
-from gateway.engines.monitor import Monitor, RunningEngine
-from gateway.engines.openai import json_object
+from gateway.engines.monitor import Monitor
+from gateway.engines.pages import json_object
+from gateway.engines.poller import RunningEngine
 from gateway.exchange import Exchange
 from gateway.request import engine_errors
 from gateway.request.engine_errors import EngineFailed
@@ -80,7 +81,7 @@ class PlainCalls:
         self, exchange: Exchange, engine: RunningEngine, renamed: tuple[str, str] | None
     ) -> tuple[UpstreamReply, bytes]:
         exchange.num_attempts += 1
-        exchange.engine_kind = engine.engine.kind
+        exchange.engine_kind = engine.adapter.kind
         call = plain_call(exchange, engine)
         if renamed is not None:
             call = replace(call, url=call.url.replace(renamed[1], renamed[0]))

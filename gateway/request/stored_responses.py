@@ -11,9 +11,9 @@ from gateway.core import response_ids
 from gateway.core.errors import Failure, Outcome, Refused
 from gateway.core.fields import excerpt
 from gateway.dialects import STORED_ANSWERS
+from gateway.engines.client import EngineClient
 from gateway.engines.monitor import Monitor
-from gateway.engines.openai import json_object
-from gateway.engines.poller import EngineClient
+from gateway.engines.pages import json_object
 from policies.types import ReplicaId, value
 
 
@@ -76,7 +76,7 @@ class StoredResponses:
             raise no_such_response(response_id)
         if is_anothers or not response_ids.is_ours(response_id):
             return None  # an engine's own id, or that of another gateway behind this one, which has no tenants
-        engines = [one for one in self.monitor.engines if one.engine.names_responses]
+        engines = [one for one in self.monitor.engines if one.adapter.names_responses]
         path = f"{STORED_ANSWERS}{response_id}"
         pages = await asyncio.gather(*(self.ask.page(engine.address, path) for engine in engines))
         told = dict(zip(engines, pages, strict=True))

@@ -10,7 +10,7 @@ from typing import Any
 from gateway.core.json_edit import splice
 from gateway.core.transport import HOP_BY_HOP, HeaderList
 from gateway.engines.base import Outgoing, OutgoingRequest, Repair
-from gateway.engines.monitor import RunningEngine
+from gateway.engines.poller import RunningEngine
 from gateway.exchange import Exchange
 from policies.types import Hints, value
 
@@ -128,7 +128,7 @@ def plain_call(exchange: Exchange, engine: RunningEngine) -> Call:
     request, body = exchange.request, exchange.body
     hints = Hints(urgency=max(-100, min(100, 10 * exchange.urgency)))
     asked = OutgoingRequest(request.path, body, hints, "", exchange.may_prioritise, request.headers)
-    added = engine.engine.outgoing(asked, engine.abilities) if body else NOTHING
+    added = engine.adapter.outgoing(asked, engine.abilities) if body else NOTHING
     put = dict(added.body)
     if exchange.engine_model != exchange.asked_model:
         put["model"] = exchange.engine_model

@@ -18,7 +18,7 @@ from gateway.core.reply import Reply
 from gateway.core.sse import EventSplitter, EventTooLong, data_of
 from gateway.core.transport import HOP_BY_HOP, Direct, HeaderList, Pushing, Responder, UpstreamCut, UpstreamReply
 from gateway.dialects.base import Dialect, Opening
-from gateway.engines.base import Engine
+from gateway.engines.base import EngineAdapter
 from gateway.exchange import Exchange
 from gateway.request import engine_errors
 from gateway.request.upstream_request import Call, end_to_end
@@ -127,7 +127,7 @@ class StreamRelay:
     def __init__(
         self,
         dialect: Dialect,
-        engine: Engine,
+        engine: EngineAdapter,
         reply: Reply,
         call: Call,
         round_: Round | None = None,
@@ -269,7 +269,7 @@ class StreamRelay:
         return not (self._hides_usage and self._dialect.is_asked_usage(event))
 
 
-def read_into(reply: Reply, event: Json, dialect: Dialect, engine: Engine) -> None:
+def read_into(reply: Reply, event: Json, dialect: Dialect, engine: EngineAdapter) -> None:
     """Fold a stream event, or the body of an answer that is not streamed, into the reply."""
     dialect.read(event, reply)
     usage = engine.usage(event)
@@ -300,7 +300,7 @@ _NOT_RELAYED = frozenset(
 class UpstreamResponse:
     """Owns the connection of one answer: close it. The exchange's outcome says how it went."""
 
-    def __init__(self, exchange: Exchange, engine: Engine, call: Call, reply: UpstreamReply) -> None:
+    def __init__(self, exchange: Exchange, engine: EngineAdapter, call: Call, reply: UpstreamReply) -> None:
         self._exchange = exchange
         self._engine = engine
         self._call = call

@@ -13,9 +13,9 @@ from aiohttp import web
 from gateway.cli import doctor
 from gateway.cli.doctor import Machine, skew_s
 from gateway.config.settings import Settings
-from gateway.engines import named
 from gateway.engines.base import Abilities, EngineAddress, Report
-from gateway.engines.monitor import RunningEngine
+from gateway.engines.kinds import adapter_of
+from gateway.engines.poller import RunningEngine
 from gateway.transport.aiohttp_upstream import AiohttpUpstream
 
 GOOD = Machine("3.13.1", 65_536, 1_048_576, (), 2**40)
@@ -103,7 +103,7 @@ async def dated() -> AsyncIterator[Dated]:
 
 async def skew_of(port: int, now: float) -> float | None:
     upstream, address = AiohttpUpstream(), EngineAddress("vllm", f"http://127.0.0.1:{port}")
-    engine = RunningEngine(address, named("vllm"), Abilities(), Report(), is_up=True, problem="")
+    engine = RunningEngine(address, adapter_of("vllm"), Abilities(), Report(), is_up=True, problem="")
     try:
         return await skew_s(upstream, engine, 5.0, lambda: now)
     finally:

@@ -117,7 +117,7 @@ def test_a_worker_that_is_gone_is_dropped_for_that_call_only() -> None:
     sent = DYNAMO.outgoing(OutgoingRequest(RESPONSES, {}, HINTS, pool="12345"), known)
     refused = DYNAMO.refused_fields(400, "Invalid request", sent)
     assert refused == {"x-dynamo-worker-instance-id"}
-    known.remember(refused, sent)
+    known.remember_refusal(refused, sent)
     assert known.refused_fields == set()
     assert not DYNAMO.refused_fields(
         400, "Invalid request", DYNAMO.outgoing(OutgoingRequest(CHAT, {}, HINTS), known)
@@ -129,7 +129,7 @@ def test_a_refused_hint_is_left_out_and_the_rest_stays() -> None:
     sent = DYNAMO.outgoing(OutgoingRequest(CHAT, {}, HINTS), known)
     refused = DYNAMO.refused_fields(400, "unknown field `osl`, expected one of `priority` at line 1", sent)
     assert refused == {"nvext.agent_hints.osl"}
-    known.remember(refused, sent)
+    known.remember_refusal(refused, sent)
     assert DYNAMO.outgoing(OutgoingRequest(CHAT, {}, HINTS), known).body == {
         "nvext": {"extra_fields": ["worker_id"]}
     }

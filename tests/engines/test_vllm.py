@@ -92,7 +92,7 @@ def test_a_refused_priority_is_not_sent_again() -> None:
     sent = VLLM.outgoing(OutgoingRequest(CHAT, {}, HINTS), abilities)
     refused = VLLM.refused_fields(400, "Got priority -40 but Priority scheduling is not enabled.", sent)
     assert refused == {"priority"}
-    abilities.remember(refused, sent)
+    abilities.remember_refusal(refused, sent)
     assert VLLM.outgoing(OutgoingRequest(CHAT, {}, HINTS), abilities).body == {}
 
 
@@ -128,7 +128,7 @@ def test_a_refused_rank_is_dropped_for_that_call_only() -> None:
     sent = VLLM.outgoing(OutgoingRequest(CHAT, {}, Hints(), pool="5"), abilities)
     refused = VLLM.refused_fields(400, "data_parallel_rank 5 is out of range [0, 1).", sent)
     assert refused == {sent.pin}
-    abilities.remember(refused, sent)
+    abilities.remember_refusal(refused, sent)
     assert abilities.refused_fields == set()
 
 

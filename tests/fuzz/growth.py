@@ -27,10 +27,9 @@ from gateway.core.reply import Reply, ToolCall, ToolCalls
 from gateway.core.transport import Request, Responder, Timeouts
 from gateway.dialects import BY_PATH
 from gateway.dialects.completions import PromptPart
-from gateway.engines.openai import names_field
-from gateway.engines.providers import anthropic
-from gateway.engines.providers.asked import read
-from gateway.engines.providers.told import BodyTeller, StreamTeller
+from gateway.engines.base import names_field
+from gateway.engines.providers.anthropic import AnthropicEvents, anthropic_request
+from gateway.engines.providers.translation import BodyWriter, StreamWriter, read_chat
 from gateway.exchange import Exchange, Timings
 from gateway.prompt_lists.gather import PartFailed, PartRequest, StreamedAnswer
 from gateway.request import upstream_request
@@ -595,24 +594,24 @@ class Heard:
     chunks: Sequence[bytes]
 
     def __call__(self) -> None:
-        events = anthropic.AnthropicEvents(StreamTeller(0, wants_usage=True))
+        events = AnthropicEvents(StreamWriter(0, wants_usage=True))
         for chunk in self.chunks:
             events.feed(chunk)
 
 
 def told_in_pieces(num: int) -> Work:
     def work() -> None:
-        teller = BodyTeller(0)
-        teller.call("c", "f")
+        writer = BodyWriter(0)
+        writer.open_call("c", "f")
         for _ in range(num):
-            teller.arguments(PIECE)
-        teller.body()
+            writer.write_arguments(PIECE)
+        writer.body()
 
     return work
 
 
 def translated(body: Json) -> Work:
-    return lambda: anthropic.request(read(body))
+    return lambda: anthropic_request(read_chat(body))
 
 
 def read_whole(chunks: Sequence[bytes]) -> Work:

@@ -200,7 +200,7 @@ async def test_it_is_not_probed_and_says_what_it_does_not_control(
     assert service.bodies == []
     health = orjson.loads(await (await gateway.get("/health")).read())
     (engine,) = health["engines"]
-    assert engine["models"] == ["claude-x"]
+    assert (engine["models"], engine["is_rented"]) == (["claude-x"], True)
     assert "KV cache" in engine["advice"][0]["problem"]
 
 

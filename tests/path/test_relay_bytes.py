@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from gateway.core.reply import Reply
 from gateway.dialects import BY_PATH
-from gateway.engines import named
 from gateway.engines.base import Outgoing
+from gateway.engines.kinds import adapter_of
 from gateway.request.upstream_request import Call
 from gateway.request.upstream_response import StreamRelay
 from tests.path.conftest import Start
@@ -38,7 +38,7 @@ EVENTS = st.lists(
 
 def relay(hides_usage: bool) -> StreamRelay:
     call = Call("POST", "", (), b"", Outgoing(), hides_usage)
-    return StreamRelay(BY_PATH["/v1/chat/completions"], named("vllm"), Reply(), call)
+    return StreamRelay(BY_PATH["/v1/chat/completions"], adapter_of("vllm"), Reply(), call)
 
 
 @given(before=EVENTS, after=EVENTS, rest=st.sampled_from([b"", b"data: half"]), data=st.data())
@@ -58,7 +58,7 @@ def test_however_the_stream_is_cut_only_the_usage_event_is_missing(
 def test_what_dynamo_was_asked_for_is_taken_out_of_each_event_again() -> None:
     call = Call("POST", "", (), b"", Outgoing(reads_back=True), hides_usage=True)
     reply = Reply()
-    one = StreamRelay(BY_PATH["/v1/chat/completions"], named("dynamo"), reply, call)
+    one = StreamRelay(BY_PATH["/v1/chat/completions"], adapter_of("dynamo"), reply, call)
     events = [chunk(role="assistant"), chunk(content='},"nvext":{'), finish()]
     worker = b',"nvext":{"worker_id":{"decode_worker_id":18446744073709551557,"decode_dp_rank":0}}}\n\n'
     sent = b"".join(event.removesuffix(b"}\n\n") + worker for event in [*events, usage()]) + DONE

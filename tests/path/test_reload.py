@@ -17,8 +17,8 @@ from gateway.core.errors import ConfigError
 from gateway.engines.breaker import BreakerState
 from gateway.reload import AT_RUN_TIME, Reloading, changes, effective, reload
 from tests.deadline import DEADLINE_S
-from tests.kvevents.batches import stored
-from tests.kvevents.test_listener import Publisher
+from tests.engines.kv_event_batches import stored
+from tests.engines.test_kv_events_listener import Publisher
 from tests.path.conftest import Gateway, Start
 from tests.path.fake_engine import DONE, FakeEngine, chunk, cuts_after, finish, stalls_after, streams
 from tests.path.reloaded import changed

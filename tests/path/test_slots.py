@@ -22,7 +22,7 @@ def asks(number: int) -> dict[str, Any]:
 
 async def polled(gateway: Gateway, times: int = 1) -> None:
     for _ in range(times):
-        for watch in gateway.app.monitor._watches.values():
+        for watch in gateway.app.monitor._pollers.values():
             await watch.poll()
 
 

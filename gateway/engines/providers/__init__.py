@@ -1,1 +1,1 @@
-"""Models that are rented by the token: chat completions in the dialect of a service, its throttling obeyed."""
+"""Models that are rented by the token: one file per provider, what they share, and the upstream in front."""

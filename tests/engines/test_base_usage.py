@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.engines.openai import usage_of
+from gateway.engines.base import usage_of
 from policies.types import Usage
 
 # As answered by vLLM 0.32 and Dynamo 1.6.1.

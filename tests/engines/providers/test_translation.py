@@ -1,4 +1,4 @@
-"""Laws of reading a chat completion for another dialect."""
+"""Laws of reading a chat completion for a provider's dialect."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from gateway.engines.providers.asked import ChatTurn, Image, ToolResult, ToolUse, Untranslatable, read
+from gateway.engines.providers.translation import (
+    ChatTurn,
+    Image,
+    ToolResult,
+    ToolUse,
+    Untranslatable,
+    read_chat,
+)
 
 
 def user(content: Any) -> dict[str, Any]:
@@ -14,7 +21,7 @@ def user(content: Any) -> dict[str, Any]:
 
 
 def test_leading_system_messages_stand_apart_and_later_ones_keep_their_place() -> None:
-    asked = read(
+    chat = read_chat(
         {
             "messages": [
                 {"role": "system", "content": "a"},
@@ -24,7 +31,7 @@ def test_leading_system_messages_stand_apart_and_later_ones_keep_their_place() -
             ]
         }
     )
-    assert (asked.system, asked.turns) == (("a", "b"), [ChatTurn("user", ["c", "d"])])
+    assert (chat.system, chat.turns) == (("a", "b"), [ChatTurn("user", ["c", "d"])])
 
 
 def test_results_of_tools_are_the_users_and_stand_together() -> None:
@@ -32,7 +39,7 @@ def test_results_of_tools_are_the_users_and_stand_together() -> None:
         {"id": n, "type": "function", "function": {"name": "f", "arguments": f'{{"n": {n}}}'}} for n in ("1", "2")
     ]
     results = [{"role": "tool", "tool_call_id": n, "content": n * 2} for n in ("1", "2")]
-    asked = read(
+    chat = read_chat(
         {
             "messages": [
                 {"role": "user", "content": "go"},
@@ -42,12 +49,12 @@ def test_results_of_tools_are_the_users_and_stand_together() -> None:
             ]
         }
     )
-    assert asked.turns == [
+    assert chat.turns == [
         ChatTurn("user", ["go"]),
         ChatTurn("assistant", [ToolUse("1", "f", {"n": 1}), ToolUse("2", "f", {"n": 2})]),
         ChatTurn("user", [ToolResult("1", ("11",)), ToolResult("2", ("22",)), "on"]),
     ]
-    assert asked.goes_on
+    assert chat.goes_on
 
 
 @pytest.mark.parametrize(
@@ -56,20 +63,20 @@ def test_results_of_tools_are_the_users_and_stand_together() -> None:
 )
 def test_arguments_become_an_object_whatever_the_model_wrote(arguments: str, read_as: Any) -> None:
     call = {"id": "1", "function": {"name": "f", "arguments": arguments}}
-    asked = read({"messages": [{"role": "assistant", "tool_calls": [call]}]})
-    assert asked.turns == [ChatTurn("assistant", [ToolUse("1", "f", read_as)])]
+    chat = read_chat({"messages": [{"role": "assistant", "tool_calls": [call]}]})
+    assert chat.turns == [ChatTurn("assistant", [ToolUse("1", "f", read_as)])]
 
 
 def test_images_are_data_or_addresses() -> None:
     parts = [
         {"type": "image_url", "image_url": {"url": url}} for url in ("data:image/png;base64,QUJD", "https://x")
     ]
-    assert read(user(parts)).turns == [ChatTurn("user", [Image("image/png", "QUJD"), Image("", "https://x")])]
+    assert read_chat(user(parts)).turns == [ChatTurn("user", [Image("image/png", "QUJD"), Image("", "https://x")])]
 
 
 @pytest.mark.parametrize("message", [{"role": "assistant", "content": ""}, {"role": "user", "content": []}])
 def test_a_message_without_content_is_left_out(message: dict[str, Any]) -> None:
-    assert read({"messages": [{"role": "user", "content": "a"}, message]}).turns == [ChatTurn("user", ["a"])]
+    assert read_chat({"messages": [{"role": "user", "content": "a"}, message]}).turns == [ChatTurn("user", ["a"])]
 
 
 @pytest.mark.parametrize(
@@ -87,9 +94,9 @@ def test_a_message_without_content_is_left_out(message: dict[str, Any]) -> None:
         ),
     ],
 )
-def test_what_no_service_has_is_named(body: dict[str, Any], param: str) -> None:
+def test_a_field_that_no_provider_has_is_named(body: dict[str, Any], param: str) -> None:
     with pytest.raises(Untranslatable) as error:
-        read(body)
+        read_chat(body)
     assert error.value.param == param
 
 
@@ -103,4 +110,4 @@ def test_what_no_service_has_is_named(body: dict[str, Any], param: str) -> None:
     ],
 )
 def test_the_choice_of_tools_is_kept(given: Any, choice: str) -> None:
-    assert read(user("a") | {"tool_choice": given}).tool_choice == choice
+    assert read_chat(user("a") | {"tool_choice": given}).tool_choice == choice

@@ -7,14 +7,15 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from gateway.engines import doctor, named
+from gateway.engines import doctor
 from gateway.engines.base import EngineAddress, KvEventSource
-from gateway.engines.monitor import RunningEngine
+from gateway.engines.kinds import adapter_of
+from gateway.engines.poller import RunningEngine
 from tests.engines.recorded import pages
 
 
 def running(kind: str, release: str) -> RunningEngine:
-    engine, served = named(kind), pages(release)
+    engine, served = adapter_of(kind), pages(release)
     abilities = engine.abilities()
     engine.learn(served, abilities)
     report = engine.parse_report(served)
@@ -68,7 +69,7 @@ def test_an_engine_that_is_down_says_why_and_what_to_try_and_gets_no_advice_abou
 
 
 def test_an_engine_of_another_kind_than_its_address_says_is_pointed_out() -> None:
-    engine = named("vllm")
+    engine = adapter_of("vllm")
     for prefix, told in (("dynamo_frontend_", "dynamo://"), ("turngate_", "no engine"), ("vllm:", None)):
         abilities = engine.abilities()
         engine.learn({"/metrics": f"# HELP x\n{prefix}x 1\n"}, abilities)
@@ -117,8 +118,8 @@ def test_an_engine_that_refuses_tools_is_told_with_its_flag() -> None:
 def test_every_kind_of_engine_has_a_flag_for_tools() -> None:
     for kind in ("vllm", "sglang", "dynamo", "openai"):
         engine = running("vllm", "vllm-0.32")
-        engine.engine = named(kind)
-        engine.abilities = replace(engine.engine.abilities(), takes_tools=False)
+        engine.adapter = adapter_of(kind)
+        engine.abilities = replace(engine.adapter.abilities(), takes_tools=False)
         assert "tool" in doctor.as_text([engine])
 
 
@@ -131,4 +132,14 @@ def test_prefill_in_one_piece_is_pointed_out() -> None:
     engine = running("vllm", "vllm-0.32")
     assert "long prompt" not in doctor.as_text([engine])
     engine.report = replace(engine.report, chunks_prefill=False)
-    assert "everybody waits while it prefills a long prompt" in doctor.as_text([engine])
+    assert "all other requests wait while it prefills a long prompt" in doctor.as_text([engine])
+
+
+@pytest.mark.parametrize(("url", "is_rented"), [("https://api.openai.com", True), ("http://gpu1:8080", False)])
+def test_the_report_says_whether_an_engine_is_rented(url: str, is_rented: bool) -> None:
+    engine = running("openai", "vllm-0.32")
+    engine.address = replace(engine.address, base_url=url)
+    assert doctor.as_json([engine])[0]["is_rented"] is is_rented
+    text = doctor.as_text([engine])
+    assert ("each token costs money" in text) is is_rented
+    assert ("if it is vLLM, SGLang or Dynamo, say so" in text) is not is_rented

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.engines.exposition import samples, total
+from gateway.engines.pages import samples, total
 from tests.engines.recorded import pages
 
 PAGE = """# HELP x_total Help with x_total 1

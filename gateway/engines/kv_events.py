@@ -1,4 +1,4 @@
-"""Whether a stream of numbered batches is whole: the publisher counts from 0 and drops what nobody takes."""
+"""Listens to what engines publish of their KV caches, in the place of inference. Needs the extra `kvevents`."""
 
 from __future__ import annotations
 
@@ -15,27 +15,31 @@ import zmq
 import zmq.asyncio
 
 from gateway.engines.base import KvEventSource
-from gateway.engines.monitor import RunningEngine
+from gateway.engines.poller import RunningEngine
 from policies.types import CacheLost, Fact, ReplicaId, SessionId
+
+# ---- whether a stream of numbered batches is whole: a publisher counts from 0, and drops some when it is too fast
 
 
 class HeardBatch(Enum):
+    """The place of a live batch among those before it."""
+
     NEXT = auto()
     GAP = auto()  # batches before it are missing
-    OLD = auto()  # already taken, from the replay
-    RESTART = auto()  # the publisher counts anew: another process, with an empty cache
+    OLD = auto()  # already applied, from the replay
+    RESTART = auto()  # the count began again: another process, with an empty cache
 
 
-class Sequence:
-    """Of one publisher. `take` every batch that is applied, live or replayed."""
+class BatchSequence:
+    """The batches of one publisher. Each one that is applied, live or replayed, is passed to `mark_applied`."""
 
     def __init__(self) -> None:
         self.next = 0
-        """Number of the batch that is missing first."""
+        """Number of the first batch that is missing."""
         self._next_live = 0
 
-    def hear(self, number: int) -> HeardBatch:
-        """A live batch arrived."""
+    def classify(self, number: int) -> HeardBatch:
+        """Place a live batch that arrived."""
         if number < self._next_live:
             return HeardBatch.RESTART
         self._next_live = number + 1
@@ -43,13 +47,13 @@ class Sequence:
             return HeardBatch.OLD
         return HeardBatch.NEXT if number == self.next else HeardBatch.GAP
 
-    def take(self, number: int) -> None:
+    def mark_applied(self, number: int) -> None:
         self.next = number + 1
 
     def restart(self, number: int) -> HeardBatch:
-        """After RESTART: start over at that batch."""
+        """Begin again at that batch, after RESTART."""
         self.next = self._next_live = 0
-        return self.hear(number)
+        return self.classify(number)
 
 
 # ---- the KV events of vLLM as bytes
@@ -63,7 +67,7 @@ _UNREAD = msgspec.Raw()
 
 
 class Stored(msgspec.Struct, tag="BlockStored", gc=False):
-    """A run of blocks is cached now, each the child of the one before, the first one of `parent_block_hash`."""
+    """A run of blocks was cached, each the child of the one before it, the first one of `parent_block_hash`."""
 
     block_hashes: list[Hash]
     parent_block_hash: Hash | None = None
@@ -84,6 +88,8 @@ class Stored(msgspec.Struct, tag="BlockStored", gc=False):
 
 
 class Removed(msgspec.Struct, tag="BlockRemoved", gc=False):
+    """Blocks were evicted from one tier."""
+
     block_hashes: list[Hash]
     medium: str | None = None
     group_idx: int | None = None
@@ -131,8 +137,8 @@ _ARRAYS = msgspec.msgpack.Decoder(_StoredArray | _RemovedArray | _ClearedArray)
 
 
 def decode(payload: bytes) -> EventBatch:
-    """Events of kinds that are not known here are left out. Raises ValueError when it is no batch, or holds an
-    event of a known kind that cannot be read."""
+    """Read a batch. Events of unknown kinds are left out. Raises ValueError for what is no batch, and for an event
+    of a known kind that cannot be read."""
     try:
         batch = _BATCHES.decode(payload)
         events = [event for raw in batch.events if (event := _event(raw)) is not None]
@@ -147,20 +153,21 @@ def _event(raw: msgspec.Raw) -> Event | None:
     try:
         event: Event = _MAPS.decode(raw) if is_map else _ARRAYS.decode(raw)
     except msgspec.ValidationError:
-        told = msgspec.msgpack.decode(raw)
-        kind = told.get("type") if isinstance(told, dict) else told[0] if isinstance(told, list) and told else None
+        decoded = msgspec.msgpack.decode(raw)
+        is_list = isinstance(decoded, list) and decoded
+        kind = decoded.get("type") if isinstance(decoded, dict) else decoded[0] if is_list else None
         if kind in _KINDS:
             raise
         return None
     return event
 
 
-# ---- which blocks one KV pool holds, from its own events: what was evicted, after how long, and of whom
+# ---- which blocks one KV pool holds: what was evicted, after how long, and of which sessions
 
 STEP_TOKENS = 128
-"""A session's loss is told in steps of this size: about one block of the gateway's own."""
+"""Losses of a session are reported in steps of this size: about one block of the gateway's own."""
 MAX_SAMPLES = 256
-"""Evicted chains that the horizon is taken from."""
+"""Evicted chains from which the horizon is computed."""
 MAX_SESSIONS = 20_000
 QUANTILE = 0.1
 
@@ -170,10 +177,10 @@ class _Block:
     hash: Hash
     parent: _Block | None
     end_tokens: int | None
-    """Length of the prefix up to its end. None: its beginning was stored before anybody listened."""
+    """Length of the prefix up to its end. None: its beginning was stored before the listener was there."""
     used_at: float
     tiers: tuple[str, ...] = ()
-    """Where it is. Empty, with children: a second copy of it was evicted, or the prefix of what is still there."""
+    """The tiers that hold it. Empty, though it has children: another copy was evicted, or children outlived it."""
     num_children: int = 0
     sessions: set[SessionId] | None = None
     """Sessions whose cached prefix ends here."""
@@ -181,29 +188,31 @@ class _Block:
 
 @dataclass(slots=True, eq=False)
 class _End:
+    """The end of a session's cached prefix."""
+
     block: _Block
-    told_tokens: int
+    reported_tokens: int
 
 
 @dataclass(slots=True)
 class Losses:
-    """What a batch of events took away, or gave back."""
+    """What sessions lost, or regained, by a batch of events."""
 
     num_blocks: int = 0
-    """Blocks that are in no tier any more."""
+    """Blocks that left their last tier."""
     kept_tokens: dict[SessionId, int] = field(default_factory=dict)
-    """Sessions that lost a part of their prefix, or regained what was told as lost: the length that is cached."""
+    """Cached length of sessions that lost a part of their prefix, or regained one that was reported as lost."""
     is_cleared: bool = False
 
 
 class BlockIndex:
-    """Of one publisher. Sessions are those that engines name; at most MAX_SESSIONS, the least recent forgotten."""
+    """The blocks of one publisher. Sessions are those that engines name: the MAX_SESSIONS most recent ones."""
 
     def __init__(self) -> None:
         self._blocks: dict[Hash, _Block] = {}
         self._ends: OrderedDict[SessionId, _End] = OrderedDict()
         self._whole_tokens: dict[SessionId, int] = {}
-        """Sessions of which a loss was told, and not yet that it is made good: their length before it."""
+        """Length before the loss, of sessions whose loss was reported and not regained since."""
         self._idle_s: deque[float] = deque(maxlen=MAX_SAMPLES)
         self._last_used_at: float | None = None
 
@@ -216,7 +225,7 @@ class BlockIndex:
         return 0 if end is None else end.block.end_tokens or 0
 
     def horizon_s(self) -> float | None:
-        """How long nine in ten evicted chains had been idle at least. None before the first eviction."""
+        """The time for which nine in ten evicted chains had been idle at least. None before the first eviction."""
         idle_s = sorted(self._idle_s)
         return idle_s[int(QUANTILE * len(idle_s))] if idle_s else None
 
@@ -226,7 +235,7 @@ class BlockIndex:
         self._whole_tokens.clear()
 
     def apply(self, events: Iterable[Event], at: float) -> Losses:
-        """Take in what one engine step did, at its own time."""
+        """Apply the events of one engine step, at its own time."""
         losses = Losses()
         for event in events:
             match event:
@@ -248,7 +257,7 @@ class BlockIndex:
             block = self._blocks.get(block_hash)
             if block is None:
                 if not event.block_size:
-                    continue  # a slower tier names a block that nobody described
+                    continue  # a slower tier names a block that no event described
                 end_tokens = _end(parent, event.block_size, is_rooted)
                 block = self._blocks[block_hash] = _Block(block_hash, parent, end_tokens, at)
                 if parent is not None:
@@ -261,7 +270,7 @@ class BlockIndex:
             self._extend(event.session_id, parent, parent.end_tokens, losses)
 
     def _extend(self, session_id: SessionId, block: _Block, end_tokens: int, losses: Losses) -> None:
-        """The longest chain of a session counts: side requests under its name are short."""
+        """Move the end of a session to its longest chain: side requests under its name are short."""
         end = self._ends.get(session_id)
         if end is None:
             self._ends[session_id] = _End(block, end_tokens)
@@ -270,7 +279,7 @@ class BlockIndex:
                 _leave(dropped.block, oldest)
         elif end_tokens >= (end.block.end_tokens or 0):
             _leave(end.block, session_id)
-            end.block, end.told_tokens = block, end_tokens
+            end.block, end.reported_tokens = block, end_tokens
             self._ends.move_to_end(session_id)
         else:
             return
@@ -308,9 +317,9 @@ class BlockIndex:
     def _shorten(self, session_id: SessionId, parent: _Block | None, losses: Losses) -> None:
         end = self._ends[session_id]
         kept_tokens = 0 if parent is None else parent.end_tokens or 0
-        if not kept_tokens or end.told_tokens - kept_tokens >= STEP_TOKENS:
-            self._whole_tokens[session_id] = max(end.told_tokens, self._whole_tokens.get(session_id, 0))
-            losses.kept_tokens[session_id] = end.told_tokens = kept_tokens
+        if not kept_tokens or end.reported_tokens - kept_tokens >= STEP_TOKENS:
+            self._whole_tokens[session_id] = max(end.reported_tokens, self._whole_tokens.get(session_id, 0))
+            losses.kept_tokens[session_id] = end.reported_tokens = kept_tokens
             if len(self._whole_tokens) > MAX_SESSIONS:
                 del self._whole_tokens[next(iter(self._whole_tokens))]
         if parent is None:
@@ -337,17 +346,17 @@ def _leave(block: _Block, session_id: SessionId) -> None:
         block.sessions.discard(session_id)
 
 
-# ---- subscribes to the KV events of engines and tells what they mean: evicted prefixes, cleared caches
+# ---- the listener: evicted prefixes and cleared caches as facts
 
 LOG = logging.getLogger(__name__)
 
 REPLAY_S = 5.0
 OPEN_AGAIN_S = 5.0
-"""A port that is taken now may be that of a gateway that is about to stop."""
+"""A port that is in use may be that of a gateway that is about to stop."""
 _NUMBER_BYTES = 8
 _END = (-1).to_bytes(_NUMBER_BYTES, "big", signed=True)
 _MOST_QUEUED = 100_000
-"""Batches that wait for us, as many as vLLM keeps; more are dropped and show as a gap."""
+"""Batches that wait to be read, as many as vLLM keeps; more are dropped and show as a gap."""
 
 Evicted = Callable[[ReplicaId, int, float | None], None]
 """(replica, blocks, horizon in seconds): metrics."""
@@ -364,7 +373,7 @@ class KvEventListener:
 
     async def follow(self, engines: Collection[RunningEngine]) -> None:
         """Hear these from now on, and no others. A source that cannot be opened is logged, shown by `turngate
-        doctor` and tried again; the others are heard."""
+        doctor` and tried again."""
         for gone in self._tasks.keys() - set(engines):
             await self._leave(self._tasks.pop(gone))
         for engine in engines:
@@ -375,8 +384,8 @@ class KvEventListener:
         await self.follow(())
         self._context.destroy(linger=0)
 
-    def _heard(self, engine: RunningEngine, told: KvEventSource) -> tuple[asyncio.Task[None], EventSource]:
-        source = EventSource(engine, told, self._context, self._tell, self._evicted)
+    def _heard(self, engine: RunningEngine, address: KvEventSource) -> tuple[asyncio.Task[None], EventSource]:
+        source = EventSource(engine, address, self._context, self._tell, self._evicted)
         return asyncio.create_task(source.run(source.open()), name=f"KV events {source.url}"), source
 
     async def _leave(self, sources: Mapping[asyncio.Task[None], EventSource]) -> None:
@@ -405,11 +414,11 @@ class EventSource:
         self._context = context
         self._tell = tell
         self._evicted = evicted
-        self._sequence = Sequence()
+        self._sequence = BatchSequence()
         self._socket = context.socket(zmq.SUB)
 
     def open(self) -> bool:
-        """Bind or connect. False, and said why, when that is not possible."""
+        """Bind or connect. Returns False, and logs why, when that is not possible."""
         self._socket.set_hwm(_MOST_QUEUED)
         self._socket.setsockopt(zmq.IPV6, 1)
         self._socket.setsockopt(zmq.SUBSCRIBE, b"")
@@ -431,7 +440,7 @@ class EventSource:
         self._socket.close(linger=0)
 
     async def run(self, is_open: bool) -> None:
-        """Until cancelled. A message that cannot be read costs what was known, not the listener."""
+        """Listen until cancelled. After a message that cannot be read the index starts empty."""
         if not is_open:
             await self._open_again()
         while True:
@@ -453,7 +462,7 @@ class EventSource:
         LOG.info("engine %s: KV events of %s are heard now", self._engine.name, self.url)
 
     async def _hear(self, number: int, payload: bytes) -> None:
-        heard = self._sequence.hear(number)
+        heard = self._sequence.classify(number)
         if heard is HeardBatch.RESTART:
             self.index.clear()
             if (replica_id := self._replica_id(decode(payload).rank)) is not None:
@@ -462,17 +471,17 @@ class EventSource:
         if heard is HeardBatch.GAP:
             await self._fill_gap(number)
         if heard is not HeardBatch.OLD and number >= self._sequence.next:
-            self._take(number, payload)
+            self._apply(number, payload)
 
     async def _fill_gap(self, number: int) -> None:
-        """Ask for what is missing before `number`; where it is lost, what was known may be wrong by now."""
+        """Request the batches that are missing before `number`. Where they are lost, the index is cleared."""
         try:
             async with asyncio.timeout(REPLAY_S):
                 async for replayed, payload in self._replay(self._sequence.next):
                     if replayed > self._sequence.next:
                         self.index.clear()
                     if replayed >= self._sequence.next:
-                        self._take(replayed, payload)
+                        self._apply(replayed, payload)
         except TimeoutError:
             LOG.warning("engine %s: %s replays nothing", self._engine.name, self._replay_url)
         if number > self._sequence.next:
@@ -489,8 +498,8 @@ class EventSource:
             while (frames := await socket.recv_multipart())[-2] != _END:
                 yield int.from_bytes(frames[-2], "big"), frames[-1]
 
-    def _take(self, number: int, payload: bytes) -> None:
-        self._sequence.take(number)
+    def _apply(self, number: int, payload: bytes) -> None:
+        self._sequence.mark_applied(number)
         batch = decode(payload)
         losses = self.index.apply(batch.events, batch.at)
         self._engine.kv_events.num_batches += 1
@@ -503,7 +512,7 @@ class EventSource:
             self._tell(CacheLost(replica_id, losses.kept_tokens))
 
     def _replica_id(self, rank: int | None) -> ReplicaId | None:
-        """The pool of a rank. None: not known, as of a worker behind a Dynamo frontend with several."""
+        """The replica of a rank. None: not known, as for one of several workers behind a Dynamo frontend."""
         pools = [pool.name for pool in self._engine.report.pools]
         if len(pools) == 1:
             return self._engine.replica_id(pools[0])
@@ -511,5 +520,5 @@ class EventSource:
 
 
 def listens(url: str) -> bool:
-    """Whether we bind: the side with the `*` does, as in vLLM; `@` says so for a certain address."""
+    """Whether this side binds: the side with the `*` does, as in vLLM; `@` asks for it on one address."""
     return "*" in url or url.startswith("@")

@@ -8,7 +8,7 @@ import orjson
 
 from gateway.engines.base import EngineAddress
 from policies.types import ReplicaLost, ReplicaReported
-from tests.gateway.fake_engine import NewEngine, Watched
+from tests.engines.watched_engine import NewEngine, Watched
 from tests.path.faults import ENGINE, fault, faults
 
 
@@ -68,8 +68,8 @@ async def test_an_engine_is_not_taken_out_for_one_that_had_its_name(
 ) -> None:
     monitor = await watched.start(new_engine("vllm-0.32"))
     (gone,) = monitor.engines
-    monitor.remove("e0")
-    await monitor.add(gone.address)
+    monitor.remove_engine("e0")
+    await monitor.add_engine(gone.address)
     watched.told()
     monitor.failed(gone)
     assert watched.told() == []
@@ -155,7 +155,7 @@ async def test_a_page_that_an_engine_lacks_is_asked_for_once(watched: Watched, n
 
 async def test_a_page_that_cannot_be_read_does_not_end_the_watch(watched: Watched, new_engine: NewEngine) -> None:
     engine = new_engine("vllm-0.32")
-    await watched.start(engine, kind="tests.gateway.fake_engine:Touchy")
+    await watched.start(engine, kind="tests.engines.watched_engine:Touchy")
     watched.told()
     metrics = engine.pages["/metrics"]
     engine.pages["/metrics"] = "new in this release"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.engines.openai import names_field
+from gateway.engines.base import names_field
 
 # Dynamo 1.6.1 and vLLM 0.32 wrote these, but the one that begins with Got, which older vLLMs wrote.
 COMPLAINTS = [

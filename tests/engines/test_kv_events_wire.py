@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.engines.kvevents.listener import Cleared, Removed, Stored, decode
-from tests.kvevents.batches import as_array, batch, cleared, removed, stored
+from gateway.engines.kv_events import Cleared, Removed, Stored, decode
+from tests.engines.kv_event_batches import as_array, batch, cleared, removed, stored
 
 
 def test_events_are_read_from_maps() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.engines.base import EngineAddress
-from gateway.engines.hosts import host_urls, parse_address
+from gateway.engines.kinds import host_urls, parse_address
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,13 @@ import pytest
 
 from gateway.transport import transport_of
 from tests.engines.recorded import pages
-from tests.gateway.fake_engine import FakeEngine, NewEngine, Watched
+from tests.engines.watched_engine import FakeEngine, NewEngine, Watched
 from tests.transport.loops import AIOHTTP, FAST, LoopFactory, carrier
 
 
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Mapping[str, LoopFactory]:
     """An engine is watched over both transports."""
-    return AIOHTTP | (FAST if "monitor" in item.path.stem else {})
+    return AIOHTTP | (FAST if item.path.stem in ("test_monitor", "test_monitor_faults") else {})
 
 
 @pytest.fixture

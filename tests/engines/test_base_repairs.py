@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.engines import openai
-from gateway.engines.base import CHAT, RESPONSES
+from gateway.engines.base import CHAT, NO_REPAIR, RESPONSES, EngineAdapter, typed_messages
 from gateway.engines.dynamo import Dynamo
 from gateway.engines.openai import OpenAI
 from gateway.engines.vllm import Vllm
@@ -25,14 +24,14 @@ SEARCH = {"type": "web_search"}
 def test_only_an_assistants_list_of_parts_is_given_its_type() -> None:
     plain = {"role": "assistant", "content": "Hello"}
     body = {"input": [ASKED, SAID, CALL, plain, {"type": "message", **SAID}]}
-    repair = openai.typed_messages(RESPONSES, body)
+    repair = typed_messages(RESPONSES, body)
     assert repair.body == {"input": [ASKED, {"type": "message", **SAID}, CALL, plain, {"type": "message", **SAID}]}
     assert repair.notes
 
 
 @pytest.mark.parametrize("items", ["Hi", [ASKED, CALL], [], None, [7, "x", None]])
 def test_input_that_engines_take_stays_as_it_is(items: Any) -> None:
-    assert openai.typed_messages(RESPONSES, {"input": items}) == openai.NONE
+    assert typed_messages(RESPONSES, {"input": items}) == NO_REPAIR
 
 
 def test_vllm_gets_custom_tools_without_their_grammar() -> None:
@@ -56,7 +55,7 @@ def test_dynamo_gets_only_the_tool_types_that_it_has() -> None:
         (CHAT, {"messages": [SAID], "tools": [SEARCH, PATCH]}),
     ],
 )
-def test_nothing_is_repaired_that_is_not_broken(engine: OpenAI, path: str, body: dict[str, Any]) -> None:
+def test_nothing_is_repaired_that_is_not_broken(engine: EngineAdapter, path: str, body: dict[str, Any]) -> None:
     before = copy.deepcopy(body)
-    assert engine.repaired(path, body) == openai.NONE
+    assert engine.repaired(path, body) == NO_REPAIR
     assert body == before

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.gateway.fake_engine import NewEngine, Watched
+from tests.engines.watched_engine import NewEngine, Watched
 
 
 async def test_probes_find_out_order_cached_tokens_and_tools_by_four_requests(

@@ -1,44 +1,64 @@
-"""Engine addresses as people write them: on the command line, in YAML, or one per line in a hosts file."""
+"""Engine kinds by name, and engine addresses as people write them: `--engine`, YAML, or lines of a hosts file."""
 
 from __future__ import annotations
 
-import re
+from importlib import import_module
+from typing import cast
 from urllib.parse import urlsplit
 
-from gateway.engines import KINDS, named
-from gateway.engines.base import EngineAddress
+from gateway.engines.base import EngineAdapter, EngineAddress
 
+KINDS = {
+    "vllm": "gateway.engines.vllm:Vllm",
+    "sglang": "gateway.engines.sglang:SGLang",
+    "dynamo": "gateway.engines.dynamo:Dynamo",
+    "openai": "gateway.engines.openai:OpenAI",
+    "anthropic": "gateway.engines.providers.anthropic:Anthropic",
+    "bedrock": "gateway.engines.providers.bedrock:Bedrock",
+    "embedded": "gateway.engines.vllm:EmbeddedAdapter",
+}
+"""Import paths: an adapter is loaded when an engine of its kind is configured."""
 EMBEDDED = "embedded"
 DEFAULT_KIND = "vllm"
 _TRANSPORTS = ("http", "https")
-_SERVICES = {"openai": "https://api.openai.com", "anthropic": "https://api.anthropic.com"}
-"""Where kinds lead that need no host."""
-_BEDROCK = re.compile(r"bedrock://([a-z]{2}(?:-[a-z]+)+-\d)(/[^/?#]*)?/?")
+
+
+def adapter_of(kind: str) -> EngineAdapter:
+    """The adapter of a short name, or of an import path `package.module:Class`. Raises ValueError."""
+    module, _, name = KINDS.get(kind, kind).partition(":")
+    if not name:
+        raise ValueError(
+            f"there is no engine kind {kind!r}: use one of {', '.join(KINDS)}, or package.module:Class"
+        )
+    try:
+        return cast(EngineAdapter, getattr(import_module(module), name)())
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"engine kind {kind!r} cannot be imported: {error}") from None
 
 
 def parse_address(
     url: str, name: str = "", api_key: str | None = None, metrics_urls: tuple[str, ...] = ()
 ) -> EngineAddress:
     """`kind://host:port[/path]`, `kind+https://host[/path]`, or `embedded`, which has no base URL yet; `openai://`,
-    `anthropic://`, `bedrock://REGION` or `bedrock://REGION/MODEL,MODEL` for what is rented.
+    `anthropic://`, `bedrock://REGION` or `bedrock://REGION/MODEL,MODEL` for rented models.
 
     A closing `/v1` is left out: the paths of the API have it. Raises ValueError with what to write instead.
     """
     if url == EMBEDDED:
         return EngineAddress(EMBEDDED, "", api_key, metrics_urls, name or EMBEDDED)
-    scheme, separator, _ = url.partition("://")
+    scheme, separator, rest = url.partition("://")
     kind, _, transport = scheme.partition("+")
     if not separator or kind in _TRANSPORTS:
         host = url.rpartition("://")[2] or "host:8000"
         raise ValueError(
             f"engine {url!r}: say which kind it is, such as vllm://{host} (kinds: {', '.join(KINDS)})"
         )
-    named(kind)
-    if (rented := _rented(url, kind)) is not None:
-        return EngineAddress(kind, rented, api_key, metrics_urls, name or urlsplit(rented).netloc)
+    adapter = adapter_of(kind)
+    if not transport and (service := adapter.service_at(rest)):
+        return EngineAddress(kind, service, api_key, metrics_urls, name or urlsplit(service).netloc)
     if transport not in ("", *_TRANSPORTS):
         raise ValueError(f"engine {url!r}: {transport!r} is no transport; write {kind}:// or {kind}+https://")
-    parts = urlsplit(f"//{url.partition('://')[2]}")
+    parts = urlsplit(f"//{rest}")
     try:
         has_port = parts.port is not None or transport == "https"
     except ValueError as error:
@@ -47,14 +67,6 @@ def parse_address(
         raise ValueError(f"engine {url!r}: write host and port, such as {kind}://{parts.hostname or 'host'}:8000")
     base_url = f"{transport or 'http'}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}"
     return EngineAddress(kind, base_url, api_key, metrics_urls, name or parts.netloc)
-
-
-def _rented(url: str, kind: str) -> str | None:
-    """Base URL of a service; None for an engine's address."""
-    if url == f"{kind}://":
-        return _SERVICES.get(kind)
-    found = _BEDROCK.fullmatch(url)
-    return found and f"https://bedrock-runtime.{found[1]}.amazonaws.com{found[2] or ''}"
 
 
 def host_urls(text: str) -> list[str]:

@@ -6,30 +6,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.engines import KINDS, named
-from gateway.engines.base import CHAT, Engine, Outgoing, OutgoingRequest
-from gateway.engines.openai import OpenAI, is_at_least
+from gateway.engines.base import CHAT, EngineAdapter, Outgoing, OutgoingRequest
+from gateway.engines.kinds import KINDS, adapter_of
+from gateway.engines.openai import OpenAI
+from gateway.engines.pages import is_at_least
 from policies.types import Hints
 
 MODELS = '{"data":[{"id":"m"}]}'
 
 
 @pytest.fixture(params=sorted(KINDS))
-def engine(request: pytest.FixtureRequest) -> Engine:
-    return named(request.param)
+def engine(request: pytest.FixtureRequest) -> EngineAdapter:
+    return adapter_of(request.param)
 
 
 def test_a_kind_of_ones_own_is_named_by_import_path() -> None:
-    assert named("gateway.engines.openai:OpenAI").kind == "openai"
+    assert adapter_of("gateway.engines.openai:OpenAI").kind == "openai"
 
 
 @pytest.mark.parametrize("kind", ["vlm", "gateway.engines.openai:Nothing", "no.such.module:Kind"])
 def test_a_kind_that_is_not_there_is_named_in_the_error(kind: str) -> None:
     with pytest.raises(ValueError, match=kind):
-        named(kind)
+        adapter_of(kind)
 
 
-def test_a_served_model_is_enough_for_one_pool(engine: Engine) -> None:
+def test_a_served_model_is_enough_for_one_pool(engine: EngineAdapter) -> None:
     report = engine.parse_report({"/v1/models": MODELS})
     assert (report.models, len(report.pools)) == (("m",), 1)
     assert report.pools[0].name == ""
@@ -40,16 +41,16 @@ def test_a_served_model_is_enough_for_one_pool(engine: Engine) -> None:
 )
 def test_no_page_breaks_a_poll(pages: dict[str, str]) -> None:
     for kind in KINDS:
-        engine = named(kind)
+        engine = adapter_of(kind)
         engine.parse_report(pages)
         engine.learn(pages, engine.abilities())
 
 
-def test_nothing_of_ours_means_nothing_refused(engine: Engine) -> None:
+def test_nothing_of_ours_means_nothing_refused(engine: EngineAdapter) -> None:
     assert engine.refused_fields(400, "unknown field `priority`", Outgoing()) == frozenset()
 
 
-def test_every_advice_says_what_to_do(engine: Engine) -> None:
+def test_every_advice_says_what_to_do(engine: EngineAdapter) -> None:
     advice = engine.advice(engine.parse_report({"/v1/models": MODELS}), engine.abilities())
     assert all(found.problem and found.remedy for found in advice)
 

@@ -1,4 +1,4 @@
-"""Laws of calling a service that throttles."""
+"""Laws of calling a provider that throttles."""
 
 from __future__ import annotations
 
@@ -9,15 +9,13 @@ from dataclasses import dataclass, field
 import pytest
 
 from gateway.core.transport import HeaderList, Timeouts, UpstreamReply
-from gateway.engines import named
 from gateway.engines.base import EngineAddress
-from gateway.engines.poller import RunningEngine
-from gateway.engines.providers.replies import WholeReply
-from gateway.engines.providers.throttled import ENDLESS_TOKENS, PATIENCE_S, ThrottledUpstream
+from gateway.engines.providers.translation import WholeReply
+from gateway.engines.providers.upstream import ENDLESS_TOKENS, PATIENCE_S, ProviderUpstream
 from policies.throttle import START
 from policies.types import ReplicaReported
 
-BASE = "http://service"
+BASE = "http://provider"
 ENGINE = "http://engine"
 FULL: tuple[int, str, HeaderList] = (429, "{}", [])
 
@@ -33,8 +31,8 @@ class Scripted:
         self, method: str, url: str, headers: HeaderList, body: bytes | None, timeouts: Timeouts
     ) -> UpstreamReply:
         self.calls.append(url)
-        status, text, told = self.script[min(len(self.calls), len(self.script)) - 1]
-        return WholeReply(status, told, text.encode())
+        status, text, sent = self.script[min(len(self.calls), len(self.script)) - 1]
+        return WholeReply(status, sent, text.encode())
 
     async def close(self) -> None: ...
 
@@ -54,28 +52,24 @@ def time() -> Time:
     return Time()
 
 
-Make = Callable[..., ThrottledUpstream]
+Make = Callable[..., ProviderUpstream]
 
 
 @pytest.fixture
 def make(time: Time) -> Make:
-    def make(scripted: Scripted, kind: str = "anthropic") -> ThrottledUpstream:
+    def make(scripted: Scripted, kind: str = "anthropic") -> ProviderUpstream:
         addresses = [EngineAddress(kind, BASE), EngineAddress("vllm", ENGINE)]
-        return ThrottledUpstream(scripted, addresses, lambda: time.now, sleep=time.sleep, chance=lambda: 0.0)
+        return ProviderUpstream(scripted, addresses, lambda: time.now, sleep=time.sleep, chance=lambda: 0.0)
 
     return make
 
 
-async def post(upstream: ThrottledUpstream, base: str = BASE) -> UpstreamReply:
+async def post(upstream: ProviderUpstream, base: str = BASE) -> UpstreamReply:
     return await upstream.call("POST", f"{base}/v1/chat/completions", [], b"{}", Timeouts())
 
 
-def slots(upstream: ThrottledUpstream, running: RunningEngine) -> int | None:
-    return upstream.reported(ReplicaReported("r"), running).slots
-
-
-def engine(kind: str, base: str) -> RunningEngine:
-    return RunningEngine(EngineAddress(kind, base), named(kind), named(kind).abilities())
+def slots(upstream: ProviderUpstream) -> int | None:
+    return upstream.reported(ReplicaReported("r"), BASE).slots
 
 
 async def test_a_refused_call_is_sent_again_when_it_may_be(make: Make, time: Time) -> None:
@@ -103,14 +97,14 @@ async def test_other_failures_are_the_paths_business(make: Make, time: Time, sta
 
 async def test_a_refusal_lowers_the_slots_and_answers_that_are_open_count(make: Make) -> None:
     scripted = Scripted([(200, "{}", [])] * 10 + [FULL, (200, "{}", [])])
-    upstream, running = make(scripted), engine("anthropic", BASE)
+    upstream = make(scripted)
     replies = [await post(upstream) for _ in range(11)]
-    assert slots(upstream, running) == 7  # of the 11 that were in flight
+    assert slots(upstream) == 7  # of the 11 that were in flight
     for reply in replies:
         reply.close(reuse=True)
         reply.close(reuse=True)
     assert (await post(upstream)).status == 200
-    assert slots(upstream, running) == 7
+    assert slots(upstream) == 7
 
 
 async def test_a_call_that_is_cancelled_is_in_flight_no_more(make: Make) -> None:
@@ -125,24 +119,24 @@ async def test_a_call_that_is_cancelled_is_in_flight_no_more(make: Make) -> None
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert upstream._lines[BASE].in_flight == 0
+    assert upstream._providers[BASE].in_flight == 0
 
 
 @pytest.mark.parametrize(
-    ("kind", "base", "expected"),
+    ("address", "expected"),
     [
-        ("anthropic", BASE, (START, ENDLESS_TOKENS)),
-        ("bedrock", BASE, (START, ENDLESS_TOKENS)),
-        ("openai", "https://service", (START, None)),
-        ("openai", BASE, (None, None)),
-        ("vllm", ENGINE, (None, None)),
+        (EngineAddress("anthropic", BASE), (START, ENDLESS_TOKENS)),
+        (EngineAddress("bedrock", BASE), (START, ENDLESS_TOKENS)),
+        (EngineAddress("openai", "https://service", "key"), (START, ENDLESS_TOKENS)),
+        (EngineAddress("openai", BASE, "key"), (None, None)),
+        (EngineAddress("vllm", ENGINE, "key"), (None, None)),
     ],
 )
 def test_what_a_rented_engine_does_not_say_is_added(
-    kind: str, base: str, expected: tuple[int | None, int | None]
+    address: EngineAddress, expected: tuple[int | None, int | None]
 ) -> None:
-    upstream = ThrottledUpstream(Scripted([]), [EngineAddress(kind, base)], lambda: 0.0)
-    fact = upstream.reported(ReplicaReported("r"), engine(kind, base))
+    upstream = ProviderUpstream(Scripted([]), [address], lambda: 0.0)
+    fact = upstream.reported(ReplicaReported("r"), address.base_url)
     assert (fact.slots, fact.capacity_tokens) == expected
 
 
@@ -153,9 +147,9 @@ async def test_engines_of_ones_own_are_called_straight(make: Make, time: Time) -
 
 async def test_a_server_of_ones_own_is_asked_without_bound_until_it_refuses(make: Make) -> None:
     scripted = Scripted([(200, "{}", [])] * 10 + [FULL, (200, "{}", [])])
-    upstream, running = make(scripted, "openai"), engine("openai", BASE)
+    upstream = make(scripted, "openai")
     for _ in range(10):
         await post(upstream)
-    assert slots(upstream, running) is None
+    assert slots(upstream) is None
     await post(upstream)
-    assert slots(upstream, running) == 7
+    assert slots(upstream) == 7

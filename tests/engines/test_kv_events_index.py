@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.engines.kvevents.listener import BlockIndex, Cleared, Hash, Losses, Removed, Stored
+from gateway.engines.kv_events import BlockIndex, Cleared, Hash, Losses, Removed, Stored
 
 SIZE = 128
 

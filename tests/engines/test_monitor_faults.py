@@ -9,7 +9,7 @@ from gateway.engines.base import EngineAddress
 from gateway.engines.breaker import USUAL, BreakerState
 from gateway.engines.monitor import Monitor
 from policies.types import CacheLost, ReplicaLost, ReplicaReported
-from tests.gateway.fake_engine import NewEngine, Watched
+from tests.engines.watched_engine import NewEngine, Watched
 from tests.path.faults import ENGINE, fault, faults
 
 WORKER = "e0/3082979183884705254"
@@ -110,9 +110,9 @@ async def test_an_engine_that_serves_another_model_is_told_as_such(
 async def test_engines_come_and_go_while_others_stay(watched: Watched, new_engine: NewEngine) -> None:
     monitor = await watched.start(new_engine("vllm-0.32"))
     watched.told()
-    await monitor.add(EngineAddress("vllm", await new_engine("vllm-0.32-plain").start(), name="late"))
+    await monitor.add_engine(EngineAddress("vllm", await new_engine("vllm-0.32-plain").start(), name="late"))
     assert [fact.replica_id for fact in watched.told() if isinstance(fact, ReplicaReported)] == ["late"]
-    monitor.remove("e0")
+    monitor.remove_engine("e0")
     assert watched.told() == [ReplicaLost("e0")]
     assert [engine.name for engine in monitor.engines] == ["late"]
     assert monitor.target("e0").engine.name == "e0"

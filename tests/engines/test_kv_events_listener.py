@@ -11,13 +11,14 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from gateway.engines import named
+from gateway.engines import kv_events
 from gateway.engines.base import EngineAddress, KvEventSource, PolledPool, Report
-from gateway.engines.kvevents import listener, listening
-from gateway.engines.monitor import RunningEngine
+from gateway.engines.kinds import adapter_of
+from gateway.engines.monitor import kv_events_heard
+from gateway.engines.poller import RunningEngine
 from policies.types import CacheLost, Fact
 from tests.deadline import DEADLINE_S
-from tests.kvevents.batches import batch, cleared, removed, stored
+from tests.engines.kv_event_batches import batch, cleared, removed, stored
 from tests.real.process import free_port
 
 END = (-1).to_bytes(8, "big", signed=True)
@@ -80,7 +81,7 @@ async def publisher() -> AsyncIterator[Publisher]:
 
 
 def engine(source: KvEventSource, *pools: str) -> RunningEngine:
-    kind = named("vllm")
+    kind = adapter_of("vllm")
     address = EngineAddress("vllm", "http://gpu:8000", name="gpu", kv_events=(source,))
     report = Report(pools=tuple(PolledPool(name) for name in pools or ("",)))
     return RunningEngine(address, kind, kind.abilities(), report)
@@ -88,7 +89,7 @@ def engine(source: KvEventSource, *pools: str) -> RunningEngine:
 
 async def test_an_eviction_is_told_with_what_the_session_has_left(publisher: Publisher) -> None:
     told, running = Told(), engine(KvEventSource(publisher.url))
-    async with listening([running], told.facts.put_nowait, told.evict):
+    async with kv_events_heard([running], told.facts.put_nowait, told.evict):
         await publisher.heard()
         await publisher.send(stored(1, 2, 3, size=256, session_id="s"))
         await publisher.send(removed(3))
@@ -99,7 +100,7 @@ async def test_an_eviction_is_told_with_what_the_session_has_left(publisher: Pub
 
 async def test_a_reset_is_told(publisher: Publisher) -> None:
     told = Told()
-    async with listening([engine(KvEventSource(publisher.url))], told.facts.put_nowait, told.evict):
+    async with kv_events_heard([engine(KvEventSource(publisher.url))], told.facts.put_nowait, told.evict):
         await publisher.heard()
         await publisher.send(cleared())
         assert await told.next() == CacheLost("gpu", None)
@@ -109,7 +110,7 @@ async def test_a_reset_is_told(publisher: Publisher) -> None:
 async def test_a_gap_is_filled_from_the_replay(publisher: Publisher, has_topic: bool) -> None:
     told = Told()
     source = KvEventSource(publisher.url, publisher.replay_url)
-    async with listening([engine(source)], told.facts.put_nowait, told.evict), asyncio.timeout(DEADLINE_S):
+    async with kv_events_heard([engine(source)], told.facts.put_nowait, told.evict), asyncio.timeout(DEADLINE_S):
         await publisher.heard()
         await publisher.send(stored(1, 2, size=256, session_id="s"), is_lost=True)
         await publisher.send(stored(3, size=256), is_lost=True)
@@ -121,7 +122,7 @@ async def test_a_gap_is_filled_from_the_replay(publisher: Publisher, has_topic: 
 
 async def test_at_a_gap_without_replay_what_was_known_is_forgotten(publisher: Publisher) -> None:
     told = Told()
-    async with listening([engine(KvEventSource(publisher.url))], told.facts.put_nowait, told.evict):
+    async with kv_events_heard([engine(KvEventSource(publisher.url))], told.facts.put_nowait, told.evict):
         await publisher.heard()
         await publisher.send(stored(1, 2, size=256, session_id="s"))
         await publisher.send(is_lost=True)
@@ -132,7 +133,7 @@ async def test_at_a_gap_without_replay_what_was_known_is_forgotten(publisher: Pu
 
 async def test_a_publisher_that_counts_anew_has_lost_its_cache(publisher: Publisher) -> None:
     told = Told()
-    async with listening([engine(KvEventSource(publisher.url))], told.facts.put_nowait, told.evict):
+    async with kv_events_heard([engine(KvEventSource(publisher.url))], told.facts.put_nowait, told.evict):
         await publisher.heard()
         await publisher.send(stored(1))
         await publisher.send(stored(2))
@@ -143,7 +144,9 @@ async def test_a_publisher_that_counts_anew_has_lost_its_cache(publisher: Publis
 
 async def test_events_are_of_the_rank_that_they_name(publisher: Publisher) -> None:
     told = Told()
-    async with listening([engine(KvEventSource(publisher.url), "0", "1")], told.facts.put_nowait, told.evict):
+    async with kv_events_heard(
+        [engine(KvEventSource(publisher.url), "0", "1")], told.facts.put_nowait, told.evict
+    ):
         await publisher.heard()
         await publisher.send(cleared())
         assert await told.next() == CacheLost("gpu/0", None)
@@ -151,7 +154,7 @@ async def test_events_are_of_the_rank_that_they_name(publisher: Publisher) -> No
 
 async def test_a_message_that_cannot_be_read_is_shown_and_does_not_end_the_listening(publisher: Publisher) -> None:
     told, running = Told(), engine(KvEventSource(publisher.url))
-    async with listening([running], told.facts.put_nowait, told.evict):
+    async with kv_events_heard([running], told.facts.put_nowait, told.evict):
         await publisher.heard()
         await publisher.pub.send_multipart([b"noise"])
         await publisher.send(cleared())
@@ -162,7 +165,7 @@ async def test_a_message_that_cannot_be_read_is_shown_and_does_not_end_the_liste
 async def test_the_side_with_the_star_binds(publisher: Publisher) -> None:
     """An engine that is given a host connects; then the gateway has to be there."""
     told, url = Told(), f"tcp://127.0.0.1:{free_port()}"
-    async with listening([engine(KvEventSource(f"@{url}"))], told.facts.put_nowait, told.evict):
+    async with kv_events_heard([engine(KvEventSource(f"@{url}"))], told.facts.put_nowait, told.evict):
         publisher.pub.connect(url)
         await publisher.heard()
         await publisher.send(cleared())
@@ -171,17 +174,17 @@ async def test_the_side_with_the_star_binds(publisher: Publisher) -> None:
 
 async def test_a_port_that_is_taken_is_said_and_costs_nothing_else(publisher: Publisher) -> None:
     running = engine(KvEventSource(f"@{publisher.url}"))
-    async with listening([running], lambda fact: None, lambda *told: None):
+    async with kv_events_heard([running], lambda fact: None, lambda *told: None):
         assert "in use" in running.kv_events.problem
 
 
 async def test_a_port_that_is_free_again_is_heard(publisher: Publisher, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener, "OPEN_AGAIN_S", 0.01)
+    monkeypatch.setattr(kv_events, "OPEN_AGAIN_S", 0.01)
     told, url = Told(), f"tcp://127.0.0.1:{free_port()}"
     running = engine(KvEventSource(f"@{url}"))
     with zmq.Context() as other, other.socket(zmq.PUB) as holder:
         holder.bind(url)
-        async with listening([running], told.facts.put_nowait, told.evict):
+        async with kv_events_heard([running], told.facts.put_nowait, told.evict):
             assert "in use" in running.kv_events.problem
             holder.close(linger=0)
             async with asyncio.timeout(DEADLINE_S):
@@ -194,15 +197,15 @@ async def test_a_port_that_is_free_again_is_heard(publisher: Publisher, monkeypa
 
 
 async def test_without_a_configured_source_nothing_is_opened() -> None:
-    kind = named("vllm")
+    kind = adapter_of("vllm")
     running = RunningEngine(EngineAddress("vllm", "http://gpu:8000"), kind, kind.abilities())
-    async with listening([running], lambda fact: None, lambda *told: None):
+    async with kv_events_heard([running], lambda fact: None, lambda *told: None):
         assert running.kv_events.num_batches == 0
 
 
 async def test_engines_that_come_are_heard_and_those_that_go_are_not(publisher: Publisher) -> None:
     told = Told()
-    async with listening([], told.facts.put_nowait, told.evict) as follow:
+    async with kv_events_heard([], told.facts.put_nowait, told.evict) as follow:
         for _ in range(2):
             await follow([engine(KvEventSource(publisher.url))])
             await publisher.heard()
@@ -216,7 +219,7 @@ async def test_engines_that_come_are_heard_and_those_that_go_are_not(publisher: 
 async def test_an_engine_that_goes_leaves_its_port(publisher: Publisher) -> None:
     port = free_port()
     running = engine(KvEventSource(f"@tcp://127.0.0.1:{port}"))
-    async with listening([running], lambda fact: None, lambda *told: None) as follow:
+    async with kv_events_heard([running], lambda fact: None, lambda *told: None) as follow:
         assert not is_free(port)
         await follow([])
         async with asyncio.timeout(DEADLINE_S):
