@@ -253,7 +253,7 @@ async def test_with_priority_scheduling_the_lowest_number_is_answered_first() ->
         assert order == [0, 3, 5, 7]
 
 
-async def test_it_says_what_it_is(running: Running) -> None:
+async def test_the_engine_reports_its_version_and_paths(running: Running) -> None:
     async with running.http.get("/v1/models") as reply:
         [card] = (await reply.json())["data"]
     assert (card["id"], card["max_model_len"]) == ("tiny", 16_000)

@@ -14,7 +14,7 @@ from tests.path.conftest import Gateway, Start
 from tests.path.fake_engine import FakeEngine
 from tests.path.toolkit import Says, says
 
-PROGRAM = Path(__file__).parents[1] / "tool_runtime" / "mcp_program.py"
+PROGRAM = Path(__file__).parents[1] / "tool_runtime" / "mcp" / "program.py"
 ASK: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "how much is it"}]}
 LAST = Says("That is all.", id="chatcmpl-2")
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.real import parts
 from tests.real.process import free_port
-from tests.tool_runtime.mcp_joined import joined
+from tests.tool_runtime.mcp.joined import joined
 from tool_runtime.types import Effect, Json, Status
 
 NODE_SERVER = ["node", str(parts.MCP_SERVER_SCRIPT)]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.deadline import DEADLINE_S
-from tests.tool_runtime.mcp_joined import Http, joined, joined_by, stdio
+from tests.tool_runtime.mcp.joined import Http, joined, joined_by, stdio
 from tool_runtime.mcp import server
 from tool_runtime.mcp.server import McpOptions, McpServer, McpServers
 from tool_runtime.types import Status

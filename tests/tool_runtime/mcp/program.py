@@ -1,4 +1,4 @@
-"""An MCP server made with the official SDK, with the faults that tests ask for: `python mcp_program.py [options]`.
+"""An MCP server made with the official SDK, with the faults that tests ask for: `python program.py [options]`.
 
 Over standard input and output, or with `--port` over HTTP; then it prints its port when it is ready.
 """

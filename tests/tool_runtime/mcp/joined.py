@@ -1,4 +1,4 @@
-"""MCP servers in processes of their own (`mcp_program.py`), joined to a runtime."""
+"""MCP servers in processes of their own (`program.py`), joined to a runtime."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tool_runtime.mcp.server import McpServers
 from tool_runtime.runtime import ToolRuntime
 from tool_runtime.types import Call, Context, Result, Tool
 
-PROGRAM = str(Path(__file__).with_name("mcp_program.py"))
+PROGRAM = str(Path(__file__).with_name("program.py"))
 
 
 def stdio(name: str = "it", *arguments: str, **settings: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from tests.deadline import DEADLINE_S
-from tests.tool_runtime.mcp_joined import Joined, joined_by
+from tests.tool_runtime.mcp.joined import Joined, joined_by
 from tool_runtime.types import Effect, Status
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

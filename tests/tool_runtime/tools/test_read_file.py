@@ -8,19 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.tool_runtime.tools.calls import called
-from tool_runtime.tools import list_files, read_file
+from tool_runtime.tools import read_file
 from tool_runtime.types import Status
-
-
-@pytest.fixture
-def docs(tmp_path: Path) -> Path:
-    directory = tmp_path / "docs"
-    directory.mkdir()
-    (tmp_path / "secret").write_text("secret")
-    (directory / "way").symlink_to("..")
-    (directory / "file").write_text("äöü" * 10)
-    (directory / "folder").mkdir()
-    return directory
 
 
 @pytest.mark.parametrize("path", ["../secret", "/etc/passwd", "docs/../secret", "docs/way/secret", "secret", ""])
@@ -56,32 +45,7 @@ async def test_a_file_that_is_no_text_is_an_error(docs: Path) -> None:
     assert (result.status, "no text" in result.text) == (Status.ERROR, True)
 
 
-async def test_a_directory_is_listed_without_its_links(docs: Path) -> None:
-    tool = list_files.build({"roots": {"docs": str(docs)}})
-    listed = [
-        (await called(tool, **arguments)).text for arguments in ({}, {"path": "docs"}, {"path": "docs/folder"})
-    ]
-    assert listed == ["docs/", "file  60\nfolder/", "The directory is empty."]
-
-
-async def test_a_long_directory_is_cut(docs: Path) -> None:
-    for number in range(9):
-        (docs / "folder" / str(number)).touch()
-    tool = list_files.build({"roots": {"docs": str(docs)}, "max_entries": 5})
-    lines = (await called(tool, path="docs/folder")).text.split("\n")
-    assert (len(lines), lines[-1]) == (6, "[only 5 entries are shown]")
-
-
-@pytest.mark.parametrize("path", ["docs/way", "docs/..", "/", "/etc", "other"])
-async def test_a_directory_outside_is_not_listed(docs: Path, path: str) -> None:
-    result = await called(list_files.build({"roots": {"docs": str(docs)}}), path=path)
-    assert "secret" not in result.text
-    assert result.status in (Status.REFUSED, Status.OK)
-    assert result.status is Status.REFUSED or result.text == "docs/"
-
-
-@pytest.mark.parametrize("tool", [read_file, list_files])
-@pytest.mark.parametrize("given", [{}, {"roots": {"docs": "/no/such/place"}}, {"root": {}}])
-def test_settings_that_are_wrong_are_told(tool: Any, given: dict[str, Any]) -> None:
+@pytest.mark.parametrize("options", [{}, {"roots": {"docs": "/no/such/place"}}, {"root": {}}])
+def test_wrong_settings_are_reported(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="root"):
-        tool.build(given)
+        read_file.build(options)
