@@ -1,18 +1,22 @@
-"""The record of one request: what was asked, who asks, what was decided, what came back, and how it ended.
+"""The record of one request, in parts: what was asked, who asked, what was decided, what came back, how it ended.
 
-Parts of it come from folders that stand above this module: it knows them by what it needs of them.
+Each part is built by one stage of the path, and each field of the record is assigned in one file only. The stages
+behind read it, and so do metrics, receipts and traces.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from gateway.access.keys import Caller
+from gateway.access.limits import Allowance
 from gateway.config.live_settings import RequestSettings
-from gateway.core import response_ids
+from gateway.core import fields, response_ids
 from gateway.core.errors import Failure, Outcome
 from gateway.core.fields import Json, excerpt
+from gateway.core.json_edit import Edit, edited, splice
 from gateway.core.reply import Reply
 from gateway.core.transport import HeaderList, Request
 from gateway.dialects.base import Dialect, Opening
@@ -23,84 +27,39 @@ if TYPE_CHECKING:
     from gateway.dialects.rounds import PublicAnswer, Round
     from tool_runtime.types import Call, Result
 
-
-class Trace(Protocol):
-    """Of one request. Synchronous but for `tool`, and never fails the request that it is about."""
-
-    id: str
-    """As `traceparent` has it."""
-
-    def asks(self, exchange: Exchange, engine: str, base_url: str, headers: HeaderList) -> HeaderList:
-        """A model call goes out: its headers, with this trace's context in the place of the client's."""
-        ...
-
-    def asked(self, exchange: Exchange) -> None:
-        """The model call is over; harmless when there was none."""
-        ...
-
-    async def tool(self, call: Call, running: Awaitable[Result]) -> Result:
-        """The result of a tool that the gateway runs."""
-        ...
-
-    def finished(self, exchange: Exchange) -> None:
-        """The request has its outcome."""
-        ...
+UNKNOWN = Caller(tenant="", may_prioritise=False)
+"""The caller of a request whose key has not been read yet."""
 
 
-class RequestAllowance(Protocol):
-    """What one request has taken of its key's limits."""
+@value
+class Payload:
+    """The body of a request, and what it says about its answer."""
 
-    def enter(self) -> None:
-        """Take one request and a place among those at once. Raises Refused."""
-        ...
+    raw: bytes = b""
+    body: Json = field(default_factory=dict)
+    """`raw`, parsed."""
+    requested_model: str = ""
+    """The name that the client used."""
+    engine_model: str = ""
+    """The name that engines are sent."""
+    wants_stream: bool = False
+    wants_usage: bool = False
+    """Whether the client itself asked for streamed usage."""
 
-    def reserve(self, exchange: Exchange) -> None:
-        """Take tokens by estimate. Raises Refused."""
-        ...
+    def for_model(self, engine_model: str) -> Payload:
+        """Return the payload for engines that know its model by this name."""
+        return Payload(
+            self.raw, self.body, self.requested_model, engine_model, self.wants_stream, self.wants_usage
+        )
 
-    def settle(self, exchange: Exchange) -> None:
-        """Give back what was not used."""
-        ...
+    def with_keys(self, **changes: Any) -> Payload:
+        """Return the payload with these top-level keys set."""
+        return replace(self, raw=splice(self.raw, self.body, changes, ()), body=self.body | changes)
 
-    def headers(self) -> list[tuple[str, str]]:
-        """What is left, for the client."""
-        ...
-
-
-class AnswerRounds(Protocol):
-    """The rounds of one answer in which tools of the gateway may be called."""
-
-    answer: PublicAnswer
-    asked: Json
-    """The request's body as its client sent it."""
-
-    async def __aenter__(self) -> Any: ...
-
-    async def __aexit__(self, *ended: Any) -> None: ...
-
-    def round(self) -> Round:
-        """The next model call begins."""
-        ...
-
-    async def goes_on(self) -> bool:
-        """The model call is over: run what it called. Whether the model is asked again."""
-        ...
-
-    def next_turn(self, turn: Turn) -> Turn:
-        """The turn of the next model call."""
-        ...
-
-    def body(self, last: bytes) -> bytes:
-        """The whole answer, where it is not streamed. `last`: the engine's body of the last model call."""
-        ...
-
-    def tool_s(self) -> float | None:
-        """How long the tools that were called are expected to take. None: not known."""
-        ...
-
-    def answered(self, is_whole: bool) -> None:
-        """The answer is over."""
-        ...
+    def with_items(self, key: str, edits: Sequence[Edit]) -> Payload:
+        """Return the payload with the list under `key` edited."""
+        raw, body = edited(self.raw, self.body, key, edits)
+        return replace(self, raw=raw, body=body)
 
 
 @value
@@ -127,6 +86,26 @@ class Recognition:
     """The client says that its session ends with this answer."""
 
 
+@value
+class EngineAttempt:
+    """One call of an engine."""
+
+    engine_kind: str
+    number: int
+    """Among the attempts at the same model call, from 1."""
+    dispatch: Dispatch | None = None
+    """The Scheduler's decision. None: the request is no turn."""
+
+
+@value
+class RequestEnd:
+    """How a request ended."""
+
+    outcome: Outcome
+    failure: Failure | None = None
+    """What the client received instead of an answer."""
+
+
 @dataclass(slots=True)
 class Timings:
     """Monotonic seconds; None: not reached."""
@@ -139,97 +118,176 @@ class Timings:
     finished_at: float | None = None
 
 
+class Trace(Protocol):
+    """The trace of one request. Synchronous but for `run_tool`; never fails the request that it is about."""
+
+    id: str
+    """As in `traceparent`."""
+
+    def begin_call(self, exchange: Exchange, engine: str, base_url: str, headers: HeaderList) -> HeaderList:
+        """Begin the span of a model call. Return its headers with this trace's context, not the client's."""
+        ...
+
+    def end_call(self, exchange: Exchange) -> None:
+        """End the span of the model call; harmless where there is none."""
+        ...
+
+    async def run_tool(self, call: Call, running: Awaitable[Result]) -> Result:
+        """Return the result of a tool that the gateway runs, under a span of its own."""
+        ...
+
+    def finished(self, exchange: Exchange) -> None:
+        """End the trace; the request has its outcome."""
+        ...
+
+
+class AnswerRounds(Protocol):
+    """The rounds of one answer in which tools of the gateway may be called."""
+
+    answer: PublicAnswer
+    client_body: Json
+    """The request's body as its client sent it."""
+    payload: Payload
+    """What the next model call is sent."""
+
+    async def __aenter__(self) -> Any: ...
+
+    async def __aexit__(self, *ended: Any) -> None: ...
+
+    def round(self) -> Round:
+        """Begin the next model call."""
+        ...
+
+    async def goes_on(self) -> bool:
+        """Run what the last model call called. Return whether the model is asked again."""
+        ...
+
+    def next_turn(self, turn: Turn) -> Turn:
+        """Return the turn of the next model call."""
+        ...
+
+    def body(self, last: bytes) -> bytes:
+        """Return the whole answer, where it is not streamed. `last`: the engine's body of the last model call."""
+        ...
+
+    def tool_s(self) -> float | None:
+        """Return how long the called tools are expected to take. None: not known."""
+        ...
+
+    def answered(self, is_whole: bool) -> None:
+        """End the answer."""
+        ...
+
+
 @dataclass(slots=True, eq=False, repr=False)
 class Exchange:
     """One client request from the first byte to the last; owned by its handler task alone."""
 
+    # What was asked.
     id: str
     request: Request
     dialect: Dialect
-    tenant: str
     timings: Timings
-    raw: bytes = b""
-    body: Json = field(default_factory=dict)
-    asked_model: str = ""
-    """The name the client used."""
-    engine_model: str = ""
-    wants_stream: bool = False
-    wants_usage: bool = False
-    """Whether the client asked for streamed usage itself."""
-    may_prioritise: bool = False
-    """Whether the client's key lets it set its own priority and worker pin."""
-    urgency: int = 0
-    """Class of its turns, higher first: 0 is every client's, lines of batches are below."""
-    weight: float = 1.0
-    """Of its tenant, in the fair share."""
-    cache_salt: str = ""
-    """Keeps its tenant's prompts apart in engines' caches. Empty: tenants share them."""
-    key_id: str = ""
-    """Name of the client's key, for audits."""
-    allowance: RequestAllowance | None = None
+    settings: RequestSettings = RequestSettings()
+    """The settings under which it began, to its end."""
+    payload: Payload = Payload()
+
+    # Who asked.
+    caller: Caller = UNKNOWN
+    allowance: Allowance | None = None
     """What it has taken of its key's limits. None: nothing is limited."""
-    loop: AnswerRounds | None = None
-    """None: no tool of ours can be called in the answer, which is relayed as it comes."""
-    rounds: list[Json] = field(default_factory=list)
-    """Model calls of an answer that may call our tools, for the receipt."""
-    tools_at: list[float] = field(default_factory=list)
-    """Begin and end of each wait for our tools, monotonic seconds; odd: they run now."""
-    trace: Trace | None = None
-    """None: it is not traced."""
     recognition: Recognition | None = None
     prefix_break: Found | None = None
     """Of a session's first prompt, once compared with its siblings'."""
-    dispatch: Dispatch | None = None
-    engine_kind: str = ""
-    num_attempts: int = 0
+    trace: Trace | None = None
+    """None: it is not traced."""
+
+    # What was decided.
+    loop: AnswerRounds | None = None
+    """None: the answer cannot call tools of the gateway, and is relayed as it comes."""
+    attempt: EngineAttempt | None = None
+    """The latest one."""
     notes: list[str] = field(default_factory=list)
     """What the gateway changed or dropped, for the receipt; never content."""
+
+    # What came back, and what the client has of it.
+    reply: Reply = field(default_factory=Reply)
+    """Of the latest model call."""
+    rounds: list[Json] = field(default_factory=list)
+    """One row for each model call of an answer that may call tools of the gateway, for the receipt."""
+    tools_at: list[float] = field(default_factory=list)
+    """Begin and end of each wait for tools of the gateway, monotonic seconds; an odd number: they run now."""
     given_id: str = ""
-    """Made by the gateway for its answer. Engines that take an id are told it; its client knows it once it was
+    """The gateway's own id for the answer. Engines that take an id receive it; the client knows it once it was
     kept waiting."""
     opening: Opening | None = None
-    """What its client was sent while it waited, in an answer that cannot call our tools. None: nothing."""
-    reply: Reply = field(default_factory=Reply)
-    settings: RequestSettings = RequestSettings()
-    """Those that it began under, to its end."""
+    """What the client was sent while it waited, in an answer without tools of the gateway. None: nothing."""
     is_delivered: bool = False
-    """Whether its client was sent a stream up to the event that ends the answer. Some leave right after it."""
-    outcome: Outcome | None = None
-    failure: Failure | None = None
-    """What its client was told instead of an answer."""
+    """Whether the client was sent a stream up to the event that ends the answer. Some leave right after it."""
+
+    # How it ended.
+    end: RequestEnd | None = None
+
+    def note(self, text: str) -> None:
+        """Note a change for the receipt, once, however often it happens."""
+        if text not in self.notes:
+            self.notes.append(text)
 
     def give_id(self) -> str:
-        """Make an id for its answer, once."""
+        """Return the gateway's own id for the answer, made once."""
         if not self.given_id:
             is_stored = self.dialect.stores_answers
-            self.given_id = response_ids.new_id(self.tenant) if is_stored else f"turngate-{self.id}"
+            self.given_id = response_ids.new_id(self.caller.tenant) if is_stored else f"turngate-{self.id}"
         return self.given_id
+
+    def mark_delivered(self) -> None:
+        """Record that the client was sent the end of the answer."""
+        self.is_delivered = True
+
+    @property
+    def dispatch(self) -> Dispatch | None:
+        """The Scheduler's decision for the latest attempt."""
+        return self.attempt.dispatch if self.attempt is not None else None
 
     @property
     def answer_id(self) -> str:
-        """By which its client knows the answer."""
+        """The id by which the client knows the answer."""
         if self.loop is not None:
             return self.loop.answer.id or self.reply.id
         return self.reply.id if self.opening is None else self.given_id
 
     @property
-    def told_model(self) -> str:
-        """`asked_model` as it is kept and logged."""
-        return excerpt(self.asked_model)
+    def max_output_tokens(self) -> int | None:
+        """The client's bound on the output. None: it sets none."""
+        body = self.payload.body
+        key = self.dialect.max_tokens_key(body)
+        return fields.integer(body, key) if key else None
 
     @property
-    def told_id(self) -> str | None:
-        """The client's own id of the request, likewise, and as engines and the client are told it. None: it gave
-        none."""
+    def logged_model(self) -> str:
+        """The requested model as it is kept and logged."""
+        return excerpt(self.payload.requested_model)
+
+    @property
+    def request_id(self) -> str | None:
+        """The client's own id of the request, as it is kept, logged and sent on. None: the client gave none."""
         given = self.request.headers.get("x-request-id")
         return None if given is None else excerpt(given)
 
+    @property
+    def usage(self) -> Usage:
+        """The usage of the whole answer: a sum over its model calls."""
+        if len(self.rounds) <= 1:
+            return self.reply.usage
+        return Usage(*(_sum(self.rounds, key) for key in ("prompt_tokens", "cached_tokens", "output_tokens")))
 
-def whole_usage(exchange: Exchange) -> Usage:
-    """Of all model calls of an answer; those of the last alone while nothing of ours was called."""
-    if len(exchange.rounds) <= 1:
-        return exchange.reply.usage
-    return Usage(*(_sum(exchange.rounds, key) for key in ("prompt_tokens", "cached_tokens", "output_tokens")))
+    @property
+    def has_engine_worked(self) -> bool:
+        """Whether an engine has spent time on it, as far as is known when it has ended."""
+        if self.timings.first_byte_at is not None:
+            return True
+        is_possible = self.end is not None and self.end.outcome in (Outcome.ANSWERED, Outcome.CLIENT_GONE)
+        return self.attempt is not None and is_possible
 
 
 def _sum(rounds: Sequence[Json], key: str) -> int | None:

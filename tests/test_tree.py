@@ -19,7 +19,7 @@ ORDER = (
     *("__main__", "cli", "reload", "app"),
     *("api", "cluster", "embedded", "batches", "prompt_lists"),
     *("request", "tools", "sessions"),
-    *("telemetry", "access", "exchange", "config", "engines", "transport", "dialects", "core"),
+    *("telemetry", "exchange", "access", "config", "engines", "transport", "dialects", "core"),
 )
 """Folders and loose modules of `gateway/` from top to bottom: each imports only what stands below it. The record
 of a request stands below all that writes it. The configuration stands above the engines whose kinds it names."""

@@ -19,7 +19,7 @@ from gateway.config.settings import IdentitySettings
 from gateway.core.transport import Request
 from gateway.dialects import BY_PATH
 from gateway.dialects.base import Script
-from gateway.exchange import Exchange, Timings
+from gateway.exchange import Exchange, Payload, Timings
 from gateway.sessions.rewrite import Rewrite, owner_of
 from policies.recognition.chains import Chain, block_chain, common
 from policies.recognition.prefix_breaks import Breaks
@@ -100,7 +100,7 @@ def first_prompts(client: str) -> Iterator[tuple[Exchange, str]]:
         if recognition.turn_index == 0 and recognition.kind is not TurnKind.SIDE and not recognition.is_retry:
             raw = orjson.dumps(request.body)
             yield (
-                Exchange("x", cast(Request, None), dialect, "", Timings(0.0), raw, orjson.loads(raw)),
+                Exchange("x", cast(Request, None), dialect, Timings(0.0), payload=Payload(raw, orjson.loads(raw))),
                 recognition.family_id,
             )
 
@@ -114,8 +114,8 @@ def client_breaks(client: str) -> ClientBreaks:
     for exchange, family in first_prompts(client):
         for is_moved, breaks, blocks in ((False, as_sent, shared), (True, as_moved, moved)):
             if is_moved:
-                rewrite.apply(exchange)
-            script = exchange.dialect.script(exchange.body)
+                exchange.payload = rewrite.apply(exchange)
+            script = exchange.dialect.script(exchange.payload.body)
             blocks.record(script)
             prefix_break = breaks.saw(family, owner_of(exchange), script.tools, script.system, script.messages)
             if prefix_break is not None and is_moved:

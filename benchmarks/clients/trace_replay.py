@@ -6,8 +6,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from gateway.access.keys import Caller
 from gateway.dialects import BY_PATH
-from gateway.exchange import Exchange, Recognition, Timings
+from gateway.exchange import Exchange, Payload, Recognition, Timings
 from gateway.sessions.identity import Identity
 from tests.traces import TracedRequest, client_names, read_trace
 
@@ -89,10 +90,9 @@ class TraceReplay:
             id=str(self._num_sent),
             request=HeadersOnly(headers),
             dialect=BY_PATH[request.path],
-            tenant=tenant,
             timings=Timings(self._now),
-            body=body,
-            asked_model=request.body["model"],
+            payload=Payload(body=body, requested_model=request.body["model"]),
+            caller=Caller(tenant, may_prioritise=False),
         )
         if self._with_replies:
             # The recorded answers have text but not the ids of their calls.

@@ -14,10 +14,9 @@ from typing import NoReturn
 
 from gateway.access.counters import Counters, Used
 from gateway.config.settings import KeyLimits, Price
-from gateway.core import fields
 from gateway.core.errors import Failure, Outcome, Refused
 from gateway.core.fields import Json
-from gateway.exchange import Exchange, whole_usage
+from policies.types import Usage
 
 CHARS_PER_TOKEN = 4
 """Estimate for a prompt that no engine has counted yet."""
@@ -171,18 +170,17 @@ class Allowance:
         limiter.counters.hold(limits.name, +1)
         self.has_place = True
 
-    def reserve(self, exchange: Exchange) -> None:
-        """Count the amounts that a request is expected to use. Raises Refused."""
-        prompt_tokens = len(exchange.raw) / CHARS_PER_TOKEN
-        key = exchange.dialect.max_tokens_key(exchange.body)
-        requested_tokens = fields.integer(exchange.body, key) if key else None
-        output_tokens = min(EXPECTED_OUTPUT_TOKENS, max(1, requested_tokens or EXPECTED_OUTPUT_TOKENS))
-        amounts = self._amounts(exchange.engine_model, prompt_tokens, 0, output_tokens)
+    def reserve(self, model: str, body_bytes: int, max_output_tokens: int | None) -> None:
+        """Count the amounts that a request is expected to use. Raises Refused. `max_output_tokens`: the client's
+        bound; None: it sets none."""
+        prompt_tokens = body_bytes / CHARS_PER_TOKEN
+        output_tokens = min(EXPECTED_OUTPUT_TOKENS, max(1, max_output_tokens or EXPECTED_OUTPUT_TOKENS))
+        amounts = self._amounts(model, prompt_tokens, 0, output_tokens)
         now = self.limiter.now()
         self.limiter.take_amounts(self.limits, amounts, now)
         self.reserved, self.reserved_at = amounts, now
 
-    def settle(self, exchange: Exchange) -> None:
+    def settle(self, model: str, usage: Usage, has_engine_worked: bool) -> None:
         """Give back the place of a request that has ended, and replace its estimate by the amounts that it used.
 
         The estimate stands when an engine worked on the request and reported no usage. When none did, the request
@@ -193,12 +191,11 @@ class Allowance:
             self.limiter.leave(self.limits, self.began_at)
         if not self.reserved:
             return
-        usage = whole_usage(exchange)
         if usage.prompt_tokens is not None:
             counted = usage.prompt_tokens, usage.cached_tokens or 0, usage.output_tokens or 0
-            used = self._amounts(exchange.engine_model, *counted)
+            used = self._amounts(model, *counted)
         else:
-            used = self.reserved if _has_worked(exchange) else {}
+            used = self.reserved if has_engine_worked else {}
         change = {quantity: used.get(quantity, 0.0) - amount for quantity, amount in self.reserved.items()}
         more = {quantity: amount for quantity, amount in change.items() if amount > 0}
         less = {quantity: amount for quantity, amount in change.items() if amount < 0}
@@ -217,13 +214,6 @@ class Allowance:
         if any(meter.quantity is Quantity.BUDGET_COST for meter in self.limits.meters):
             amounts[Quantity.BUDGET_COST] = self.limiter.cost(model, prompt, cached, output)
         return amounts
-
-
-def _has_worked(exchange: Exchange) -> bool:
-    """Whether an engine has spent time on a request, as far as is known here."""
-    return exchange.timings.first_byte_at is not None or (
-        bool(exchange.engine_kind) and exchange.outcome in (Outcome.ANSWERED, Outcome.CLIENT_GONE)
-    )
 
 
 def _exceeded(meter: Meter, used: Used, wanted: float) -> str:

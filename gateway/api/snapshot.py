@@ -11,7 +11,7 @@ from itertools import chain, islice
 
 from gateway.core.fields import Json
 from gateway.exchange import Exchange
-from gateway.sessions.session_table import Seen, Span, span
+from gateway.sessions.session_table import Seen, Span, running_span
 from policies.types import Hold, SessionState, TurnKind
 from policies.view import FleetView, ReplicaView, SessionView
 
@@ -36,7 +36,7 @@ def snapshot(
     view: FleetView, page: Sequence[Seen], num_sessions: int, spans: Iterable[Span], now: float, shows_tenant: bool
 ) -> Json:
     """`page`: the sessions to tell of, of all `num_sessions`; `view` names them; `spans`: their last turns."""
-    running = [span(exchange, None) for seen in page for exchange in seen.open]
+    running = [running_span(exchange) for seen in page for exchange in seen.open]
     return {
         "replicas": [_replica(replica) for replica in view.replicas],
         "states": {state.value: view.sessions.get(state, 0) for state in SessionState},

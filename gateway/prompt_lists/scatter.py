@@ -84,28 +84,27 @@ class PromptListHandler:
         """Whether it is a list, and no part of one. One prompt, and a list that makes one part, pass untouched."""
         if (
             isinstance(exchange.request, PartRequest)
-            or (prompts := exchange.dialect.prompts(exchange.body)) is None
+            or (prompts := exchange.dialect.prompts(exchange.payload.body)) is None
         ):
             return False
-        shape = ListShape.of(self.view(), _n(exchange.body))
+        shape = ListShape.of(self.view(), _n(exchange.payload.body))
         is_cut = len(prompts) > shape.max_prompts or _fails_apart(exchange)
-        return is_cut and _beside_bytes(exchange.raw) <= MOST_BESIDE_BYTES
+        return is_cut and _beside_bytes(exchange.payload.raw) <= MOST_BESIDE_BYTES
 
     async def answer(self, exchange: Exchange, responder: Responder, handle: Handler, caller: Caller) -> None:
         """`handle` answers a part. Raises Refused."""
-        prompts, n = exchange.dialect.prompts(exchange.body), _n(exchange.body)
+        prompts, n = exchange.dialect.prompts(exchange.payload.body), _n(exchange.payload.body)
         assert prompts is not None
         shape = ListShape.of(self.view(), n)
         parts = await asyncio.to_thread(lambda: list(cut(prompts, shape.max_prompts, shape.max_chars)))
-        exchange.notes.append(f"{len(prompts)} prompts in {len(parts)} parts")
+        exchange.note(f"{len(prompts)} prompts in {len(parts)} parts")
         frame: Json = {"id": f"cmpl-{exchange.id}", "object": "text_completion", "created": int(time.time())}
-        if exchange.wants_stream:
+        if exchange.payload.wants_stream:
             await self._stream(exchange, responder, handle, caller, parts, shape, frame)
             return
         sink = WholeAnswer(handle, n)
         await _ask_all(exchange, sink, caller, parts, shape)
-        exchange.outcome = Outcome.ANSWERED
-        frame["model"] = sink.choices.frame.get("model", exchange.engine_model)
+        frame["model"] = sink.choices.frame.get("model", exchange.payload.engine_model)
         await responder.reply(200, [JSON_TYPE, *self.headers(exchange)], sink.choices.body(frame))
 
     async def _stream(
@@ -126,12 +125,13 @@ class PromptListHandler:
                     await responder.open_stream(200, [*SSE_HEADERS, *self.headers(exchange)])
             await responder.write(data)
 
-        sink = StreamedAnswer(handle, _n(exchange.body), frame | {"model": exchange.engine_model}, write)
+        sink = StreamedAnswer(
+            handle, _n(exchange.payload.body), frame | {"model": exchange.payload.engine_model}, write
+        )
         await _ask_all(exchange, sink, caller, parts, shape)
-        exchange.outcome = Outcome.ANSWERED
-        if exchange.wants_usage:
+        if exchange.payload.wants_usage:
             await write(sse.event(orjson.dumps({**sink.frame, "choices": [], "usage": sink.usage})))
-        exchange.is_delivered = True
+        exchange.mark_delivered()
         await write(sse.DONE)
         await responder.end()
 
@@ -200,8 +200,8 @@ class _Asker:
 def _template(exchange: Exchange, caller: Caller) -> Template:
     request = exchange.request
     kept = [(name, value) for name, value in request.header_list if name.lower() not in _NOT_SENT_ON]
-    others = splice(exchange.raw, exchange.body, {}, ("prompt",))
-    comma = b"," if len(exchange.body) > 1 else b""
+    others = splice(exchange.payload.raw, exchange.payload.body, {}, ("prompt",))
+    comma = b"," if len(exchange.payload.body) > 1 else b""
     opening = others[: others.rindex(b"}")] + comma + b'"prompt":'
     return Template(exchange.id, [*_ONE_CALL, *kept], opening, Continuation(exchange.settings, caller))
 

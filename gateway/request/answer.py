@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from gateway.core.errors import STATUS, Failure, Outcome, Refused
 from gateway.core.transport import Responder
-from gateway.exchange import AnswerRounds, Exchange
+from gateway.exchange import AnswerRounds, Exchange, Payload
 from gateway.request.attempts import Attempts
 from gateway.request.background_calls import WarmUps
 from gateway.request.drain import TurnedAway, stopping
@@ -52,32 +52,33 @@ class Answering:
     warm_ups: WarmUps | None = None
     """None: sessions that lost their cache are not warmed up."""
 
-    async def answer(self, turn: Turn, exchange: Exchange, responder: Responder) -> None:
-        """Answer a turn, however long that takes.
+    async def answer(self, turn: Turn, exchange: Exchange, responder: Responder) -> Outcome:
+        """Answer a turn, however long that takes. Return how that went.
 
         Raises Refused when no answer has begun; `responder.has_started` then says whether the client already
         has status 200 and keep-alives.
         """
-        if exchange.wants_stream:
-            await self._answer(turn, exchange, responder)
-            return
+        if exchange.payload.wants_stream:
+            return await self._answer(turn, exchange, responder)
         deadline_s = exchange.settings.plain_deadline_s
         try:
             async with asyncio.timeout(deadline_s - (self.clock() - exchange.timings.received_at)):
-                await self._answer(turn, exchange, responder)
+                return await self._answer(turn, exchange, responder)
         except TimeoutError:
             if exchange.timings.leased_at is None:
                 raise _refused(Refusal.TOO_LONG, turn.max_wait_s) from None
             text = f"No answer within {deadline_s:.0f} s; ask for a stream, which is kept alive."
             raise Refused(Outcome.ENGINE_FAILED, Failure(504, "server_error", text)) from None
 
-    async def _answer(self, turn: Turn, exchange: Exchange, responder: Responder) -> None:
+    async def _answer(self, turn: Turn, exchange: Exchange, responder: Responder) -> Outcome:
         waiting = Waiting(exchange, responder, exchange.settings.stream, self.clock, self.observer.receipt_headers)
         if exchange.loop is None:
-            answer = await self._one(turn, exchange, responder, waiting)
+            answer = await self._one(turn, exchange.payload, exchange, responder, waiting)
         else:
             answer = await self._rounds(exchange.loop, turn, exchange, responder, waiting)
         await answer.finish(responder, self.observer.receipt_headers)
+        assert answer.outcome is not None, "the answer was relayed"
+        return answer.outcome
 
     async def _rounds(
         self, loop: AnswerRounds, turn: Turn, exchange: Exchange, responder: Responder, waiting: Waiting
@@ -85,12 +86,14 @@ class Answering:
         """Model calls until one calls no tool of ours; the slot is free while tools run. The last answer."""
         async with loop:
             while True:
-                answer = await self._one(turn, exchange, responder, waiting)
-                if exchange.outcome is not Outcome.ANSWERED:
+                answer = await self._one(turn, loop.payload, exchange, responder, waiting)
+                if answer.outcome is not Outcome.ANSWERED:
                     return answer
                 waiting.has_heard()
                 exchange.tools_at.append(self.clock())
-                goes_on = await (waiting.until(loop.goes_on()) if exchange.wants_stream else loop.goes_on())
+                goes_on = await (
+                    waiting.until(loop.goes_on()) if exchange.payload.wants_stream else loop.goes_on()
+                )
                 exchange.tools_at.append(self.clock())
                 if not goes_on:
                     return answer
@@ -98,15 +101,14 @@ class Answering:
                 turn = loop.next_turn(turn)
 
     async def _one(
-        self, turn: Turn, exchange: Exchange, responder: Responder, waiting: Waiting
+        self, turn: Turn, payload: Payload, exchange: Exchange, responder: Responder, waiting: Waiting
     ) -> UpstreamResponse:
         """One model call, on as many replicas and as often as it takes, up to the end of its relay."""
         attempts = Attempts(turn, exchange.settings.limits.attempts, random.random)
-        exchange.num_attempts = 0
         while True:
             failed: Refused
             try:
-                return await self._attempt(attempts.turn, exchange, responder, waiting)
+                return await self._attempt(attempts, payload, exchange, responder, waiting)
             except TurnedAway:
                 raise stopping() from None
             except Rejected as rejected:
@@ -121,21 +123,21 @@ class Answering:
             is_committed = not waiting.is_silent or bool(exchange.rounds)
             if not may_wait or not attempts.later(self.clock(), is_committed):
                 raise failed from None
-            _note(exchange, "no engine was left for now: it went back to the queue")
+            exchange.note("no engine was left for now: it went back to the queue")
 
     async def _attempt(
-        self, turn: Turn, exchange: Exchange, responder: Responder, waiting: Waiting
+        self, attempts: Attempts, payload: Payload, exchange: Exchange, responder: Responder, waiting: Waiting
     ) -> UpstreamResponse:
         """One place and one replica. The slot is given back when the engine is done, which may be before the
         client is. Raises Rejected, TurnedAway, EngineFailed."""
+        turn = attempts.turn
         with self.gate.turn(turn, has_begun=bool(exchange.rounds)) as place:
-            exchange.dispatch = place.granted() or await self._waited(turn, place, exchange, waiting)
-            exchange.num_attempts += 1
+            dispatch = place.granted() or await self._waited(turn, place, exchange, waiting)
             if exchange.timings.leased_at is None:
                 exchange.timings.leased_at = self.clock()
-            with ModelCall(self.forward, exchange, exchange.dispatch) as call:
+            with ModelCall(self.forward, exchange, payload, dispatch, attempts.count()) as call:
                 try:
-                    answer = await (waiting.until(call.begin()) if exchange.wants_stream else call.begin())
+                    answer = await (waiting.until(call.begin()) if exchange.payload.wants_stream else call.begin())
                 except EngineFailed as error:
                     place.left(error.ending, exchange.reply.usage)
                     raise
@@ -150,7 +152,7 @@ class Answering:
                         _leave(place, exchange, Ending.COMPLETE)
                     raise
             self._remember(exchange)
-            is_answered = exchange.outcome is Outcome.ANSWERED
+            is_answered = answer.outcome is Outcome.ANSWERED
             if is_answered and self.warm_ups is not None and turn.kind is not TurnKind.SIDE:
                 self.warm_ups.keep(turn.session_id, exchange.dialect, call)
             _leave(place, exchange, Ending.COMPLETE if is_answered else Ending.FAILED)
@@ -161,7 +163,7 @@ class Answering:
         if exchange.dialect.stores_answers and exchange.reply.id:
             assert exchange.dispatch is not None
             home = Home(exchange.dispatch.replica_id, exchange.reply.id)
-            self.homes.remember(exchange.tenant, exchange.answer_id, home)
+            self.homes.remember(exchange.caller.tenant, exchange.answer_id, home)
 
     async def _waited(self, turn: Turn, place: Ticket, exchange: Exchange, waiting: Waiting) -> Dispatch:
         """For a replica, with keep-alives. Raises Rejected, TurnedAway."""
@@ -169,9 +171,9 @@ class Answering:
         if place.granted() is None and waiting.is_silent:
             self._refuse_if_hopeless(turn, place, exchange)
         while (dispatch := place.granted()) is None:
-            if exchange.wants_stream:
+            if exchange.payload.wants_stream:
                 await waiting.speak()
-            await place.decision(waiting.patience_s if exchange.wants_stream else None)
+            await place.decision(waiting.patience_s if exchange.payload.wants_stream else None)
         return dispatch
 
     def _refuse_if_hopeless(self, turn: Turn, place: Ticket, exchange: Exchange) -> None:
@@ -186,20 +188,14 @@ class Answering:
         assert exchange.dispatch is not None
         failed_id = exchange.dispatch.replica_id
         self.observer.retried(error.outcome.value)
-        _note(exchange, f"{failed_id} failed before its first byte: {error.failure.status}")
+        exchange.note(f"{failed_id} failed before its first byte: {error.failure.status}")
         return failed_id
-
-
-def _note(exchange: Exchange, note: str) -> None:
-    """Once, however often it happens."""
-    if note not in exchange.notes:
-        exchange.notes.append(note)
 
 
 def _leave(place: Ticket, exchange: Exchange, ending: Ending) -> None:
     reply = exchange.reply
     if reply.served_by is not None:
-        exchange.notes.append(f"served by {reply.served_by}")
+        exchange.note(f"served by {reply.served_by}")
     tool_s = exchange.loop.tool_s() if exchange.loop is not None else None
     place.left(ending, reply.usage, tuple(tool.name for tool in reply.tool_calls), tool_s)
 

@@ -35,7 +35,13 @@ class Attempts:
         """The client's bound."""
         self._rests: dict[ReplicaId, float] = {}
         """Until when each replica that failed the call wants no more of it."""
+        self._num_asked = 0
         self._num_in_row = self._num_broken = self._num_waits = self._number = 0
+
+    def count(self) -> int:
+        """Count one more call of an engine. Return its number, from 1."""
+        self._num_asked += 1
+        return self._num_asked
 
     def elsewhere(self, replica_id: ReplicaId, failed: EngineFailed, now: float) -> bool:
         """This replica failed the call. Whether `turn` may go to another one at once, if there is one."""

@@ -29,7 +29,7 @@ def leaking(exchange: Exchange, engines: Sequence[RunningEngine]) -> list[Runnin
 
 def salted(exchange: Exchange, added: Outgoing) -> Outgoing:
     """With the tenant's salt; within it, a client's own goes on telling its requests apart."""
-    if not exchange.cache_salt:
+    if not exchange.caller.cache_salt:
         return added
-    own = (fields.text(exchange.body, SALT) or "")[:MAX_CLIENT_CHARS]
-    return replace(added, body={**added.body, SALT: exchange.cache_salt + own})
+    own = (fields.text(exchange.payload.body, SALT) or "")[:MAX_CLIENT_CHARS]
+    return replace(added, body={**added.body, SALT: exchange.caller.cache_salt + own})

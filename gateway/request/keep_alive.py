@@ -62,11 +62,11 @@ class Waiting:
 
     def _keep_alive(self) -> bytes:
         exchange, loop = self._exchange, self._exchange.loop
-        named = exchange.give_id(), exchange.engine_model, int(time.time())
+        named = exchange.give_id(), exchange.payload.engine_model, int(time.time())
         if loop is not None:
-            return loop.answer.keep_alive(*named, loop.asked)
+            return loop.answer.keep_alive(*named, loop.client_body)
         if exchange.opening is None:
-            exchange.opening = exchange.dialect.opening(*named, exchange.body)
+            exchange.opening = exchange.dialect.opening(*named, exchange.payload.body)
         return exchange.opening.keep_alive()
 
     async def until(self, work: Coroutine[Any, Any, T]) -> T:

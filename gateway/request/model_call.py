@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from gateway.core import fields
 from gateway.core.errors import OVERLOADS, EngineFault, NoAnswer
 from gateway.core.reply import Reply
 from gateway.core.sse import EventTooLong
@@ -14,7 +13,7 @@ from gateway.dialects.completions import num_chars
 from gateway.engines.base import OutgoingRequest
 from gateway.engines.monitor import Monitor
 from gateway.engines.poller import RunningEngine
-from gateway.exchange import Exchange
+from gateway.exchange import EngineAttempt, Exchange, Payload
 from gateway.request import engine_errors, upstream_request
 from gateway.request.engine_errors import EngineFailed
 from gateway.request.isolation import salted
@@ -38,6 +37,12 @@ class Forward:
     observer: Observer
     clock: Callable[[], float]
 
+    def begin_attempt(
+        self, exchange: Exchange, engine: RunningEngine, number: int, dispatch: Dispatch | None = None
+    ) -> None:
+        """Record that an engine is asked now. `number`: among the attempts at the same model call, from 1."""
+        exchange.attempt = EngineAttempt(engine.adapter.kind, number, dispatch)
+
     async def send(self, engine: RunningEngine, call: Call, timeouts: Timeouts) -> UpstreamReply:
         """Status and headers of an answer. Raises EngineFailed."""
         try:
@@ -53,20 +58,23 @@ class ModelCall:
     """A turn at one replica, for the body of a `with`: leaving it early aborts the call at the engine. Owns the
     connection to it."""
 
-    def __init__(self, forward: Forward, exchange: Exchange, dispatch: Dispatch) -> None:
+    def __init__(
+        self, forward: Forward, exchange: Exchange, payload: Payload, dispatch: Dispatch, number: int
+    ) -> None:
+        """`number`: of the attempt, from 1."""
         self._forward = forward
         self._exchange = exchange
+        self._payload = payload
         self._hints = dispatch.hints
         self._replica_id = dispatch.replica_id
         self._target = forward.monitor.target(dispatch.replica_id)
         self._answer: UpstreamResponse | None = None
         self.sent: Call | None = None
         """What was asked last."""
-        kind = self._target.engine.adapter
-        exchange.engine_kind = kind.kind
-        self._repair = kind.repaired(exchange.request.path, exchange.body)
-        if self._repair.notes:
-            exchange.notes += [note for note in self._repair.notes if note not in exchange.notes]
+        forward.begin_attempt(exchange, self._target.engine, number, dispatch)
+        self._repair = self._target.engine.adapter.repaired(exchange.request.path, payload.body)
+        for note in self._repair.notes:
+            exchange.note(note)
 
     @property
     def engine(self) -> RunningEngine:
@@ -77,7 +85,7 @@ class ModelCall:
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         if self._exchange.trace is not None:
-            self._exchange.trace.asked(self._exchange)
+            self._exchange.trace.end_call(self._exchange)
         fault = error.fault if isinstance(error, EngineFailed) else None
         if self._answer is not None:
             self._answer.close()
@@ -121,7 +129,9 @@ class ModelCall:
         if exchange.timings.engine_asked_at is None:
             exchange.timings.engine_asked_at = self._forward.clock()
         if exchange.trace is not None:
-            headers = exchange.trace.asks(exchange, engine.adapter.kind, engine.address.base_url, call.headers)
+            headers = exchange.trace.begin_call(
+                exchange, engine.adapter.kind, engine.address.base_url, call.headers
+            )
             call = replace(call, headers=headers)
         exchange.reply, self.sent = Reply(), call
         reply = await self._forward.send(engine, call, exchange.settings.timeouts)
@@ -149,10 +159,10 @@ class ModelCall:
             abilities = replace(abilities, refused_fields=abilities.refused_fields | refused)
         asked = OutgoingRequest(
             request.path,
-            exchange.body,
+            self._payload.body,
             self._hints,
             pool,
-            exchange.may_prioritise,
+            exchange.caller.may_prioritise,
             request.headers,
             _response_id(exchange),
         )
@@ -160,7 +170,7 @@ class ModelCall:
         observer.hinted(engine.name, added.hint_names, "sent")
         if added.drop or added.drop_headers:
             observer.hinted(engine.name, added.drop | added.drop_headers, "dropped")
-        return turn_call(exchange, engine, salted(exchange, added), self._repair, bound)
+        return turn_call(exchange, self._payload, engine, salted(exchange, added), self._repair, bound)
 
     def _refused_fields(self, call: Call, failed: EngineFailed) -> frozenset[str]:
         """What the engine complains about of that which we added."""
@@ -171,40 +181,35 @@ class ModelCall:
 
     def _bound_before(self) -> Bound | None:
         exchange = self._exchange
-        max_model_len = self._target.engine.report.max_model_len.get(exchange.engine_model)
-        if max_model_len is None or (asked_tokens := _asked_tokens(exchange)) is None:
+        max_model_len = self._target.engine.report.max_model_len.get(exchange.payload.engine_model)
+        if max_model_len is None or (max_tokens := exchange.max_output_tokens) is None:
             return None
-        bound = upstream_request.before_asking(asked_tokens, _chars(exchange), max_model_len, _may_omit(exchange))
+        bound = upstream_request.before_asking(max_tokens, _chars(exchange), max_model_len, _may_omit(exchange))
         return _noted(exchange, bound)
 
     def _bound_after(self, failed: EngineFailed) -> Bound | None:
         exchange = self._exchange
-        asked_tokens = _asked_tokens(exchange)
-        if asked_tokens is None:
+        max_tokens = exchange.max_output_tokens
+        if max_tokens is None:
             return None
         message = failed.failure.message
         return _noted(
-            exchange, upstream_request.after_refusal(message, asked_tokens, _chars(exchange), _may_omit(exchange))
+            exchange, upstream_request.after_refusal(message, max_tokens, _chars(exchange), _may_omit(exchange))
         )
 
 
 def _response_id(exchange: Exchange) -> str:
     """Under which an engine may store the answer. Empty: it is not stored, or its client has named it."""
-    body = exchange.body
+    body = exchange.payload.body
     is_ours = exchange.dialect.stores_answers and body.get("store") is not False and "request_id" not in body
     return exchange.give_id() if is_ours else ""
 
 
-def _asked_tokens(exchange: Exchange) -> int | None:
-    key = exchange.dialect.max_tokens_key(exchange.body)
-    return fields.integer(exchange.body, key) if key else None
-
-
 def _chars(exchange: Exchange) -> int:
     """Of the prompt; of several, which are answered apart, the longest."""
-    if (prompts := exchange.dialect.prompts(exchange.body)) is not None:
+    if (prompts := exchange.dialect.prompts(exchange.payload.body)) is not None:
         return max(map(num_chars, prompts))
-    return exchange.recognition.chars if exchange.recognition is not None else len(exchange.raw)
+    return exchange.recognition.chars if exchange.recognition is not None else len(exchange.payload.raw)
 
 
 def _may_omit(exchange: Exchange) -> bool:
@@ -214,5 +219,5 @@ def _may_omit(exchange: Exchange) -> bool:
 def _noted(exchange: Exchange, bound: Bound | None) -> Bound | None:
     if bound is not None:
         what = "left out" if bound.tokens is None else f"lowered to {bound.tokens}"
-        exchange.notes.append(f"max_tokens {_asked_tokens(exchange)} does not fit: {what}")
+        exchange.note(f"max_tokens {exchange.max_output_tokens} does not fit: {what}")
     return bound

@@ -34,7 +34,7 @@ class PlainCalls:
     async def answer(self, exchange: Exchange, responder: Responder) -> None:
         """At the least loaded engine that serves the model and the path. Raises Refused."""
         path = exchange.request.path
-        engines = [engine for engine in self.monitor.engines if _serves(engine, exchange.engine_model)]
+        engines = [engine for engine in self.monitor.engines if _serves(engine, exchange.payload.engine_model)]
         able = [engine for engine in engines if serves_path(engine, path)]
         if engines and not able:
             raise engine_errors.lacks_path(engines[0].name, path)
@@ -43,7 +43,7 @@ class PlainCalls:
     async def answer_stored(self, exchange: Exchange, responder: Responder) -> None:
         """At the replica that holds the answer that the path names. Raises Refused."""
         response_id, *rest = exchange.request.path.removeprefix(STORED_ANSWERS).split("/")
-        home = await self.stored.find(exchange.tenant, response_id)
+        home = await self.stored.find(exchange.caller.tenant, response_id)
         if home is None or rest not in ([], ["cancel"], ["input_items"]):
             raise no_such_response(response_id)
         renamed = None if home.engine_id == response_id else (home.engine_id, response_id)
@@ -61,7 +61,8 @@ class PlainCalls:
             Outcome.REJECTED_NO_ENGINE,
             Failure(503, "server_error", "No healthy engine serves this model now.", code="no_replica"),
         )
-        for engine in engines:
+        for number, engine in enumerate(engines, 1):
+            self.forward.begin_attempt(exchange, engine, number)
             try:
                 reply, body = await self._ask(exchange, engine, renamed)
             except EngineFailed as error:
@@ -72,7 +73,6 @@ class PlainCalls:
                 failed = error
                 continue
             ours = self.observer.receipt_headers(exchange)
-            exchange.outcome = Outcome.ANSWERED
             await responder.reply(reply.status, headers_for_client(reply, ours), body)
             return
         raise failed
@@ -80,8 +80,6 @@ class PlainCalls:
     async def _ask(
         self, exchange: Exchange, engine: RunningEngine, renamed: tuple[str, str] | None
     ) -> tuple[UpstreamReply, bytes]:
-        exchange.num_attempts += 1
-        exchange.engine_kind = engine.adapter.kind
         call = plain_call(exchange, engine)
         if renamed is not None:
             call = replace(call, url=call.url.replace(renamed[1], renamed[0]))

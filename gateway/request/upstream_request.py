@@ -11,7 +11,7 @@ from gateway.core.json_edit import splice
 from gateway.core.transport import HOP_BY_HOP, HeaderList
 from gateway.engines.base import Outgoing, OutgoingRequest, Repair
 from gateway.engines.poller import RunningEngine
-from gateway.exchange import Exchange
+from gateway.exchange import Exchange, Payload
 from policies.types import Hints, value
 
 FEWEST_USEFUL_TOKENS = 256
@@ -94,17 +94,22 @@ class Call:
 
 
 def turn_call(
-    exchange: Exchange, engine: RunningEngine, added: Outgoing, repair: Repair, bound: Bound | None
+    exchange: Exchange,
+    payload: Payload,
+    engine: RunningEngine,
+    added: Outgoing,
+    repair: Repair,
+    bound: Bound | None,
 ) -> Call:
     """The call for a turn. Spliced into the body: hints, model name, usage, a bound on the output, and other words
     for what this engine would refuse."""
-    body, dialect = exchange.body, exchange.dialect
+    body, dialect = payload.body, exchange.dialect
     put = {key: merged(ours, body[key]) if key in body else ours for key, ours in added.body.items()}
     put |= repair.body
     drop = set(added.drop)
-    if exchange.engine_model != exchange.asked_model:
-        put["model"] = exchange.engine_model
-    hides_usage = exchange.wants_stream and not exchange.wants_usage
+    if payload.engine_model != payload.requested_model:
+        put["model"] = payload.engine_model
+    hides_usage = payload.wants_stream and not payload.wants_usage
     if hides_usage:
         put |= dialect.asking_for_usage(body)
     if bound is not None and (key := dialect.max_tokens_key(body)):
@@ -116,7 +121,7 @@ def turn_call(
         "POST",
         url(engine, exchange),
         headers(exchange, engine, added),
-        splice(exchange.raw, body, put, drop) if put or drop else exchange.raw,
+        splice(payload.raw, body, put, drop) if put or drop else payload.raw,
         added,
         hides_usage,
     )
@@ -125,14 +130,15 @@ def turn_call(
 def plain_call(exchange: Exchange, engine: RunningEngine) -> Call:
     """The call for a request that is no turn: its body, with the engine's name of the model, and its class where
     the engine's queue knows one."""
-    request, body = exchange.request, exchange.body
-    hints = Hints(urgency=max(-100, min(100, 10 * exchange.urgency)))
-    asked = OutgoingRequest(request.path, body, hints, "", exchange.may_prioritise, request.headers)
+    request, payload = exchange.request, exchange.payload
+    body = payload.body
+    hints = Hints(urgency=max(-100, min(100, 10 * exchange.caller.urgency)))
+    asked = OutgoingRequest(request.path, body, hints, "", exchange.caller.may_prioritise, request.headers)
     added = engine.adapter.outgoing(asked, engine.abilities) if body else NOTHING
     put = dict(added.body)
-    if exchange.engine_model != exchange.asked_model:
-        put["model"] = exchange.engine_model
-    raw = splice(exchange.raw, body, put, added.drop) if put or added.drop else exchange.raw
+    if payload.engine_model != payload.requested_model:
+        put["model"] = payload.engine_model
+    raw = splice(payload.raw, body, put, added.drop) if put or added.drop else payload.raw
     return Call(request.method, url(engine, exchange), headers(exchange, engine, added), raw or None, added)
 
 
@@ -153,7 +159,7 @@ def headers(exchange: Exchange, engine: RunningEngine, added: Outgoing = NOTHING
         for pair in (end_to_end(request.header_list) if "connection" in request.headers else request.header_list)
         if (name := pair[0].lower()) not in _NOT_SENT and name not in gone and not name.startswith(hidden)
     ]
-    kept += [("Accept-Encoding", "identity"), *added.headers, ("X-Request-Id", exchange.told_id or exchange.id)]
+    kept += [("Accept-Encoding", "identity"), *added.headers, ("X-Request-Id", exchange.request_id or exchange.id)]
     if engine.address.api_key:
         kept.append(("Authorization", f"Bearer {engine.address.api_key}"))
     return kept

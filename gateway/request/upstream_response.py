@@ -298,7 +298,7 @@ _NOT_RELAYED = frozenset(
 
 
 class UpstreamResponse:
-    """Owns the connection of one answer: close it. The exchange's outcome says how it went."""
+    """Owns the connection of one answer: close it."""
 
     def __init__(self, exchange: Exchange, engine: EngineAdapter, call: Call, reply: UpstreamReply) -> None:
         self._exchange = exchange
@@ -307,7 +307,7 @@ class UpstreamResponse:
         self._reply = reply
         self._chunks = reply.chunks()
         content_type = reply.headers.get("content-type", "")
-        is_stream = exchange.wants_stream and content_type.startswith("text/event-stream")
+        is_stream = exchange.payload.wants_stream and content_type.startswith("text/event-stream")
         self._round = exchange.loop.round() if exchange.loop is not None else None
         self._relay = (
             StreamRelay(exchange.dialect, engine, exchange.reply, call, self._round, lambda: exchange.opening)
@@ -318,6 +318,8 @@ class UpstreamResponse:
         self._is_over = False
         self.fault: EngineFault | None = None
         """What the engine did wrong after its first byte."""
+        self.outcome: Outcome | None = None
+        """None: it has not been relayed to its end."""
 
     async def begin(self) -> None:
         """Read until the first byte that counts: the first event of an answer, or the last byte of a body.
@@ -343,20 +345,21 @@ class UpstreamResponse:
             if responder.has_started:
                 text = "The engine did not stream its answer, and the client had been told to expect a stream."
                 raise Refused(Outcome.ENGINE_FAILED, Failure(502, "server_error", text))
-            self._exchange.outcome = Outcome.ANSWERED
+            self.outcome = Outcome.ANSWERED
             return
         if not responder.has_started:
             await responder.open_stream(self._reply.status, headers_for_client(self._reply, ours(self._exchange)))
         if self._first:
             await responder.write(self._first)
-        self._exchange.is_delivered = self._relay.is_delivered
+        if self._relay.is_delivered:
+            self._exchange.mark_delivered()
         try:
             await self._pump(self._relay, responder)
         except (UpstreamCut, EventTooLong) as error:
-            self._exchange.notes.append(f"engine broke off: {error}")
+            self._exchange.note(f"engine broke off: {error}")
             self.fault = of_break(error)
-        self._exchange.outcome = self._outcome(self._relay)
-        self._exchange.reply.is_complete = self._exchange.outcome is Outcome.ANSWERED
+        self.outcome = self._ended_as(self._relay)
+        self._exchange.reply.is_complete = self.outcome is Outcome.ANSWERED
 
     async def finish(self, responder: Responder, ours: Callable[[Exchange], HeaderList]) -> None:
         """A body goes out whole. A stream that the engine did not finish is reset, never ended cleanly: clients
@@ -366,10 +369,10 @@ class UpstreamResponse:
             body = self._first if loop is None else loop.body(self._first)
             headers = headers_for_client(self._reply, ours(self._exchange))
             await responder.reply(self._reply.status, headers, body)
-        elif self._exchange.outcome is Outcome.ANSWERED:
+        elif self.outcome is Outcome.ANSWERED:
             if self._round is not None and self._round.closing:
                 await responder.write(b"".join(self._round.closing))
-                self._exchange.is_delivered = True
+                self._exchange.mark_delivered()
             await responder.end()
         else:
             responder.reset()
@@ -396,14 +399,15 @@ class UpstreamResponse:
                 break
             if out := relay.feed(chunk):
                 await responder.write(out)
-                self._exchange.is_delivered = relay.is_delivered
+                if relay.is_delivered:
+                    self._exchange.mark_delivered()
         if relay.failure is not None:
             return
         self._is_over = True
         if rest := relay.rest():
             await responder.write(rest)
 
-    def _outcome(self, relay: StreamRelay) -> Outcome:
+    def _ended_as(self, relay: StreamRelay) -> Outcome:
         if relay.failure is not None:
             self.fault = EngineFault.ERROR
             return Outcome.ENGINE_FAILED

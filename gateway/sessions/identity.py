@@ -136,18 +136,20 @@ class Identity:
     def script(self, exchange: Exchange) -> Script:
         """The conversation of a request. What another one has begun with, byte for byte, is not read again."""
         dialect = exchange.dialect
-        is_cut = dialect.is_item_a_message and len(exchange.raw) >= LEAST_CUT_BYTES
-        raw = self._cutter.cut(exchange.raw) if is_cut else None
+        is_cut = dialect.is_item_a_message and len(exchange.payload.raw) >= LEAST_CUT_BYTES
+        raw = self._cutter.cut(exchange.payload.raw) if is_cut else None
         if raw is None:
-            return dialect.script(exchange.body)
-        key = (exchange.tenant, raw.tools)
+            return dialect.script(exchange.payload.body)
+        key = (exchange.caller.tenant, raw.tools)
         tools = self._tools.get(key)
-        script = dialect.script(exchange.body, tools)
+        script = dialect.script(exchange.payload.body, tools)
         if tools is None:
             self._tools.put(key, ToolList(script.tools, script.tool_names))
         messages, items = script.messages, raw.items[script.num_system :]
         if isinstance(messages, Texts) and len(items) == len(messages):
-            last = hash((exchange.tenant, _model(exchange), dialect.name, self._cutter.fingerprint(script.system)))
+            last = hash(
+                (exchange.caller.tenant, _model(exchange), dialect.name, self._cutter.fingerprint(script.system))
+            )
             messages.fingerprints = [last := hash((last, item)) for item in items]
         return script
 
@@ -155,7 +157,7 @@ class Identity:
         """Whose turn this is. Each recognised exchange must be told to `answered`, however it ends."""
         headers = exchange.request.headers
         claim = claims.read_claim(headers)
-        group = fields.text(exchange.body, "prompt_cache_key")
+        group = fields.text(exchange.payload.body, "prompt_cache_key")
         sighting = self._lineage.recognise(self._call(exchange, script, claim, group), now)
         self._open[exchange.id] = sighting
         remaining = claims.whole_number(headers, "x-turngate-remaining-turns")
@@ -196,12 +198,12 @@ class Identity:
         if isinstance(messages, Texts) and not messages.fingerprints:
             messages = messages[:]  # all are looked at
         return Call(
-            key=self._key(exchange.tenant, model),
+            key=self._key(exchange.caller.tenant, model),
             tools=script.tools,
             system=script.system,
             messages=messages,
-            name=self._name(exchange.tenant, claim.session) if claim.session is not None else None,
-            parent=self._name(exchange.tenant, claim.parent) if claim.parent is not None else None,
+            name=self._name(exchange.caller.tenant, claim.session) if claim.session is not None else None,
+            parent=self._name(exchange.caller.tenant, claim.parent) if claim.parent is not None else None,
             group=group.encode() if group else None,
             says_retry=claims.says_retry(exchange.request.headers),
             expects_tools=claim.expects_tools,
@@ -243,7 +245,7 @@ class _ToolLists:
 
 
 def _model(exchange: Exchange) -> str:
-    return exchange.engine_model or exchange.asked_model
+    return exchange.payload.engine_model or exchange.payload.requested_model
 
 
 def _source(sighting: Sighting, claim: Claim, group: str | None) -> str:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from gateway.config.settings import IdentitySettings
 from gateway.core.fields import Json
 from gateway.dialects.base import Script
-from gateway.exchange import Exchange
+from gateway.exchange import Exchange, Payload
 from gateway.sessions.rewrite import Rewrite, owner_of
 from gateway.telemetry.metrics import Metrics
 from policies.learning import TokenRatio
-from policies.recognition.prefix_breaks import Break, Breaks
+from policies.recognition.prefix_breaks import Break, Breaks, Found
 from policies.types import TurnKind
 
 MAX_FAMILIES = 512
@@ -44,29 +44,30 @@ class PrefixBreaks:
             moves = settings.volatile_spans == "move"
             self._rewrite = Rewrite(moves, settings.volatile_patterns, settings.volatile_learned)
 
-    def prepare(self, exchange: Exchange) -> None:
-        """Before anything is read from the conversation: takes volatile spans out, if the settings say so."""
-        if self._rewrite is not None:
-            self._rewrite.apply(exchange)
+    def prepare(self, exchange: Exchange) -> Payload:
+        """Return the payload without volatile spans, if the settings say so. Call it before the conversation is
+        read."""
+        return exchange.payload if self._rewrite is None else self._rewrite.apply(exchange)
 
-    def recognised(self, exchange: Exchange, script: Script, tools_first: bool) -> None:
-        """Compare the first prompt of a session, as it will be sent, with its siblings'. Others pass."""
+    def recognised(self, exchange: Exchange, script: Script, tools_first: bool) -> Found | None:
+        """Compare the first prompt of a session, as it will be sent, with its siblings'. None: it is no first
+        prompt, or has no siblings."""
         who = exchange.recognition
         if who is None or who.turn_index or who.is_retry or who.kind is TurnKind.SIDE:
-            return
+            return None
         found = self._breaks.saw(
             who.family_id, owner_of(exchange), script.tools, script.system, script.messages, tools_first
         )
-        exchange.prefix_break = found
         if found is not None and self._rewrite is not None:
             self._rewrite.learn(found)
+        return found
 
     def finished(self, exchange: Exchange) -> None:
         """The exchange is over. What no engine has begun to answer has wasted nothing."""
         found = exchange.prefix_break
         if found is None or exchange.timings.first_byte_at is None:
             return
-        tally = self._tallies.setdefault(found.family_id, BreakTally(exchange.tenant))
+        tally = self._tallies.setdefault(found.family_id, BreakTally(exchange.caller.tenant))
         self._tallies.move_to_end(found.family_id)
         if len(self._tallies) > MAX_FAMILIES:
             self._tallies.popitem(last=False)

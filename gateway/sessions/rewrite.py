@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -14,7 +14,7 @@ import orjson
 from gateway.core.fields import Json
 from gateway.core.json_edit import Path, locate, without
 from gateway.dialects.base import Dialect
-from gateway.exchange import Exchange
+from gateway.exchange import Exchange, Payload
 from policies.recognition.prefix_breaks import Cuts, Found, Volatile
 
 _MODEL_SPOKE = ("function_call", "custom_tool_call", "reasoning")
@@ -53,30 +53,29 @@ class Rewrite:
             for gap in found.broken.gaps:
                 self._learned.learn(gap, found.weight)
 
-    def apply(self, exchange: Exchange) -> None:
-        """Cut the body of an exchange, and note it for the receipt. The same for every turn of a session."""
-        texts = list(_system_texts(exchange.dialect, exchange.body))
+    def apply(self, exchange: Exchange) -> Payload:
+        """Return the payload without the spans, the same ones for every turn of a session, and note that for the
+        receipt."""
+        texts = list(_system_texts(exchange.dialect, exchange.payload.body))
         for text in texts:
             text.cuts = _merged(found for pattern in self._patterns for found in _matches(pattern, text.text))
         self._cut_learned(exchange, texts)
         changed = [text for text in texts if text.cuts]
         if not changed:
-            return
+            return exchange.payload
         taken = [span for text in changed for span in text.taken]
         changes = {text.place: text.cuts if text.left else None for text in changed}
         user, moved = None, b""
         # What a stored answer follows on from has been told already.
-        if self._moves and exchange.dialect.stateful_id(exchange.body) is None:
+        if self._moves and exchange.dialect.stateful_id(exchange.payload.body) is None:
             moved = b"\n".join(map(bytes.strip, taken))
-            user = _first_user_text(exchange.dialect, exchange.body)
+            user = _first_user_text(exchange.dialect, exchange.payload.body)
             if user is None:
-                return
-        exchange.raw = _edited(exchange.raw, changes, user, moved)
-        exchange.body = orjson.loads(exchange.raw)
+                return exchange.payload
+        raw = _edited(exchange.payload.raw, changes, user, moved)
         verb = "moved to the first user message" if self._moves else "stripped"
-        exchange.notes.append(
-            f"{len(taken)} volatile spans of the system text, {sum(map(len, taken))} bytes, {verb}"
-        )
+        exchange.note(f"{len(taken)} volatile spans of the system text, {sum(map(len, taken))} bytes, {verb}")
+        return replace(exchange.payload, raw=raw, body=orjson.loads(raw))
 
     def _cut_learned(self, exchange: Exchange, texts: Sequence[_Text]) -> None:
         """Learned spans lie in the system text as a whole, and in what the patterns leave of it."""
@@ -97,7 +96,7 @@ class Rewrite:
 
 def owner_of(exchange: Exchange) -> int:
     """Tenant and model: nothing is compared or learned across them."""
-    return hash((exchange.tenant, exchange.engine_model))
+    return hash((exchange.caller.tenant, exchange.payload.engine_model))
 
 
 def _system_texts(dialect: Dialect, body: Json) -> Iterator[_Text]:
@@ -134,7 +133,7 @@ def _first_user_text(dialect: Dialect, body: Json) -> Path | None:
 
 def _has_history(exchange: Exchange) -> bool:
     """Whether the model has spoken in it."""
-    body = exchange.body
+    body = exchange.payload.body
     conversation = body.get(exchange.dialect.history_key)
     return exchange.dialect.stateful_id(body) is not None or any(
         message.get("role") == "assistant" or message.get("type") in _MODEL_SPOKE

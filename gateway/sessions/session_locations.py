@@ -129,7 +129,7 @@ class Trail:
 
     def found(self, exchange: Exchange) -> ReplicaId | None:
         """Where the session of a turn that begins was; of one that only begins, nowhere. Tell `ran` in the end."""
-        origin = origin_of(exchange.tenant, exchange.request.headers, exchange.body)
+        origin = origin_of(exchange.caller.tenant, exchange.request.headers, exchange.payload.body)
         self._open[exchange.id] = origin.root
         return self._replicas.get(origin.root) if origin.has_history else None
 

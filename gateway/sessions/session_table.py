@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import NamedTuple, TypeAlias
 
-from gateway.core.errors import Outcome
 from gateway.core.fields import Json
 from gateway.exchange import Exchange, Recognition
 from policies.types import SessionState, TurnKind
@@ -40,9 +39,9 @@ class Timeline:
     def __init__(self, max_turns: int = MAX_TURNS) -> None:
         self._ended: deque[_Values] = deque(maxlen=max_turns)
 
-    def ended(self, exchange: Exchange, now: float) -> None:
-        """A turn of a recognised session is over, however."""
-        self._ended.append(_values(exchange, now))
+    def ended(self, exchange: Exchange, is_answered: bool, now: float) -> None:
+        """Keep the span of a turn that is over."""
+        self._ended.append(_values(exchange, now, is_answered))
 
     def of(self, session_ids: Collection[str], since: float) -> Iterator[Span]:
         """Ended turns of these sessions that ended since then, newest first."""
@@ -53,12 +52,12 @@ class Timeline:
                 yield ended
 
 
-def span(exchange: Exchange, ended_at: float | None) -> Span:
-    """A turn that has ended, or one that is in the gateway now."""
-    return Span(*_values(exchange, ended_at))
+def running_span(exchange: Exchange) -> Span:
+    """Return the span of a turn that is in the gateway now."""
+    return Span(*_values(exchange, None, is_answered=False))
 
 
-def _values(exchange: Exchange, ended_at: float | None) -> _Values:
+def _values(exchange: Exchange, ended_at: float | None, is_answered: bool) -> _Values:
     who, times, dispatch = exchange.recognition, exchange.timings, exchange.dispatch
     assert who is not None
     return (
@@ -70,7 +69,7 @@ def _values(exchange: Exchange, ended_at: float | None) -> _Values:
         times.first_byte_at,
         ended_at,
         tuple(exchange.tools_at),
-        exchange.outcome is Outcome.ANSWERED,
+        is_answered,
     )
 
 
@@ -118,20 +117,20 @@ class Sessions:
         assert who is not None
         seen = self._seen.get(who.session_id)
         if seen is None:
-            seen = self._seen[who.session_id] = Seen(who, exchange.tenant, now, now)
+            seen = self._seen[who.session_id] = Seen(who, exchange.caller.tenant, now, now)
         if who.kind is TurnKind.SIDE:
             seen.num_side_requests += 1
         else:
             seen.who = who
             seen.num_turns = max(seen.num_turns, who.turn_index + 1)
-        seen.model = exchange.engine_model
+        seen.model = exchange.payload.engine_model
         seen.open = (*seen.open, exchange)
         self._busy[who.session_id] = seen
         seen.last_at = now
         self._seen.move_to_end(who.session_id)
         self._forget(now)
 
-    def finished(self, exchange: Exchange, now: float) -> None:
+    def finished(self, exchange: Exchange, is_answered: bool, now: float) -> None:
         """It has ended; harmless for what was never recognised."""
         who = exchange.recognition
         seen = self._seen.get(who.session_id) if who is not None else None
@@ -140,7 +139,7 @@ class Sessions:
         seen.open = () if len(seen.open) == 1 else tuple([one for one in seen.open if one is not exchange])
         if not seen.open:
             self._busy.pop(seen.who.session_id, None)
-        self.timeline.ended(exchange, now)
+        self.timeline.ended(exchange, is_answered, now)
         if exchange.dispatch is not None:
             seen.replica = exchange.dispatch.replica_id
         if exchange.reply.usage.prompt_tokens is not None and seen.who is who:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from gateway.core.errors import EngineFault, Outcome
 from gateway.core.fields import Json
-from gateway.exchange import Exchange, Recognition
+from gateway.exchange import Exchange, Recognition, Trace
 from gateway.telemetry.factlog import FactLog
 from gateway.telemetry.metrics import Metrics, Watched
 from gateway.telemetry.receipts import Receipts, overhead_s, queued_s, receipt, values_of
@@ -47,16 +47,14 @@ class Observer:
         self._tracing = tracing
         self._recomputation = Recomputation()
 
-    def began(self, exchange: Exchange) -> None:
-        """Call it once per exchange, first of all."""
-        if self._tracing is not None:
-            exchange.trace = self._tracing.begin(exchange)
+    def trace(self, exchange: Exchange) -> Trace | None:
+        """Return the trace of an exchange that begins. None: it is not traced."""
+        return self._tracing.trace(exchange) if self._tracing is not None else None
 
     def finished(self, exchange: Exchange) -> None:
         """Call it exactly once per exchange, at its end, whatever the end was."""
-        if exchange.timings.finished_at is None:
-            exchange.timings.finished_at = self._clock()
-        outcome = exchange.outcome = exchange.outcome or Outcome.GATEWAY_ERROR
+        assert exchange.end is not None
+        outcome = exchange.end.outcome
         self._count(exchange, outcome)
         if exchange.trace is not None:
             exchange.trace.finished(exchange)
@@ -112,7 +110,7 @@ class Observer:
     def receipt_headers(self, exchange: Exchange) -> list[tuple[str, str]]:
         """What is known when the headers go out."""
         headers = [("X-Turngate-Receipt", exchange.id)] if self._leaves_receipt(exchange) else []
-        headers.append(("X-Request-Id", exchange.told_id or exchange.id))
+        headers.append(("X-Request-Id", exchange.request_id or exchange.id))
         if (who := exchange.recognition) is not None:
             headers += [("X-Turngate-Session", who.session_id), ("X-Turngate-Family", who.family_id)]
         if (dispatch := exchange.dispatch) is not None:
@@ -132,7 +130,7 @@ class Observer:
     @staticmethod
     def _leaves_receipt(exchange: Exchange) -> bool:
         """Of a request that was refused before its caller was known, nobody could read one."""
-        return bool(exchange.tenant)
+        return bool(exchange.caller.tenant)
 
     def _count(self, exchange: Exchange, outcome: Outcome) -> None:
         metrics, times = self.metrics, exchange.timings

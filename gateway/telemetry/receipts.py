@@ -11,7 +11,7 @@ from sys import getsizeof
 from typing import Any, TypeAlias
 
 from gateway.core.fields import Json, excerpt
-from gateway.exchange import Exchange, Timings, whole_usage
+from gateway.exchange import Exchange, Timings
 
 Values: TypeAlias = tuple[Any, ...]
 
@@ -28,14 +28,14 @@ class ReceiptPart:
 # Members of enumerations by their plain text: the garbage collector passes over a tuple of nothing but that.
 _ASKED = ReceiptPart(
     id="id",
-    outcome="outcome._value_",
+    outcome="end.outcome._value_",
     path="dialect.name",
-    tenant="tenant",
-    key="key_id",
-    model="told_model",
-    engine_model="engine_model",
+    tenant="caller.tenant",
+    key="caller.id",
+    model="logged_model",
+    engine_model="payload.engine_model",
 )
-_FAILED = ReceiptPart(status="failure.status", code="failure.code", param="failure.param")
+_FAILED = ReceiptPart(status="status", code="code", param="param")
 _RECOGNISED = ReceiptPart(
     session="recognition.session_id",
     family="recognition.family_id",
@@ -47,11 +47,11 @@ _RECOGNISED = ReceiptPart(
     is_retry="recognition.is_retry",
 )
 _DISPATCHED = ReceiptPart(
-    engine="engine_kind",
-    replica="dispatch.replica_id",
-    reason="dispatch.reason._value_",
-    attempts="num_attempts",
-    expected_cached_tokens="dispatch.expected_cached_tokens",
+    engine="attempt.engine_kind",
+    replica="attempt.dispatch.replica_id",
+    reason="attempt.dispatch.reason._value_",
+    attempts="attempt.number",
+    expected_cached_tokens="attempt.dispatch.expected_cached_tokens",
 )
 _TIMES = attrgetter(*Timings.__slots__)
 _NAMES = (
@@ -70,17 +70,18 @@ _TENANT, _FINISHED_AT = _NAMES.index("tenant"), len(_NAMES) + Timings.__slots__.
 
 def values_of(exchange: Exchange) -> Values:
     """All that a receipt tells, and its times last. Nothing of it changes any more, and nothing keeps a prompt."""
-    rounds, usage = exchange.rounds, whole_usage(exchange)
+    rounds, usage = exchange.rounds, exchange.usage
+    failure = exchange.end.failure if exchange.end is not None else None
     return (
         *_ASKED.of(exchange),
-        *(map(_told, _FAILED.of(exchange)) if exchange.failure is not None else _FAILED.nothing),
+        *(map(_told, _FAILED.of(failure)) if failure is not None else _FAILED.nothing),
         *(_RECOGNISED.of(exchange) if exchange.recognition is not None else _RECOGNISED.nothing),
         *(_DISPATCHED.of(exchange) if exchange.dispatch is not None else _DISPATCHED.nothing),
         usage.cached_tokens,
         usage.prompt_tokens,
         usage.output_tokens,
         excerpt(exchange.reply.finish_reason) if exchange.reply.finish_reason is not None else None,
-        exchange.told_id,
+        exchange.request_id,
         exchange.trace.id if exchange.trace is not None else None,
         rounds if len(rounds) > 1 or (rounds and rounds[0]["tools"]) else None,
         tuple(map(excerpt, exchange.notes)) if exchange.notes else (),

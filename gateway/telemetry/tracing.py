@@ -13,7 +13,7 @@ from gateway.exchange import Exchange, Trace
 class Tracing(Protocol):
     """Of one gateway."""
 
-    def begin(self, exchange: Exchange) -> Trace | None:
+    def trace(self, exchange: Exchange) -> Trace | None:
         """None: this request is not traced."""
         ...
 

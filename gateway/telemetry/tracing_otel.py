@@ -20,7 +20,6 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
-from gateway.core import fields
 from gateway.core.errors import Outcome
 from gateway.core.fields import excerpt
 from gateway.core.transport import HeaderList
@@ -97,7 +96,7 @@ class OtelTracing:
         self._tracer = provider.get_tracer("turngate", version("turngate"))
         self._clock = clock
 
-    def begin(self, exchange: Exchange) -> Trace | None:
+    def trace(self, exchange: Exchange) -> Trace | None:
         headers = exchange.request.headers
         method, path = excerpt(exchange.request.method), excerpt(exchange.request.path)
         carrier = {name: value for name in _CONTEXT_HEADERS if (value := headers.get(name)) is not None}
@@ -128,25 +127,25 @@ class OtelTrace:
         self._ahead_s = ahead_s
         self._call: Span | None = None
 
-    def asks(self, exchange: Exchange, engine: str, base_url: str, headers: HeaderList) -> HeaderList:
-        self.asked(exchange)  # what the engine refused of it is asked once more
+    def begin_call(self, exchange: Exchange, engine: str, base_url: str, headers: HeaderList) -> HeaderList:
+        self.end_call(exchange)  # what the engine refused of it is asked once more
         operation = exchange.dialect.operation
-        place, bound_key = urlsplit(base_url), exchange.dialect.max_tokens_key(exchange.body)
+        place = urlsplit(base_url)
         dispatch = exchange.dispatch
         self._call = self._tracer.start_span(
-            f"{operation} {exchange.engine_model}",
+            f"{operation} {exchange.payload.engine_model}",
             self._context,
             SpanKind.CLIENT,
             _known(
                 {
                     OPERATION: operation,
                     PROVIDER: engine,
-                    REQUEST_MODEL: exchange.engine_model,
-                    REQUEST_MAX_TOKENS: fields.integer(exchange.body, bound_key) if bound_key else None,
+                    REQUEST_MODEL: exchange.payload.engine_model,
+                    REQUEST_MAX_TOKENS: exchange.max_output_tokens,
                     CONVERSATION: exchange.recognition.session_id if exchange.recognition else None,
                     SERVER: place.hostname,
                     PORT: place.port,
-                    ATTEMPT: exchange.num_attempts,
+                    ATTEMPT: exchange.attempt.number if exchange.attempt else None,
                     REPLICA: dispatch.replica_id if dispatch else None,
                     EXPECTED_CACHED_TOKENS: dispatch.expected_cached_tokens if dispatch else None,
                 }
@@ -156,7 +155,7 @@ class OtelTrace:
         W3C.inject(carrier, trace.set_span_in_context(self._call))
         return [*((n, v) for n, v in headers if n.lower() not in _CONTEXT_HEADERS), *carrier.items()]
 
-    def asked(self, exchange: Exchange) -> None:
+    def end_call(self, exchange: Exchange) -> None:
         span, self._call = self._call, None
         if span is None:
             return
@@ -176,7 +175,7 @@ class OtelTrace:
             span.set_status(Status(StatusCode.ERROR))
         span.end()
 
-    async def tool(self, call: Call, running: Awaitable[Result]) -> Result:
+    async def run_tool(self, call: Call, running: Awaitable[Result]) -> Result:
         name = excerpt(call.name)
         about = {OPERATION: EXECUTE_TOOL, TOOL: name, TOOL_CALL: excerpt(call.id)}
         with self._tracer.start_as_current_span(
@@ -187,9 +186,10 @@ class OtelTrace:
         return result
 
     def finished(self, exchange: Exchange) -> None:
-        self.asked(exchange)
+        self.end_call(exchange)
         self._waited(exchange)
-        span, outcome = self._span, exchange.outcome or Outcome.GATEWAY_ERROR
+        assert exchange.end is not None
+        span, outcome = self._span, exchange.end.outcome
         span.set_attributes(_known(_about(exchange) | {OUTCOME: outcome.value}))
         if outcome not in _FINE:
             span.set_attribute(ERROR, outcome.value)
@@ -215,8 +215,8 @@ class OtelTrace:
 def _about(exchange: Exchange) -> dict[str, AttributeValue | None]:
     who, times = exchange.recognition, exchange.timings
     told: dict[str, AttributeValue | None] = {
-        TENANT: exchange.tenant,
-        REQUEST_MODEL: exchange.told_model,
+        TENANT: exchange.caller.tenant,
+        REQUEST_MODEL: exchange.logged_model,
         FIRST_CHUNK_S: times.first_byte_at - times.received_at if times.first_byte_at is not None else None,
     }
     if who is not None:

@@ -7,16 +7,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from types import TracebackType
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import orjson
 
 from gateway.core.fields import Json
-from gateway.core.json_edit import Edit, edited, splice
+from gateway.core.json_edit import Edit
 from gateway.core.reply import TextBuffer, ToolCall, ToolCalls
 from gateway.dialects.base import Script
 from gateway.dialects.rounds import End, Round, RoundCall, ToolFormat
-from gateway.exchange import Exchange
+from gateway.exchange import Exchange, Payload
 from gateway.sessions.claims import lost_s, read_claim, says_retry
 from gateway.tools.hidden import Hidden, follow
 from policies.types import Blocks, Turn, TurnKind
@@ -69,6 +69,7 @@ class ToolLoop:
         self,
         means: Means,
         exchange: Exchange,
+        payload: Payload,
         format_: ToolFormat,
         ours: Sequence[Tool],
         declared: Collection[str],
@@ -80,8 +81,10 @@ class ToolLoop:
         self._ours: Mapping[str, Tool] = {tool.name: tool for tool in ours}
         self._clients = frozenset(declared) - self._ours.keys()
         self._session = exchange.recognition.session_id
-        self.asked = exchange.body
+        self.client_body = exchange.payload.body
         """What the client sent, and sends again if it loses the answer."""
+        self.payload = payload
+        """What the next model call is sent."""
         self._attempt: Attempt | None = None
         self._chain = b""
         self._said: list[Json] = []
@@ -105,26 +108,26 @@ class ToolLoop:
         exchange, who, format_ = self._exchange, self._exchange.recognition, self._format
         assert who is not None
         edits, self._chain = self._means.hidden.restore(
-            exchange.tenant,
+            exchange.caller.tenant,
             who.session_id,
             who.parent_id,
             format_,
-            exchange.dialect.history(exchange.body),
+            exchange.dialect.history(self.payload.body),
             self._means.clock(),
         )
-        exchange.raw, exchange.body = edited(exchange.raw, exchange.body, exchange.dialect.history_key, edits)
-        stored_id = exchange.dialect.stateful_id(exchange.body)
-        stored = self._means.hidden.stored(exchange.tenant, stored_id) if stored_id is not None else None
+        self.payload = self.payload.with_items(exchange.dialect.history_key, edits)
+        stored_id = exchange.dialect.stateful_id(self.client_body)
+        stored = self._means.hidden.stored(exchange.caller.tenant, stored_id) if stored_id is not None else None
         if stored is not None:
-            self._set(previous_response_id=stored[0])
+            self.payload = self.payload.with_keys(previous_response_id=stored[0])
             self._insert(0, stored[1])
         if offered:
-            num_tools = len(exchange.body.get("tools") or ())
+            num_tools = len(self.payload.body.get("tools") or ())
             tools = [Edit(num_tools, num_tools, [format_.definition(tool) for tool in offered])]
-            exchange.raw, exchange.body = edited(exchange.raw, exchange.body, "tools", tools)
-            exchange.notes.append(f"tools offered: {len(offered)}")
+            self.payload = self.payload.with_items("tools", tools)
+            exchange.note(f"tools offered: {len(offered)}")
         if edits:
-            exchange.notes.append(f"answers put back in full: {len(edits)}")
+            exchange.note(f"answers put back in full: {len(edits)}")
         kind = TurnKind.AGENT if offered and turn.kind is TurnKind.SINGLE else turn.kind
         return replace(self._measured(turn), kind=kind) if edits or offered else turn
 
@@ -218,22 +221,25 @@ class ToolLoop:
         exchange = self._exchange
         history = None
         if tool is not None and tool.is_stateful:
-            history = self._format.earlier_calls(exchange.dialect.history(exchange.body), tool.name)
+            history = self._format.earlier_calls(exchange.dialect.history(self.payload.body), tool.name)
         turn_id = f"{exchange.id}/{self._number}"
-        context = Context(exchange.tenant, self._session, turn_id, exchange.key_id, history, exchange.weight)
+        context = Context(
+            exchange.caller.tenant, self._session, turn_id, exchange.caller.id, history, exchange.caller.weight
+        )
         if tool is None or is_too_many:
             return self._means.refused(call, context, self._means.clock())
         running = self._means.runtime.run(call, context, attempt=self._attempted(tool))
-        return await (running if exchange.trace is None else exchange.trace.tool(call, running))
+        return await (running if exchange.trace is None else exchange.trace.run_tool(call, running))
 
     def _attempted(self, tool: Tool) -> Attempt | None:
         """Of a call that changes the world: known by what the client asked, so that it is found again when the
         client asks again."""
         if self._attempt is None and tool.effect is Effect.DESTRUCTIVE:
             exchange, session = self._exchange, read_claim(self._exchange.request.headers).session
-            asked = [self.asked.get(key) for key in (exchange.dialect.history_key, "previous_response_id")]
+            asked = [self.client_body.get(key) for key in (exchange.dialect.history_key, "previous_response_id")]
             told = orjson.dumps(
-                [exchange.tenant, exchange.asked_model, session, asked], option=orjson.OPT_SORT_KEYS
+                [exchange.caller.tenant, exchange.payload.requested_model, session, asked],
+                option=orjson.OPT_SORT_KEYS,
             )
             headers = exchange.request.headers
             answer = sha256(told).digest()
@@ -250,32 +256,27 @@ class ToolLoop:
     def _append(self, said: Sequence[Json]) -> None:
         """The same request, longer."""
         exchange = self._exchange
-        self._insert(len(exchange.dialect.history(exchange.body)), said)
-        changes, choice = self._format.choice(exchange.body, self._is_hidden)
+        self._insert(len(exchange.dialect.history(self.payload.body)), said)
+        changes, choice = self._format.choice(self.payload.body, self._is_hidden)
         if self._number == self._means.rules.max_rounds:
             changes, choice = True, self._format.no_choice()
-            exchange.notes.append(f"tools: no more calls after {self._number} rounds (tools.max_rounds)")
+            exchange.note(f"tools: no more calls after {self._number} rounds (tools.max_rounds)")
         if changes:
-            self._set(tool_choice=choice)
+            self.payload = self.payload.with_keys(tool_choice=choice)
 
     def _insert(self, at: int, items: Sequence[Json]) -> None:
         """Into the history; one that is a text becomes a list."""
         exchange = self._exchange
         key = exchange.dialect.history_key
         edit = Edit(at, at, items)
-        if not isinstance(exchange.body.get(key), list):
-            history = exchange.dialect.history(exchange.body)
+        if not isinstance(self.payload.body.get(key), list):
+            history = exchange.dialect.history(self.payload.body)
             edit = Edit(0, 0, [*history[:at], *items, *history[at:]])
-        exchange.raw, exchange.body = edited(exchange.raw, exchange.body, key, [edit])
-
-    def _set(self, **changes: Any) -> None:
-        exchange = self._exchange
-        exchange.raw = splice(exchange.raw, exchange.body, changes, ())
-        exchange.body = exchange.body | changes
+        self.payload = self.payload.with_items(key, [edit])
 
     def _measured(self, turn: Turn) -> Turn:
         exchange = self._exchange
-        blocks, chars = self._means.residency(exchange, exchange.dialect.script(exchange.body))
+        blocks, chars = self._means.residency(exchange, exchange.dialect.script(self.payload.body))
         return replace(turn, blocks=blocks, chars=chars)
 
     def _tell(self, round_: Round, results: Sequence[Result]) -> None:
@@ -303,6 +304,6 @@ class ToolLoop:
         """The public answer is complete: what the client has not seen of it is kept before it gets the end.
         `results`: of the last round, which the engine has not seen yet."""
         exchange, hidden, now = self._exchange, self._means.hidden, self._means.clock()
-        hidden.put(exchange.tenant, self._session, follow(self._chain, self.answer.mark), self._said, now)
+        hidden.put(exchange.caller.tenant, self._session, follow(self._chain, self.answer.mark), self._said, now)
         if exchange.dialect.stores_answers and exchange.reply.id:
-            hidden.put_stored(exchange.tenant, self.answer.id, exchange.reply.id, results, now)
+            hidden.put_stored(exchange.caller.tenant, self.answer.id, exchange.reply.id, results, now)

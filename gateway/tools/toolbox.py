@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 
 from gateway.config.settings import ToolSourceSettings
 from gateway.core.fields import Json
-from gateway.exchange import Exchange, Recognition
+from gateway.exchange import Exchange, Payload, Recognition
 from gateway.tools.loop import Means, ToolLoop
 from policies.types import Turn, TurnKind
 from tool_runtime.runtime import ToolRuntime
@@ -78,30 +78,30 @@ class Toolbox:
         self._rules = rules
         self._means = means
 
-    def begin(self, turn: Turn, exchange: Exchange, allowed: Collection[str]) -> Turn:
-        """Give an exchange its loop, if it may call any tool of ours or has called one; its turn, changed as its
-        request is. `allowed`: names and globs of the caller's key."""
+    def open_loop(self, turn: Turn, payload: Payload, exchange: Exchange) -> tuple[ToolLoop, Turn] | None:
+        """Return the loop of an exchange that may call tools of the gateway or has called one, and its turn as the
+        loop changes it. `payload`: what the engine would be sent without tools."""
         format_, who = exchange.dialect.tool_format(), exchange.recognition
         if format_ is None or who is None or who.kind is TurnKind.SIDE:
-            return turn
-        declared = frozenset(format_.declared(exchange.body))
-        models = (exchange.asked_model, exchange.engine_model)
-        offer = self._offers().of(allowed, models, declared)
+            return None
+        declared = frozenset(format_.declared(exchange.payload.body))
+        models = (exchange.payload.requested_model, exchange.payload.engine_model)
+        offer = self._offers().of(exchange.caller.tools, models, declared)
         if not offer and not self._is_continued(exchange, who):
-            return turn
-        if not format_.takes_tools(exchange.body):
-            exchange.notes.append("tools: none are run for this kind of request")
-            return turn
+            return None
+        if not format_.takes_tools(exchange.payload.body):
+            exchange.note("tools: none are run for this kind of request")
+            return None
         ours = (*offer.offered, *offer.intercepted)
-        exchange.loop = ToolLoop(self._means, exchange, format_, ours, declared)
-        return exchange.loop.prepare(turn, offer.offered)
+        loop = ToolLoop(self._means, exchange, payload, format_, ours, declared)
+        return loop, loop.prepare(turn, offer.offered)
 
     def _is_continued(self, exchange: Exchange, who: Recognition) -> bool:
         """Whether something is hidden of what the request follows."""
-        hidden, stored_id = self._means.hidden, exchange.dialect.stateful_id(exchange.body)
-        if stored_id is not None and hidden.stored(exchange.tenant, stored_id) is not None:
+        hidden, stored_id = self._means.hidden, exchange.dialect.stateful_id(exchange.payload.body)
+        if stored_id is not None and hidden.stored(exchange.caller.tenant, stored_id) is not None:
             return True
-        return hidden.knows(exchange.tenant, who.session_id, who.parent_id)
+        return hidden.knows(exchange.caller.tenant, who.session_id, who.parent_id)
 
     def listing(self, allowed: Collection[str]) -> list[Json]:
         """One row per tool that a key may use."""

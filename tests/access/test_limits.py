@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from gateway.access.counters import LocalCounters
+from gateway.access.keys import Caller
 from gateway.access.limits import CHARS_PER_TOKEN, Allowance, CallerLimits, Limiter, Quantity, report
 from gateway.config.settings import KeyLimits, Price, RequestLimits
 from gateway.core.errors import Outcome, Refused
 from gateway.dialects import BY_PATH
-from gateway.exchange import Exchange, Timings
+from gateway.exchange import EngineAttempt, Exchange, Payload, RequestEnd, Timings
 from gateway.request.body_limits import too_many
 from gateway.request.inprocess import InProcessRequest
 from policies.types import Usage
@@ -51,20 +52,30 @@ def asked(tokens: int = 100, max_tokens: int | None = None, model: str = "m") ->
     request = InProcessRequest("/v1/chat/completions", [], b"")
     body = {} if max_tokens is None else {"max_tokens": max_tokens}
     raw = b"x" * (tokens * CHARS_PER_TOKEN)
-    exchange = Exchange("id", request, BY_PATH[request.path], "a", Timings(0), raw, body)
-    exchange.engine_model = model
-    return exchange
+    payload = Payload(raw, body, engine_model=model)
+    return Exchange(
+        "id", request, BY_PATH[request.path], Timings(0), payload=payload, caller=Caller("a", may_prioritise=False)
+    )
+
+
+def reserve(allowance: Allowance, exchange: Exchange) -> None:
+    payload = exchange.payload
+    allowance.reserve(payload.engine_model, len(payload.raw), exchange.max_output_tokens)
 
 
 def ended(exchange: Exchange, outcome: Outcome, usage: Usage = NOT_SAID, *, was_asked: bool = True) -> Exchange:
-    exchange.outcome, exchange.reply.usage = outcome, usage
-    exchange.engine_kind = "vllm" if was_asked else ""
+    exchange.end, exchange.reply.usage = RequestEnd(outcome), usage
+    exchange.attempt = EngineAttempt("vllm", 1) if was_asked else None
     return exchange
+
+
+def settle(allowance: Allowance, exchange: Exchange) -> None:
+    allowance.settle(exchange.payload.engine_model, exchange.usage, exchange.has_engine_worked)
 
 
 def refusal(allowance: Allowance | None, desk: Desk, exchange: Exchange | None = None) -> Any:
     with pytest.raises(Refused) as caught:
-        desk.enter() if allowance is None else allowance.reserve(exchange or asked())
+        desk.enter() if allowance is None else reserve(allowance, exchange or asked())
     assert (caught.value.outcome, caught.value.failure.status) == (Outcome.REJECTED_LIMIT, 429)
     return caught.value.failure
 
@@ -88,8 +99,8 @@ def test_a_place_is_free_again_when_its_request_is_over() -> None:
     first, _ = desk.enter(), desk.enter()
     assert refusal(None, desk).retry_after_s >= 1
     assert desk.refused == ["concurrency"]
-    first.settle(asked())
-    first.settle(asked())
+    settle(first, asked())
+    settle(first, asked())
     desk.enter()
     refusal(None, desk)
 
@@ -99,7 +110,7 @@ def test_who_waits_for_a_place_is_told_how_long_such_requests_take() -> None:
     for _ in range(30):
         allowance = desk.enter()
         desk.now += 40
-        allowance.settle(asked())
+        settle(allowance, asked())
     desk.enter()
     assert refusal(None, desk).retry_after_s == pytest.approx(40, rel=0.02)
 
@@ -107,24 +118,24 @@ def test_who_waits_for_a_place_is_told_how_long_such_requests_take() -> None:
 def test_tokens_are_reserved_by_an_estimate_and_settled_by_what_was_used() -> None:
     desk = Desk({"tokens": 10_000})
     allowance, exchange = desk.enter(), asked(4_000, max_tokens=500)
-    allowance.reserve(exchange)
+    reserve(allowance, exchange)
     assert desk.left("tokens") == 10_000 - 4_500
-    allowance.settle(ended(exchange, Outcome.ANSWERED, Usage(3_000, 0, 200)))
+    settle(allowance, ended(exchange, Outcome.ANSWERED, Usage(3_000, 0, 200)))
     assert desk.left("tokens") == 10_000 - 3_200
 
 
 def test_what_a_long_answer_used_beyond_its_estimate_counts_although_its_window_is_over() -> None:
     desk = Desk({"tokens": 10_000})
     allowance, exchange = desk.enter(), asked(100, max_tokens=100)
-    allowance.reserve(exchange)
+    reserve(allowance, exchange)
     desk.now += 600
-    allowance.settle(ended(exchange, Outcome.ANSWERED, Usage(100, 0, 9_100)))
+    settle(allowance, ended(exchange, Outcome.ANSWERED, Usage(100, 0, 9_100)))
     assert desk.left("tokens") == 1_000
 
 
 def test_what_a_client_asks_for_is_not_taken_for_what_it_will_use() -> None:
     desk = Desk({"tokens": 10_000})
-    desk.enter().reserve(asked(100, max_tokens=32_000))
+    reserve(desk.enter(), asked(100, max_tokens=32_000))
     assert desk.left("tokens") > 8_000
 
 
@@ -146,52 +157,52 @@ def test_without_a_word_from_the_engine_the_estimate_stands_only_if_it_has_worke
 ) -> None:
     desk = Desk({"tokens": 10_000})
     allowance, exchange = desk.enter(), asked(1_000)
-    allowance.reserve(exchange)
-    allowance.settle(ended(exchange, outcome, was_asked=was_asked))
+    reserve(allowance, exchange)
+    settle(allowance, ended(exchange, outcome, was_asked=was_asked))
     assert (desk.left("tokens") < 10_000) is costs
 
 
 def test_an_answer_that_was_cut_costs_its_estimate() -> None:
     desk = Desk({"tokens": 10_000})
     allowance, exchange = desk.enter(), asked(1_000)
-    allowance.reserve(exchange)
+    reserve(allowance, exchange)
     exchange.timings.first_byte_at = 1.0
-    allowance.settle(ended(exchange, Outcome.ENGINE_CUT))
+    settle(allowance, ended(exchange, Outcome.ENGINE_CUT))
     assert desk.left("tokens") == 8_000
 
 
 def test_all_rounds_of_an_answer_with_tools_are_paid() -> None:
     desk = Desk({"tokens": 10_000})
     allowance, exchange = desk.enter(), asked(100)
-    allowance.reserve(exchange)
+    reserve(allowance, exchange)
     row = {"prompt_tokens": 1_000, "cached_tokens": 0, "output_tokens": 100}
     exchange.rounds = [row, row]
-    allowance.settle(ended(exchange, Outcome.ANSWERED, Usage(1_000, 0, 100)))
+    settle(allowance, ended(exchange, Outcome.ANSWERED, Usage(1_000, 0, 100)))
     assert desk.left("tokens") == 10_000 - 2_200
 
 
 def test_a_refused_request_takes_nothing_of_any_limit() -> None:
     desk = Desk({"tokens": 1_000, "budget_tokens": 100_000})
     first = desk.enter()
-    first.reserve(asked(500, max_tokens=100))
+    reserve(first, asked(500, max_tokens=100))
     refusal(desk.enter(), desk, asked(500, max_tokens=100))
     assert (desk.left("tokens"), desk.left("budget_tokens")) == (400, 99_400)
 
 
 def test_a_request_larger_than_its_limit_goes_when_the_window_is_empty() -> None:
     desk = Desk({"tokens": 1_000})
-    desk.enter().reserve(asked(5_000))
+    reserve(desk.enter(), asked(5_000))
     failure = refusal(None, desk)
     assert math.isfinite(failure.retry_after_s)
     desk.now += 2 * 60 * 6
-    desk.enter().reserve(asked(5_000))
+    reserve(desk.enter(), asked(5_000))
 
 
 def test_when_tokens_are_used_up_nothing_is_read_any_more() -> None:
     desk = Desk({"tokens": 1_000, "concurrency": 9})
     allowance, exchange = desk.enter(), asked(100)
-    allowance.reserve(exchange)
-    allowance.settle(ended(exchange, Outcome.ANSWERED, Usage(2_000, 0, 0)))
+    reserve(allowance, exchange)
+    settle(allowance, ended(exchange, Outcome.ANSWERED, Usage(2_000, 0, 0)))
     failure = refusal(None, desk)
     assert "limits.tokens" in failure.message
     desk.now += failure.retry_after_s
@@ -204,16 +215,16 @@ def test_a_budget_counts_money_by_the_first_price_that_matches() -> None:
     for model, cost in (("big-1", 0.9 * 10e-3 + 0.1e-3 + 3e-3), ("other", 1e-3 + 0.2e-3)):
         before = desk.left("budget_cost")
         allowance, exchange = desk.enter(), asked(10, model=model)
-        allowance.reserve(exchange)
-        allowance.settle(ended(exchange, Outcome.ANSWERED, Usage(1_000, 100, 100)))
+        reserve(allowance, exchange)
+        settle(allowance, ended(exchange, Outcome.ANSWERED, Usage(1_000, 100, 100)))
         assert before - desk.left("budget_cost") == pytest.approx(cost)
 
 
 def test_a_spent_budget_says_so_in_the_word_that_makes_agents_stop() -> None:
     desk = Desk({"budget_tokens": 1_000})
     allowance, exchange = desk.enter(), asked(100)
-    allowance.reserve(exchange)
-    allowance.settle(ended(exchange, Outcome.ANSWERED, Usage(1_000, 0, 0)))
+    reserve(allowance, exchange)
+    settle(allowance, ended(exchange, Outcome.ANSWERED, Usage(1_000, 0, 0)))
     failure = refusal(None, desk)
     assert (failure.code, failure.retry_after_s > 3_600) == ("insufficient_quota", True)
 

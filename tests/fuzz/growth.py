@@ -30,7 +30,7 @@ from gateway.dialects.completions import PromptPart
 from gateway.engines.base import names_field
 from gateway.engines.providers.anthropic import AnthropicEvents, anthropic_request
 from gateway.engines.providers.translation import BodyWriter, StreamWriter, read_chat
-from gateway.exchange import Exchange, Timings
+from gateway.exchange import Exchange, Payload, Timings
 from gateway.prompt_lists.gather import PartFailed, PartRequest, StreamedAnswer
 from gateway.request import upstream_request
 from gateway.request.inprocess import Continuation, InProcessRequest
@@ -584,7 +584,7 @@ def boundary(content_type: str) -> Work:
 def exchange(number: int, body: Json) -> Exchange:
     raw = orjson.dumps(body)
     request = InProcessRequest(CHAT, [], raw)
-    return Exchange(str(number), request, BY_PATH[CHAT], "t", Timings(0.0), raw, orjson.loads(raw))
+    return Exchange(str(number), request, BY_PATH[CHAT], Timings(0.0), payload=Payload(raw, orjson.loads(raw)))
 
 
 @dataclass

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, cast
 
-from gateway.core.errors import Outcome
+from gateway.access.keys import Caller
+from gateway.core.errors import Failure, Outcome
 from gateway.core.transport import Request
 from gateway.dialects.base import Dialect
-from gateway.exchange import Exchange, Recognition, Timings
+from gateway.exchange import EngineAttempt, Exchange, Payload, Recognition, RequestEnd, Timings
 from gateway.telemetry.observer import Observer
 from gateway.telemetry.receipts import Receipts
 from policies.types import Dispatch, Hold, Reason, SessionState, TurnKind, Usage
@@ -42,24 +43,36 @@ FLEET = FleetView(
 )
 
 
+DISPATCH = Dispatch("t1", "a", Reason.RESIDENT, 900)
+
+
 def observer() -> Observer:
     engines = [Engine("a", True), Engine("b", False)]
     return Observer(lambda: 100.0, lambda: FLEET, lambda: engines, Receipts(600, 10, 2**20))
 
 
-def exchange(**changes: Any) -> Exchange:
-    """A second turn: queued 2 s, 0.5 s to the first byte, 10 ms of it in the gateway."""
+def exchange(
+    *,
+    outcome: Outcome | None = Outcome.ANSWERED,
+    failure: Failure | None = None,
+    tenant: str = "a",
+    key_id: str = "",
+    model: str = "gpt-5",
+    payload: Payload | None = None,
+    dispatch: Dispatch | None = DISPATCH,
+    **changes: Any,
+) -> Exchange:
+    """A second turn: queued 2 s, 0.5 s to the first byte, 10 ms of it in the gateway. Outcome None: it runs."""
     made = Exchange(
         id="x1",
         request=cast(Request, Asked({"x-request-id": "client-id"})),
         dialect=cast(Dialect, Named("chat")),
-        tenant="a",
         timings=Timings(10.0, 10.004, 12.004, 12.01, 12.5, 13.0),
-        asked_model="gpt-5",
+        payload=payload or Payload(requested_model=model, engine_model="m"),
+        caller=Caller(tenant, may_prioritise=False, id=key_id),
         recognition=Recognition("s1", "f1", None, 1, TurnKind.AGENT, "chain", 0.9, False, (), 0),
-        dispatch=Dispatch("t1", "a", Reason.RESIDENT, 900),
-        engine_kind="vllm",
-        outcome=Outcome.ANSWERED,
+        attempt=EngineAttempt("vllm", 1, dispatch),
+        end=RequestEnd(outcome, failure) if outcome is not None else None,
     )
     made.reply.usage = Usage(1000, 800, 50)
     for name, value in changes.items():

@@ -23,7 +23,6 @@ def first_turn(agent: Agent, noise: Random, usage: Usage, **changes: Any) -> tup
     chars = len(script.system) + sum(map(len, (*script.tools, *script.messages)))
     who: dict[str, Any] = {"turn_index": 0, "kind": TurnKind.AGENT, "is_retry": False, "family_id": "f1"} | changes
     made = exchange(
-        engine_model="m",
         recognition=Recognition("s", parent_id=None, source="new", confidence=1, blocks=(), chars=chars, **who),
     )
     made.reply.usage = usage
@@ -32,7 +31,7 @@ def first_turn(agent: Agent, noise: Random, usage: Usage, **changes: Any) -> tup
 
 def told(breaks: PrefixBreaks, *turns: tuple[Exchange, Script]) -> None:
     for made, script in turns:
-        breaks.recognised(made, script, tools_first=False)
+        made.prefix_break = breaks.recognised(made, script, tools_first=False)
         breaks.finished(made)
 
 

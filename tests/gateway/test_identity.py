@@ -10,10 +10,11 @@ import orjson
 import pytest
 
 from benchmarks.clients.trace_replay import HeadersOnly
+from gateway.access.keys import Caller
 from gateway.core.reply import Reply, ToolCall, ToolCalls
 from gateway.dialects import BY_PATH
 from gateway.dialects.base import Dialect, Script
-from gateway.exchange import Exchange, Recognition, Timings
+from gateway.exchange import Exchange, Payload, Recognition, Timings
 from gateway.sessions.claims import Claim, read_claim
 from gateway.sessions.identity import MAX_TOOL_BYTES, Identity
 from policies.types import TurnKind
@@ -41,9 +42,8 @@ class Desk:
         self.num_asked += 1
         request = HeadersOnly(headers or {})
         nothing = cast(Dialect, None)
-        exchange = Exchange(
-            str(self.num_asked), request, nothing, tenant, Timings(0.0), body=body, engine_model=model
-        )
+        payload, caller = Payload(body=body, engine_model=model), Caller(tenant, may_prioritise=False)
+        exchange = Exchange(str(self.num_asked), request, nothing, Timings(0.0), payload=payload, caller=caller)
         recognition = self.identity.recognise(exchange, Script(tools, SYSTEM, messages, bool(tools), ()), 0.0)
         exchange.reply = reply or Reply()
         self.identity.answered(exchange, complete, 1.0)
@@ -204,7 +204,7 @@ def test_remaining_turns_are_declared_by_header_or_by_opencode(
 def test_an_exchange_may_be_told_as_answered_twice_or_never() -> None:
     desk = Desk()
     desk.ask(b"u1", complete=False)
-    exchange = Exchange("1", HeadersOnly({}), cast(Dialect, None), "tenant", Timings(0.0))
+    exchange = Exchange("1", HeadersOnly({}), cast(Dialect, None), Timings(0.0))
     desk.identity.answered(exchange, True, 2.0)
     assert desk.ask(b"u1").is_retry
 
@@ -215,7 +215,9 @@ def test_the_tools_that_are_remembered_are_bounded_in_bytes() -> None:
         name = f"{number}" + "n" * 2**20
         body = {"messages": [{"role": "user", "content": "hi"}], "tools": [{"function": {"name": name}}]}
         raw = orjson.dumps(body)
-        exchange = Exchange("1", HeadersOnly({}), BY_PATH["/v1/chat/completions"], "t", Timings(0.0), raw, body)
+        exchange = Exchange(
+            "1", HeadersOnly({}), BY_PATH["/v1/chat/completions"], Timings(0.0), payload=Payload(raw, body)
+        )
         assert identity.script(exchange).tool_names == (name,)
         assert identity.script(exchange).tool_names == (name,)
         assert 0 < sum(tools.size_bytes for tools in identity._tools._kept.values()) <= MAX_TOOL_BYTES

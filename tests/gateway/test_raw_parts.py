@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.access.keys import Caller
 from gateway.core.fields import Json
 from gateway.core.transport import Request
 from gateway.dialects import BY_PATH
-from gateway.exchange import Exchange, Timings
+from gateway.exchange import Exchange, Payload, Timings
 from gateway.sessions.identity import Cutter, Identity
 from tests.gateway.observed import Asked
 
@@ -23,7 +24,8 @@ SECRET = b"s" * 32
 
 def exchange(path: str, body: Json, raw: bytes) -> Exchange:
     request = cast(Request, Asked({}))
-    return Exchange("id", request, BY_PATH[path], "tenant", Timings(0.0), raw, body, "m", "m")
+    payload, caller = Payload(raw, body, "m", "m"), Caller("tenant", may_prioritise=False)
+    return Exchange("id", request, BY_PATH[path], Timings(0.0), payload=payload, caller=caller)
 
 
 def histories(seed: int) -> list[list[Json]]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.core.errors import Failure, Outcome
-from gateway.exchange import Exchange
+from gateway.exchange import Exchange, RequestEnd
 from gateway.telemetry.receipts import Receipts, size_bytes, values_of
 from tests.gateway.observed import exchange, observer
 
@@ -55,8 +55,8 @@ def test_receipts_are_bounded_in_bytes_and_the_oldest_go_first() -> None:
     "changes",
     [
         {},
-        {"asked_model": "m" * 10_000},
-        {"asked_model": "é" * 200 + "\U0001f600", "notes": ["a note of a hundred characters " * 3] * 20},
+        {"model": "m" * 10_000},
+        {"model": "é" * 200 + "\U0001f600", "notes": ["a note of a hundred characters " * 3] * 20},
         {
             "rounds": [{"replica": "a", "prompt_tokens": 10_000, "tools": [{"name": "f", "ms": 1.5}] * 3} | USED]
             * 4
@@ -90,10 +90,10 @@ def _fresh(value: Any, number: int) -> Any:
 
 
 def strange(text: str, **changes: Any) -> Exchange:
-    made = exchange(asked_model=text, **changes)
+    made = exchange(model=text, **changes)
     made.request.headers = {"x-request-id": text}
     made.reply.finish_reason = text
-    made.failure = Failure(400, "invalid_request_error", text, text, text)
+    made.end = RequestEnd(Outcome.BAD_REQUEST, Failure(400, "invalid_request_error", text, text, text))
     made.notes.append(text)
     return made
 

@@ -11,7 +11,7 @@ import pytest
 from gateway.config.settings import IdentitySettings
 from gateway.core.transport import Request
 from gateway.dialects import BY_PATH
-from gateway.exchange import Exchange, Timings
+from gateway.exchange import Exchange, Payload, Timings
 from gateway.sessions.rewrite import Rewrite, owner_of
 from policies.recognition.prefix_breaks import Breaks
 
@@ -22,15 +22,14 @@ CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messag
 
 
 def exchange(raw: bytes, path: str = CHAT) -> Exchange:
-    made = Exchange("x1", cast(Request, None), BY_PATH[path], "a", Timings(0.0), raw, orjson.loads(raw))
-    made.engine_model = "m"
-    return made
+    payload = Payload(raw, orjson.loads(raw), engine_model="m")
+    return Exchange("x1", cast(Request, None), BY_PATH[path], Timings(0.0), payload=payload)
 
 
 def applied(rewrite: Rewrite, body: Any, path: str = CHAT) -> Exchange:
     made = exchange(body if isinstance(body, bytes) else orjson.dumps(body), path)
-    rewrite.apply(made)
-    assert made.body == orjson.loads(made.raw)
+    made.payload = rewrite.apply(made)
+    assert made.payload.body == orjson.loads(made.payload.raw)
     return made
 
 
@@ -44,17 +43,20 @@ def test_stripping_changes_no_other_byte() -> None:
         b'"role":"system"},'
         b' {"role":"user","content":"hi \\u00e9"} ], "n":1e0 }'
     )
-    assert applied(Rewrite(False, PATTERNS, ()), raw).raw == raw.replace(b"x-amz-id: 7\\u00e9\\n", b"")
+    assert applied(Rewrite(False, PATTERNS, ()), raw).payload.raw == raw.replace(b"x-amz-id: 7\\u00e9\\n", b"")
 
 
 def test_a_pattern_matches_characters_not_bytes() -> None:
     made = applied(Rewrite(True, ["^.", "q$"], ()), conversation("\U0001f600\u00e9\nqq"))
-    assert [message["content"] for message in made.body["messages"]] == ["\u00e9\n", "Fix it.\n\n\U0001f600\nqq"]
+    assert [message["content"] for message in made.payload.body["messages"]] == [
+        "\u00e9\n",
+        "Fix it.\n\n\U0001f600\nqq",
+    ]
 
 
 def test_moving_puts_the_span_behind_the_first_user_message() -> None:
     made = applied(Rewrite(True, PATTERNS, ()), conversation("x-amz-id: 7\nBe exact.\nx-anthropic-b: \U0001f600"))
-    assert [message["content"] for message in made.body["messages"]] == [
+    assert [message["content"] for message in made.payload.body["messages"]] == [
         "Be exact.\n",
         "Fix it.\n\nx-amz-id: 7\nx-anthropic-b: \U0001f600",
     ]
@@ -91,7 +93,7 @@ def test_moving_puts_the_span_behind_the_first_user_message() -> None:
     ],
 )
 def test_each_wire_format_has_its_system_text(path: str, body: Any, expected: Any) -> None:
-    assert applied(Rewrite(False, PATTERNS, ()), body, path).body == expected
+    assert applied(Rewrite(False, PATTERNS, ()), body, path).payload.body == expected
 
 
 @pytest.mark.parametrize(
@@ -124,15 +126,15 @@ def test_each_wire_format_has_its_system_text(path: str, body: Any, expected: An
     ],
 )
 def test_a_moved_span_goes_to_the_first_user_text(path: str, body: Any, expected: Any) -> None:
-    assert applied(Rewrite(True, PATTERNS, ()), body, path).body == expected
+    assert applied(Rewrite(True, PATTERNS, ()), body, path).payload.body == expected
 
 
 def test_a_request_without_such_text_is_the_very_same() -> None:
     made = exchange(orjson.dumps(conversation("Be exact. Mind x-amz-headers.")))
-    raw, body = made.raw, made.body
-    Rewrite(True, PATTERNS, LEARNED).apply(made)
-    assert made.raw is raw
-    assert made.body is body
+    raw, body = made.payload.raw, made.payload.body
+    made.payload = Rewrite(True, PATTERNS, LEARNED).apply(made)
+    assert made.payload.raw is raw
+    assert made.payload.body is body
     assert made.notes == []
 
 
@@ -144,7 +146,7 @@ def test_learned_spans_go_with_those_of_the_patterns_and_stay_gone_in_later_turn
         system = f"x-anthropic-billing-header: {noise.random()}\nYou \u00e9dit.\n{line}\n{RULES}"
         body = conversation(system, f"Fix {noise.random()}.")
         made = applied(rewrite, body)
-        script = made.dialect.script(made.body)
+        script = made.dialect.script(made.payload.body)
         found = breaks.saw("f", owner_of(made), script.tools, script.system, script.messages)
         assert found is not None
         rewrite.learn(found)
@@ -153,9 +155,9 @@ def test_learned_spans_go_with_those_of_the_patterns_and_stay_gone_in_later_turn
     for _ in range(4):
         begin()
     body, first = begin()
-    assert first.body["messages"][0]["content"] == f"You \u00e9dit.\n{RULES}"
-    assert "/repo" in first.body["messages"][1]["content"]
+    assert first.payload.body["messages"][0]["content"] == f"You \u00e9dit.\n{RULES}"
+    assert "/repo" in first.payload.body["messages"][1]["content"]
     body["messages"] += [{"role": "assistant", "content": "Done."}, {"role": "user", "content": "Thanks."}]
     later = applied(rewrite, body)
-    assert later.body["messages"][:2] == first.body["messages"]
-    assert later.body["messages"][2:] == body["messages"][2:]
+    assert later.payload.body["messages"][:2] == first.payload.body["messages"]
+    assert later.payload.body["messages"][2:] == body["messages"][2:]

@@ -13,7 +13,7 @@ from tests.gateway.observed import exchange
 
 def asks(id_: str, who: Recognition, **changes: Any) -> Exchange:
     """One request that has arrived and waits."""
-    return exchange(id=id_, recognition=who, timings=Timings(10.0, 10.0), engine_model="m", **changes)
+    return exchange(id=id_, recognition=who, timings=Timings(10.0, 10.0), **changes)
 
 
 def turn(session: str, index: int = 0, kind: TurnKind = TurnKind.AGENT, parent: str | None = None) -> Recognition:
@@ -26,7 +26,7 @@ def test_a_session_is_shown_with_its_turns_and_its_side_requests_apart() -> None
         request = asks(f"x{n}", who)
         sessions.recognised(request, 10.0 + n)
         request.reply.usage = Usage(100 * n)
-        sessions.finished(request, 10.5 + n)
+        sessions.finished(request, True, 10.5 + n)
     (row,) = sessions.sessions("a", 20.0)
     assert (row["turns"], row["side_requests"], row["kind"], row["state"]) == (2, 1, "agent", "idle")
     assert (row["prompt_tokens"], row["replica"], row["idle_s"]) == (200, "a", 7.5)
@@ -50,7 +50,7 @@ def test_the_state_follows_the_request() -> None:
     assert state() == "waiting"
     request.timings.leased_at = 10.5
     assert state() == "running"
-    sessions.finished(request, 11.0)
+    sessions.finished(request, True, 11.0)
     assert state() == "idle"
 
 
@@ -81,7 +81,7 @@ def test_memory_is_bounded_in_number_and_age() -> None:
     assert [row["session"] for row in sessions.sessions("a", 12.0)] == ["s1", "s2"]
     sessions.recognised(asks("x3", turn("s3")), 111.5)
     assert [row["session"] for row in sessions.sessions("a", 111.5)] == ["s2", "s3"]
-    sessions.finished(asks("x0", turn("s0")), 112.0)
+    sessions.finished(asks("x0", turn("s0")), True, 112.0)
 
 
 def test_a_page_has_those_with_a_request_first_and_forgets_with_the_session() -> None:
@@ -89,11 +89,11 @@ def test_a_page_has_those_with_a_request_first_and_forgets_with_the_session() ->
     requests = [asks(f"x{number}", turn(f"s{number}")) for number in range(3)]
     for number, request in enumerate(requests):
         sessions.recognised(request, 10.0 + number)
-    sessions.finished(requests[2], 20.0)
+    sessions.finished(requests[2], True, 20.0)
     page, num = sessions.page(None, 0, 10)
     assert ([seen.who.session_id for seen in page], num) == (["s1", "s2"], 2)
-    sessions.finished(requests[0], 21.0)
-    sessions.finished(requests[1], 22.0)
+    sessions.finished(requests[0], True, 21.0)
+    sessions.finished(requests[1], True, 22.0)
     assert [seen.who.session_id for seen in sessions.page(None, 0, 10)[0]] == ["s1", "s2"]
     assert [seen.who.session_id for seen in sessions.page("a", 1, 1)[0]] == ["s2"]
     assert sessions.page("another", 0, 10) == ([], 0)

@@ -34,7 +34,7 @@ class Gone(InProcessResponder):
 def waiting(responder: InProcessResponder) -> Waiting:
     """Of a client that is spoken to at once."""
     request = InProcessRequest(PATH, [], b"{}")
-    exchange = Exchange("1", request, BY_PATH[PATH], "", Timings(0.0))
+    exchange = Exchange("1", request, BY_PATH[PATH], Timings(0.0))
     rules = Stream(silent_queue_s=0, keep_alive_s=0.001)
     return Waiting(exchange, responder, rules, lambda: 0.0, lambda _: [])
 

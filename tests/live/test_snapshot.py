@@ -138,14 +138,14 @@ def test_however_many_turns_there_were_a_snapshot_is_bounded() -> None:
 def test_the_timeline_forgets_the_oldest_and_tells_of_the_asked_sessions_alone() -> None:
     timeline = Timeline(max_turns=2)
     for number, session in enumerate(["s1", "s1", "s2", "s1"]):
-        timeline.ended(exchange(recognition=replace(WHO, session_id=session)), 10.0 + number)
+        timeline.ended(exchange(recognition=replace(WHO, session_id=session)), True, 10.0 + number)
     assert [span.ended_at for span in timeline.of({"s1"}, 0.0)] == [13.0]
     assert [span.ended_at for span in timeline.of({"s1", "s2"}, 13.0)] == [13.0]
 
 
 def test_a_turn_that_was_not_answered_is_told_apart() -> None:
     timeline = Timeline()
-    timeline.ended(exchange(outcome=Outcome.ENGINE_CUT), 10.0)
+    timeline.ended(exchange(outcome=Outcome.ENGINE_CUT), False, 10.0)
     assert [span.is_answered for span in timeline.of({"s1"}, 0.0)] == [False]
 
 
@@ -157,7 +157,7 @@ def watched(num_sessions: int) -> tuple[Live, list[frozenset[SessionId]]]:
         request = exchange(id=f"x{number}", recognition=who, tenant="ab"[number % 2], timings=Timings(1.0, 1.0))
         sessions.recognised(request, 10.0 + number)
         if number:
-            sessions.finished(request, 10.0 + number)
+            sessions.finished(request, True, 10.0 + number)
 
     def view(counts_sessions: bool = True, named: frozenset[SessionId] = frozenset()) -> FleetView:
         asked.append(named)
