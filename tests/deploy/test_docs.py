@@ -51,7 +51,9 @@ def is_metric(name: str) -> bool:
 
 
 def test_commands_exist(document: tuple[Path, str]) -> None:
-    _, text = document
+    path, text = document
+    if path.name == "extending.md":
+        return  # it adds one, which test_extending.py runs
     choices = main.parser()._subparsers._group_actions[0].choices  # type: ignore[union-attr]
     named = set(re.findall(r"(?:^|`|bin/)turngate ([a-z]+)", text, re.MULTILINE))
     assert named <= set(choices or ())

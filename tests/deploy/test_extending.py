@@ -1,0 +1,186 @@
+"""The examples of docs/extending.md, each run in a copy of the tree."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from tests.deadline import DEADLINE_S
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("gateway", "policies", "tool_runtime")
+EXTENSIONS = ("A tool", "An engine", "A provider", "A command")
+MODEL = {"object": "list", "data": [{"id": "small", "object": "model"}]}
+QUESTION = {"model": "small", "messages": [{"role": "user", "content": "Hello"}]}
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block of code: a file to write, a change of one, or commands with what they print."""
+
+    language: str
+    path: str
+    text: str
+
+
+def blocks_of(extension: str) -> list[Block]:
+    document = (ROOT / "docs/extending.md").read_text()
+    section = document.split(f"\n## {extension}\n")[1].split("\n## ")[0]
+    return [Block(*found) for found in re.findall(r"^```(\w+) ?(\S*)\n(.*?)^```$", section, re.M | re.S)]
+
+
+def added_lines(block: Block) -> list[str]:
+    return [line[1:] for line in block.text.splitlines() if line.startswith("+")]
+
+
+def apply(block: Block, tree: Path) -> None:
+    """Add the lines of a `diff` after the lines that it shows of the file."""
+    path, lines = tree / block.path, block.text.splitlines()
+    before = "".join(f"{line[1:]}\n" for line in lines if not line.startswith("+"))
+    after = "".join(f"{line[1:]}\n" for line in lines)
+    text = path.read_text()
+    assert text.count(before) == 1, f"{block.path} has changed: {before}"
+    path.write_text(text.replace(before, after))
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tree with all extensions of the document."""
+    tree = tmp_path_factory.mktemp("tree")
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, tree / package, ignore=shutil.ignore_patterns("__pycache__"))
+    for block in (block for extension in EXTENSIONS for block in blocks_of(extension)):
+        if block.language == "python":
+            (tree / block.path).write_text(block.text)
+        elif block.language == "diff":
+            apply(block, tree)
+    return tree
+
+
+def environment(tree: Path, **more: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(tree), **more}
+
+
+def turngate(tree: Path, *arguments: str) -> str:
+    """What a command prints, without its errors."""
+    command = (sys.executable, "-m", "gateway", *arguments)
+    done = subprocess.run(
+        command, cwd=tree, env=environment(tree), capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@asynccontextmanager
+async def served(tree: Path, *arguments: str, **variables: str) -> AsyncIterator[str]:
+    """The address of a gateway that runs in the tree."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "gateway", "serve", "--port", "0", *arguments),
+        cwd=tree,
+        env=environment(tree, **variables),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            while b"OPENAI_BASE_URL" not in (line := await process.stdout.readline()):
+                assert line, "the gateway has ended"
+        found = re.search(rb"http://[\d.]+:\d+", line)
+        assert found is not None
+        yield found[0].decode()
+    finally:
+        process.kill()
+        await process.communicate()
+
+
+@asynccontextmanager
+async def engine(*routes: web.RouteDef) -> AsyncIterator[str]:
+    """Host and port of a server."""
+    application = web.Application()
+    application.add_routes(routes)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        yield f"127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+def page(value: Any) -> Any:
+    async def answer(request: web.Request) -> web.Response:
+        return web.json_response(value)
+
+    return answer
+
+
+async def completion(request: web.Request) -> web.Response:
+    message = {"role": "assistant", "content": f"{request.path} {request.headers.get('api-key', '')}".strip()}
+    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    return web.json_response({"id": "1", "object": "chat.completion", "model": "small", "choices": [choice]})
+
+
+async def answer_of(url: str) -> str:
+    async with aiohttp.ClientSession() as http, http.post(f"{url}/v1/chat/completions", json=QUESTION) as reply:
+        assert reply.status == 200, await reply.text()
+        return str((await reply.json())["choices"][0]["message"]["content"])
+
+
+def console_commands() -> Iterator[tuple[str, str]]:
+    """Commands of the document that end, with what they print."""
+    for extension in EXTENSIONS:
+        for block in blocks_of(extension):
+            if block.language == "console":
+                for command, printed in re.findall(r"^\$ turngate (.*)\n((?:[^$].*\n)*)", block.text, re.M):
+                    if not command.startswith("serve"):
+                        yield command, printed
+
+
+@pytest.mark.parametrize("extension", EXTENSIONS)
+def test_an_extension_is_one_file_and_at_most_one_line(extension: str) -> None:
+    blocks = blocks_of(extension)
+    assert len([block for block in blocks if block.language == "python"]) <= 1
+    assert sum(len(added_lines(block)) for block in blocks if block.language == "diff") <= 1
+
+
+@pytest.mark.parametrize(("command", "printed"), list(console_commands()))
+def test_a_command_of_the_document_prints_what_the_document_says(tree: Path, command: str, printed: str) -> None:
+    assert fnmatchcase(f"\n{turngate(tree, *shlex.split(command))}", f"\n{printed}".replace("...", "*"))
+
+
+async def test_the_engine_is_polled_and_answers(tree: Path) -> None:
+    pages = {"/v1/models": MODEL, "/props": {"total_slots": 3}}
+    routes = [web.get(path, page(value)) for path, value in pages.items()]
+    async with (
+        engine(*routes, web.post("/v1/chat/completions", completion)) as address,
+        served(tree, "--engine", f"llamacpp://{address}", "--set", "probing.hints=false") as url,
+        aiohttp.ClientSession() as http,
+    ):
+        assert await answer_of(url) == "/v1/chat/completions"
+        async with http.get(f"{url}/health") as reply:
+            [seen] = (await reply.json())["engines"]
+        assert (seen["kind"], seen["pools"][0]["slots"]) == ("llamacpp", 3)
+
+
+async def test_the_provider_is_called_in_its_own_way(tree: Path) -> None:
+    routes = web.get("/openai/v1/models", page(MODEL)), web.post("/openai/v1/chat/completions", completion)
+    async with engine(*routes) as address:
+        entry = f'[{{"url": "azure+http://{address}", "api_key": "env:AZURE_KEY"}}]'
+        async with served(tree, "--set", f"engines={entry}", AZURE_KEY="secret") as url:
+            assert await answer_of(url) == "/openai/v1/chat/completions secret"
