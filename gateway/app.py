@@ -37,20 +37,17 @@ from gateway.engines.providers.upstream import ProviderUpstream
 from gateway.prompt_lists.scatter import PromptListHandler
 from gateway.request.answer import Answering
 from gateway.request.background_calls import BackgroundCalls, WarmUps
-from gateway.request.drain import Drain
-from gateway.request.gate import Gate
+from gateway.request.gate import Drain, Gate, limits_of, policy_of, recorded
 from gateway.request.handler import RequestHandler
 from gateway.request.model_call import Forward
-from gateway.request.scheduling import limits_of, policy_of, recorded
 from gateway.request.stateless import PlainCalls
 from gateway.request.stored_responses import Homes, StoredResponses
 from gateway.sessions.identity import Identity
 from gateway.sessions.prefix_breaks import PrefixBreaks
 from gateway.sessions.session_locations import Trail
 from gateway.sessions.session_table import Sessions
-from gateway.telemetry import tracing
 from gateway.telemetry.factlog import FactLog
-from gateway.telemetry.observer import Observer
+from gateway.telemetry.observer import Observer, tracing_of
 from gateway.telemetry.receipts import Receipts
 from gateway.transport import transport_of
 from policies.recognition.lineage import Lineage
@@ -174,7 +171,7 @@ class App:
             rules=BreakerRules(probing.breaker_failures, probing.breaker_window_s, probing.breaker_open_s),
             faulted=lambda *what: self.observer.faulted(*what),
         )
-        traces = tracing.of(settings.tracing, clock)
+        traces = tracing_of(settings.tracing, clock)
         self.observer = observer = Observer(clock, gate.view, lambda: monitor.engines, receipts, facts, traces)
         gate.listener = observer.told
         lineage = Lineage(settings.identity.max_sessions, settings.identity.session_ttl_s)

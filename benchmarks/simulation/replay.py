@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.config.settings import Settings
-from gateway.request.scheduling import limits_of, policy_of
+from gateway.request.gate import limits_of, policy_of
 from gateway.telemetry import factlog
 from policies.scheduler import Scheduler
 

@@ -24,7 +24,7 @@ from gateway.dialects import BY_PATH, OPENAI
 from gateway.engines.doctor import advice_of
 from gateway.engines.monitor import Monitor
 from gateway.engines.poller import RunningEngine
-from gateway.request import models
+from gateway.request import payload
 from gateway.sessions.prefix_breaks import PrefixBreaks
 from gateway.sessions.session_table import Sessions
 from gateway.telemetry.metrics import CONTENT_TYPE
@@ -129,9 +129,9 @@ class Views:
         names, lengths = self.settings().models, self._lengths()
         if path == _MODELS:
             usable = {name: length for name, length in lengths.items() if may_use(viewer.models, name)}
-            return 200, JSON_TYPE, models.listing(names, usable)
+            return 200, JSON_TYPE, payload.listing(names, usable)
         name = path.removeprefix(_MODELS + "/").replace("%2F", "/")
-        root, row = models.engine_model(name, names, lengths), models.row(name, names, lengths)
+        root, row = payload.engine_model(name, names, lengths), payload.row(name, names, lengths)
         if row is not None and may_use(viewer.models, root or ""):
             return 200, JSON_TYPE, row
         return _told(Failure(404, "not_found_error", f"The model {excerpt(name)!r} does not exist here."))

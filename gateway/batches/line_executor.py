@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 from gateway.access.keys import Caller, Keys
 from gateway.batches.objects import Batch, Line
 from gateway.core.transport import Handler, HeaderList
-from gateway.request.inprocess import InProcessResponder, ask
-from gateway.request.retries import again_in_s
+from gateway.request.inprocess import InProcessResponder, again_in_s, ask
 from policies.view import FleetView
 
 TENANT, URGENCY, KEY = "x-turngate-tenant", "x-turngate-urgency", "x-turngate-key"

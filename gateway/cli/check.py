@@ -11,7 +11,7 @@ from gateway.cluster.workers import is_member
 from gateway.config import loading
 from gateway.config.loading import refuse_missing
 from gateway.config.settings import Settings
-from gateway.request.scheduling import policy_of
+from gateway.request.gate import policy_of
 from gateway.tools.wiring import python_tools
 from gateway.transport import transport_of
 

@@ -20,9 +20,8 @@ from gateway.core.transport import Handler, HeaderList, Responder
 from gateway.dialects.completions import CHARS_PER_TOKEN, PromptPart, cut
 from gateway.exchange import Exchange
 from gateway.prompt_lists.gather import PartFailed, PartRequest, Sink, StreamedAnswer, Template, WholeAnswer
-from gateway.request.inprocess import Continuation
-from gateway.request.keep_alive import SSE_HEADERS
-from gateway.request.retries import OVERLOADED, again_in_s
+from gateway.request.answer import SSE_HEADERS
+from gateway.request.inprocess import OVERLOADED, Continuation, again_in_s
 from policies.view import FleetView
 
 APART = ("x-turngate-prompt-errors", "separate")

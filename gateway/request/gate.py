@@ -1,16 +1,27 @@
-"""The asyncio driver of the Scheduler: turns wait here for a replica, and give it back however they end."""
+"""Stopping without losing anybody: answers that have begun are finished, everybody else is sent away at once."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import TypeAlias
+from importlib import import_module
+from typing import Any, TypeAlias, cast
 
-from gateway.request.drain import TurnedAway
+from gateway.config import loading, settings
+from gateway.config.settings import Settings
+from gateway.core.errors import ConfigError, Failure, Outcome, Refused
+from gateway.telemetry.factlog import Header
+from policies.admission import Limits
+from policies.fifo import Fifo
+from policies.passthrough import Passthrough
+from policies.placement import Place, by_prefix
+from policies.policy import Policy
 from policies.scheduler import Scheduler
+from policies.turns import Turns
 from policies.types import (
     Arrived,
     Decision,
@@ -30,6 +41,101 @@ from policies.types import (
     WarmUp,
 )
 from policies.view import FleetView
+
+LOG = logging.getLogger(__name__)
+
+RETRY_AFTER_S = 1.0
+"""Another gateway, or the next process of this one, takes over about as soon."""
+
+
+class TurnedAway(Exception):
+    """A turn waited for a replica when the gateway began to stop."""
+
+
+class Drain:
+    """Counts the requests of clients that are under way, and says when the last of them is over."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self.num_running = 0
+        self._is_idle: asyncio.Event | None = None
+
+    def left(self, num: int) -> None:
+        self.num_running -= num
+        if self._is_idle is not None and not self.num_running:
+            self._is_idle.set()
+
+    async def until_idle(self, grace_s: float) -> None:
+        """Returns when nothing is under way any more, or when the time is over."""
+        self._is_idle = asyncio.Event()
+        if self.num_running:
+            LOG.info("stopping: %d requests under way may take %g s more", self.num_running, grace_s)
+            try:
+                async with asyncio.timeout(grace_s):
+                    await self._is_idle.wait()
+            except TimeoutError:  # what still runs is cancelled with its connection
+                LOG.warning("stopping: %d requests are cut off, their time is over", self.num_running)
+
+
+def stopping() -> Refused:
+    text = "This gateway is stopping. Try again: another one, or its successor, will answer."
+    failure = Failure(503, "server_error", text, code="stopping", retry_after_s=RETRY_AFTER_S)
+    return Refused(Outcome.REJECTED_STOPPING, failure)
+
+
+# --- The Scheduler that a configuration asks for: its policy by name and its limits, and their record for the log.
+
+POLICIES: dict[str, Callable[[Place], Policy]] = {"turns": Turns, "fifo": Fifo, "passthrough": Passthrough}
+
+
+def limits_of(settings: Settings) -> Limits:
+    """What holds for every policy."""
+    return Limits(
+        ceiling=settings.policy.ceiling,
+        price=settings.policy.price,
+        hold_bound_s=settings.policy.hold_bound_s,
+        max_queue=settings.limits.queue_turns,
+        max_sessions=settings.identity.max_sessions,
+        warms_up=settings.policy.warm_up_bytes > 0,
+        sub_agents_return=settings.policy.sub_agents_return,
+    )
+
+
+def recorded(settings: Settings) -> Header:
+    """What `limits_of` and `policy_of` read, for the log of facts."""
+    sections = ("policy", "limits", "identity")
+    return Header({name: getattr(settings, name).model_dump(mode="json", exclude={"secret"}) for name in sections})
+
+
+def policy_of(section: settings.Policy) -> Policy:
+    """The policy of a short name, or of an import path `package.module:Name`. Raises ConfigError."""
+    if section.name in POLICIES:
+        return POLICIES[section.name](_place_of(section.placement))
+    if ":" not in section.name:
+        known = ", ".join(POLICIES)
+        meant = loading.did_you_mean(section.name, POLICIES)
+        raise ConfigError(f"policy.name {section.name!r} is none of {known}, nor a module:Name{meant}")
+    try:
+        return cast(Policy, _imported(section.name)(**section.options))
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(f"policy.name {section.name!r}: {error}") from None
+
+
+def _place_of(placement: str) -> Place:
+    if placement == "prefix":
+        return by_prefix
+    try:
+        return cast(Place, _imported(placement))
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"policy.placement {placement!r}: {error}") from None
+
+
+def _imported(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)
+
+
+# --- The asyncio driver of the Scheduler: turns wait here for a replica, and give it back however they end.
 
 Clock: TypeAlias = Callable[[], float]
 """Monotonic seconds."""

@@ -21,15 +21,13 @@ from gateway.dialects import BY_PATH, dialect_of
 from gateway.dialects.base import Dialect
 from gateway.engines.monitor import Monitor
 from gateway.exchange import Exchange, Payload, Recognition, RequestEnd, Timings
-from gateway.request import engine_errors, models
-from gateway.request.answer import Answering
-from gateway.request.body_limits import too_many
-from gateway.request.drain import Drain, stopping
+from gateway.request import engine_errors, payload
+from gateway.request.answer import Answering, error_event
 from gateway.request.engine_errors import EngineFailed
-from gateway.request.gate import Gate
+from gateway.request.gate import Drain, Gate, stopping
 from gateway.request.inprocess import HandedOn, InProcessRequest
 from gateway.request.isolation import leaking
-from gateway.request.keep_alive import error_event
+from gateway.request.payload import too_many
 from gateway.request.stateless import PlainCalls, serves_path
 from gateway.request.stored_responses import Home, StoredResponses
 from gateway.sessions import claims
@@ -203,7 +201,7 @@ class RequestHandler:
             self.trail.ran(exchange)
 
     def _engine_model(self, model: str, settings: RequestSettings) -> str:
-        return models.served_as(model, settings.models, self.monitor.engines)
+        return payload.served_as(model, settings.models, self.monitor.engines)
 
     def wrong_model(self, model: str) -> str | None:
         """Return why no engine serves a model; None where one does."""

@@ -1,20 +1,47 @@
-"""Tells what happened: metrics, one log line and one receipt per exchange, and the log of facts."""
+"""What the path says to traces. Without them every call site is one comparison with None."""
 
 from __future__ import annotations
 
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
-from gateway.core.errors import EngineFault, Outcome
+from gateway.config.settings import TracingSettings as Section
+from gateway.core.errors import ConfigError, EngineFault, Outcome
 from gateway.core.fields import Json
 from gateway.exchange import Exchange, Recognition, Trace
 from gateway.telemetry.factlog import FactLog
 from gateway.telemetry.metrics import Metrics, Watched
 from gateway.telemetry.receipts import Receipts, overhead_s, queued_s, receipt, values_of
-from gateway.telemetry.tracing import Tracing
 from policies.types import Decision, Dispatch, Fact, ReplicaId, TurnKind
 from policies.view import FleetView
+
+
+class Tracing(Protocol):
+    """Of one gateway."""
+
+    def trace(self, exchange: Exchange) -> Trace | None:
+        """None: this request is not traced."""
+        ...
+
+    def close(self) -> None:
+        """Send what is left. May block for some seconds."""
+        ...
+
+
+def tracing_of(section: Section, clock: Callable[[], float]) -> Tracing | None:
+    """None: traces are off. Raises ConfigError when the extra is not installed."""
+    if section.endpoint is None:
+        return None
+    try:
+        from gateway.telemetry.tracing_otel import OtelTracing, exporting
+    except ImportError:
+        raise ConfigError("tracing.endpoint needs OpenTelemetry: pip install 'turngate[otel]'") from None
+    return OtelTracing(exporting(section.endpoint, section.service_name, section.share), clock)
+
+
+# --- Tells what happened: metrics, one log line and one receipt per exchange, and the log of facts.
 
 LOG = logging.getLogger("turngate.request")
 

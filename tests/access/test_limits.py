@@ -15,8 +15,8 @@ from gateway.config.settings import KeyLimits, Price, RequestLimits
 from gateway.core.errors import Outcome, Refused
 from gateway.dialects import BY_PATH
 from gateway.exchange import EngineAttempt, Exchange, Payload, RequestEnd, Timings
-from gateway.request.body_limits import too_many
 from gateway.request.inprocess import InProcessRequest
+from gateway.request.payload import too_many
 from policies.types import Usage
 
 NOT_SAID = Usage()

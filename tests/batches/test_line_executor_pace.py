@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.batches.line_executor import Load, Pace
-from gateway.request.retries import LONGEST_S, OVERLOADED, PASSING, again_in_s
+from gateway.request.inprocess import LONGEST_S, OVERLOADED, PASSING, again_in_s
 from policies.types import Hold
 from policies.view import FleetView, ReplicaView
 

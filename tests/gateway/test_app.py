@@ -10,7 +10,7 @@ import pytest
 from gateway.app import App
 from gateway.config.settings import Policy, Settings
 from gateway.core.errors import ConfigError
-from gateway.request.scheduling import policy_of
+from gateway.request.gate import policy_of
 
 SETTINGS = Settings.model_validate({"listen": {"port": 0}, "engines": ["embedded"], "embedded": {"speed": 1000}})
 ASK = {"model": "any", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.errors import EngineFault, Failure, Outcome
-from gateway.request.attempts import FIRST_S, LONGEST_S, Attempts
-from gateway.request.engine_errors import EngineFailed
+from gateway.request.engine_errors import FIRST_S, LONGEST_S, Attempts, EngineFailed
 from policies.types import Ending
 from tests.policies.turns_of import turn
 

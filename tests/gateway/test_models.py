@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.config.settings import Models
-from gateway.request.models import MAX_NAME_CHARS, engine_model
+from gateway.request.payload import MAX_NAME_CHARS, engine_model
 
 ALIASES = {"gpt-5": "large", "gpt-*": "small", "own": "own"}
 

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from gateway.config.settings import Policy
 from gateway.core.errors import ConfigError
-from gateway.request.scheduling import policy_of
+from gateway.request.gate import policy_of
 from policies.placement import Option
 
 OPTIONS = [Option(name, 0, 0, 0, 8, False) for name in "ab"]

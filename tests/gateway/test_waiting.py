@@ -11,8 +11,8 @@ import pytest
 from gateway.config.settings import Stream
 from gateway.dialects import BY_PATH
 from gateway.exchange import Exchange, Timings
+from gateway.request.answer import Waiting
 from gateway.request.inprocess import InProcessRequest, InProcessResponder
-from gateway.request.keep_alive import Waiting
 
 PATH = "/v1/chat/completions"
 

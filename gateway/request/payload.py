@@ -1,4 +1,4 @@
-"""Which engine model a name means, and the list that `/v1/models` shows."""
+"""How many things one request may hold; how long it may be is checked while it is read."""
 
 from __future__ import annotations
 
@@ -7,10 +7,27 @@ from fnmatch import fnmatchcase
 
 import orjson
 
-from gateway.config.settings import Models
+from gateway.config.settings import Models, RequestLimits
 from gateway.core.errors import Failure, Outcome, Refused
-from gateway.core.fields import excerpt
+from gateway.core.fields import Json, excerpt
 from gateway.engines.poller import RunningEngine
+
+
+def too_many(body: Json, limits: RequestLimits) -> Failure | None:
+    """The first list that is too long; None for an ordinary request."""
+    for key, most, name in (
+        ("messages", limits.messages, "messages"),
+        ("input", limits.messages, "messages"),
+        ("tools", limits.tools, "tools"),
+    ):
+        items = body.get(key)
+        if isinstance(items, list) and len(items) > most:
+            text = f"`{key}` has {len(items)} entries, and {most} are allowed (limits.{name})."
+            return Failure(400, "invalid_request_error", text, param=key, code="too_many_items")
+    return None
+
+
+# --- Which engine model a name means, and the list that `/v1/models` shows.
 
 MAX_NAME_CHARS = 2048
 """The longest names that are in use are those of Bedrock's inference profiles."""
