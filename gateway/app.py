@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING
 
 from gateway.access.keys import Access, Keys, callers
 from gateway.access.limits import Limiter
-from gateway.api.live import Live
+from gateway.api.live_page import LivePage
 from gateway.api.router import Router
-from gateway.api.ui.page import LivePage
+from gateway.api.routes import TABLE
+from gateway.api.sessions import SessionViews
 from gateway.api.views import Views
-from gateway.batches import off
+from gateway.batches import BatchHandler, off
 from gateway.cluster.limit_sync import counters_of
 from gateway.cluster.workers import WorkerIdentity, is_member
 from gateway.config import loading
@@ -109,8 +110,8 @@ class App:
         if self.tools is not None:
             await self.tools.start()
         batches = off if settings.batches.directory is None else await self._batches()
-        public = Router(self.path.handle, self.views.handle, batches)
-        await self._listen(public.handle, self.views.handle_private)
+        public = Router(self.path.handle, self.views, batches, Access.of(settings, self._keys))
+        await self._listen(public.handle, replace(public, is_admin=True).handle)
 
     async def _listen(self, public: Handler, for_admin: Handler) -> None:
         if self._trail is not None:
@@ -216,17 +217,15 @@ class App:
 
     def _views(self, limiter: Limiter, sessions: Sessions, breaks: PrefixBreaks, toolbox: Toolbox | None) -> Views:
         return Views(
-            Access.of(self.settings.current, self._keys),
             limiter,
+            self._keys,
             self.settings.of_clients,
             self.monitor,
             self.observer,
-            sessions,
+            SessionViews(sessions, self.gate.view, self._clock),
             breaks,
             toolbox,
             lambda: self._drain.is_on,
-            self._clock,
-            Live(sessions, self.gate.view, self._clock),
             LivePage(),
         )
 
@@ -256,12 +255,13 @@ class App:
             self.observer.metrics,
             self.settings.of_clients,
             self._clock,
+            TABLE.destination,
         )
         return await self._running.enter_async_context(
             joined(self.settings.current, self._place, public, for_admin, around)
         )
 
-    async def _batches(self) -> Handler:
+    async def _batches(self) -> BatchHandler:
         from gateway.batches.service import batches_on
 
         runtime = self.tools.runtime if self.tools is not None else None

@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 import batch_agent.cli
-from gateway.api import openapi
+from gateway.api import routes
 from gateway.app import App
 from gateway.cli.main import parser
 from gateway.config import loading
@@ -37,7 +37,7 @@ def flags(command: argparse.ArgumentParser, prefix: str = "") -> Iterator[str]:
 
 def offered() -> dict[str, set[str]]:
     """What this tree offers, by kind; metrics apart."""
-    paths = openapi.document()["paths"]
+    paths = routes.document()["paths"]
     turngate = {f"turngate {flag}" for flag in flags(parser())}
     return {
         "keys": {key for key, _ in loading.leaf_keys()},

@@ -12,7 +12,7 @@ from urllib.parse import parse_qs
 import orjson
 
 from gateway.access.keys import Caller, Keys
-from gateway.batches import PURPOSES
+from gateway.batches import PURPOSES, BatchOperation
 from gateway.batches.files import BadForm, Blobs, FormSplitter, PartBegins, Spool, boundary_of
 from gateway.batches.objects import Batch, File, NotAllowed, Status, new_id
 from gateway.batches.store import ListPage, Store
@@ -38,40 +38,42 @@ class Api:
     max_file_bytes: int
     now: Callable[[], float]
 
-    async def handle(self, request: Request, responder: Responder) -> None:
-        """A `transport.Handler`."""
+    async def handle(
+        self, operation: BatchOperation, ids: Sequence[str], request: Request, responder: Responder
+    ) -> None:
+        """A BatchHandler."""
         try:
-            await self._handle(request, responder)
-        except Refused as refused:
-            failure = refused.failure
-            await _reply(responder, failure.status, OPENAI.error_body(failure))
-
-    async def _handle(self, request: Request, responder: Responder) -> None:
-        caller = await self.keys.known(request.headers)
-        tenant = caller.tenant
-        match request.method, request.path.split("/")[2:]:
-            case "POST", ["files"]:
-                answer = (await self._upload(request, tenant)).as_json()
-            case "GET", ["files"]:
-                answer = await self._files(tenant, request.query)
-            case "GET", ["files", file_id]:
-                answer = (await self._file(tenant, file_id)).as_json()
-            case "DELETE", ["files", file_id]:
-                answer = await self._delete(tenant, file_id)
-            case "GET", ["files", file_id, "content"]:
-                await self._content(await self._file(tenant, file_id), responder)
+            caller = await self.keys.known(request.headers)
+            if operation is BatchOperation.READ_FILE:
+                await self._content(await self._file(caller.tenant, ids[0]), responder)
                 return
-            case "POST", ["batches"]:
-                answer = await self._create(caller, request)
-            case "GET", ["batches"]:
-                answer = await self._batches(tenant, request.query)
-            case "GET", ["batches", batch_id]:
-                answer = (await self._batch(tenant, batch_id)).as_json()
-            case "POST", ["batches", batch_id, "cancel"]:
-                answer = await self._cancel(tenant, batch_id)
-            case method, _:
-                refuse(f"There is no {method} {request.path} here.", status=404)
-        await _reply(responder, 200, orjson.dumps(answer))
+            status, body = 200, orjson.dumps(await self._answer(operation, ids, caller, request))
+        except Refused as refused:
+            status, body = refused.failure.status, OPENAI.error_body(refused.failure)
+        await responder.reply(status, [("Content-Type", "application/json")], body)
+
+    async def _answer(
+        self, operation: BatchOperation, ids: Sequence[str], caller: Caller, request: Request
+    ) -> Json:
+        tenant = caller.tenant
+        match operation:
+            case BatchOperation.LIST_FILES:
+                return await self._files(tenant, request.query)
+            case BatchOperation.UPLOAD_FILE:
+                return (await self._upload(request, tenant)).as_json()
+            case BatchOperation.SHOW_FILE:
+                return (await self._file(tenant, ids[0])).as_json()
+            case BatchOperation.DELETE_FILE:
+                return await self._delete(tenant, ids[0])
+            case BatchOperation.LIST_BATCHES:
+                return await self._batches(tenant, request.query)
+            case BatchOperation.CREATE_BATCH:
+                return await self._create(caller, request)
+            case BatchOperation.SHOW_BATCH:
+                return (await self._batch(tenant, ids[0])).as_json()
+            case BatchOperation.CANCEL_BATCH:
+                return await self._cancel(tenant, ids[0])
+        raise AssertionError(operation)
 
     # ---- files
 
@@ -201,10 +203,6 @@ def _listed(rows: Sequence[Json], page: ListPage) -> Json:
         "last_id": shown[-1]["id"] if shown else None,
         "has_more": len(rows) > page.limit,
     }
-
-
-async def _reply(responder: Responder, status: int, body: bytes) -> None:
-    await responder.reply(status, [("Content-Type", "application/json")], body)
 
 
 # ---- the form of an upload: its file goes to disk as it arrives

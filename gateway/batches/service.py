@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gateway.batches import AGENT_RUNS, ENDPOINTS, agent_runs
+from gateway.batches import AGENT_RUNS, ENDPOINTS, BatchHandler, agent_runs
 from gateway.batches.agent_runs import AgentRuns, OutputChecker
 from gateway.batches.api import Api
 from gateway.batches.files import Blobs
@@ -23,7 +23,6 @@ from gateway.batches.runner import BatchMetrics, Ownership, Runner
 from gateway.batches.sqlite import SqliteStore
 from gateway.config import loading
 from gateway.config.live_settings import LiveSettings
-from gateway.core.transport import Handler
 from gateway.dialects import BY_PATH
 from gateway.request.handler import RequestHandler
 from gateway.sessions.identity import Identity
@@ -43,7 +42,7 @@ _ONE_CALL = (("x-turngate-remaining-turns", "0"), ("x-turngate-final", "1"))
 @asynccontextmanager
 async def batches_on(
     path: RequestHandler, settings: LiveSettings, secret: bytes, runtime: ToolRuntime | None
-) -> AsyncIterator[Handler]:
+) -> AsyncIterator[BatchHandler]:
     """Yield the API while live batches are at work. Raises OSError, ConfigError.
 
     `secret`: of identity; `runtime`: of the gateway's tools. The settings name a directory.

@@ -6,7 +6,7 @@ import argparse
 
 import orjson
 
-from gateway.api import openapi
+from gateway.api import routes
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -14,5 +14,5 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    print(orjson.dumps(openapi.document(), option=orjson.OPT_INDENT_2).decode())
+    print(orjson.dumps(routes.document(), option=orjson.OPT_INDENT_2).decode())
     return 0

@@ -1,30 +1,30 @@
-"""The public listener of a member: each request goes home; what concerns all members is asked of all."""
+"""The public listener of a member: sends each request to its destination, and joins the pages of all members."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from re import Pattern
+from typing import cast
 
 import orjson
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.access.keys import Keys
-from gateway.batches import BATCHES, FILES
-from gateway.cluster import views
+from gateway.cluster.destination import Destination, Join, Site
 from gateway.cluster.membership import Member, Peers, by_preference
 from gateway.cluster.peer_client import PAGES, Hops, ReadRequest
-from gateway.cluster.views import summed
 from gateway.config.live_settings import RequestSettings
 from gateway.core.errors import Failure, Refused
 from gateway.core.transport import BodyTooLarge, Handler, Request, Responder, UpstreamCut, UpstreamRefused
-from gateway.dialects import BY_PATH, dialect_of, stored_answer_id
+from gateway.dialects import dialect_of, stored_answer_id
 from gateway.request.inprocess import Continuation, InProcessResponder
 from gateway.request.stored_responses import Homes
 from gateway.sessions.session_locations import origin_of
 
-METRICS, HEALTH = "/metrics", "/health"
 GONE = Failure(503, "server_error", "The worker that had this request is gone. Try again.", code="worker_gone")
 
 
@@ -50,6 +50,8 @@ class Front:
     hops: Hops
     keys: Keys
     homes: Homes
+    destination: Callable[[str, str], Destination]
+    """By method and path."""
     own_page: Callable[[], bytes]
     """The metrics of this process."""
     problems: Callable[[], dict[str, str]]
@@ -68,22 +70,21 @@ class Front:
 
     async def handle(self, request: Request, responder: Responder) -> None:
         """A `transport.Handler`."""
-        path, settings = request.path, self.settings()
-        if request.method == "POST" and (dialect := BY_PATH.get(path)) is not None:
-            if dialect.is_conversation:
-                await self._conversation(request, responder, settings)
-            else:
+        destination = self.destination(request.method, request.path)
+        match destination.site:
+            case Site.SESSION:
+                await self._conversation(request, responder, self.settings())
+            case Site.RESPONSE:
+                settings = self.settings()
+                holder = await self._holder(stored_answer_id(request.path) or "")
+                homes = [holder] if holder is not None else [self.peers.me]
+                await self._go(request, settings.limits.body_bytes, responder, homes, settings)
+            case Site.FILES if not self.shares_batches:
+                await self._go(request, self.max_file_bytes, responder, [self._first_worker()], self.settings())
+            case Site.METRICS | Site.HEALTH | Site.ALL:
+                await self._together(destination, request, responder)
+            case _:
                 await self.serve(request, responder)
-        elif (stored_id := stored_answer_id(path)) is not None:
-            holder = await self._holder(stored_id)
-            homes = [holder] if holder is not None else [self.peers.me]
-            await self._go(request, settings.limits.body_bytes, responder, homes, settings)
-        elif path.startswith((FILES, BATCHES)) and not self.shares_batches:
-            await self._go(request, self.max_file_bytes, responder, [self._first_worker()], settings)
-        elif path in (METRICS, HEALTH) or path.startswith(views.PREFIX):
-            await self._together(request, responder)
-        else:
-            await self.serve(request, responder)
 
     async def _conversation(self, request: Request, responder: Responder, settings: RequestSettings) -> None:
         try:
@@ -179,26 +180,33 @@ class Front:
 
     # ---- of all
 
-    async def _together(self, request: Request, responder: Responder) -> None:
-        """The answer of this process, joined with those of the others. Its refusals are final."""
+    async def _together(self, destination: Destination, request: Request, responder: Responder) -> None:
+        """Join the answer of this process with those of the others. Its refusals are final."""
         own = InProcessResponder()
         await self.serve(request, own)
-        status, body, path = own.status, own.body, request.path
-        if path == METRICS and status == 200:
+        status, body = own.status, own.body
+        if destination.join is not None and status in (200, 404):
+            status, body = await self._join(destination.join, request, status, body)
+        elif destination.site is Site.METRICS and status == 200:
             pages = await self._ask(f"{PAGES}metrics", self._others(in_gateway=True), None)
             body = summed(page.decode() for page in (self.own_page(), *pages))
-        elif path == HEALTH and status == 200:
-            told = orjson.loads(body)
-            body = orjson.dumps(told | {"cluster": self._about()}) if "engines" in told else body
-        elif status in (200, 404) and views.is_joined(path):
-            asked = f"{path}?{request.query}" if request.query else path
-            pages = await self._ask(asked, self._others(), request)
-            joined = views.joined(path, [body, *pages] if status == 200 else pages)
-            status, body = (status, body) if joined is None else (200, joined)
+        elif destination.site is Site.HEALTH and status == 200:
+            health = orjson.loads(body)
+            body = orjson.dumps(health | {"cluster": self._about()}) if "engines" in health else body
         headers = [
             (name, value) for name in ("Content-Type", "Retry-After") if (value := own.headers.get(name.lower()))
         ]
         await responder.reply(status, headers, body)
+
+    async def _join(self, join: Join, request: Request, status: int, body: bytes) -> tuple[int, bytes]:
+        """`status` and `body` are those of this process; a 404 stays where no member has a page."""
+        path = f"{request.path}?{request.query}" if request.query else request.path
+        pages = await self._ask(path, self._others(), request)
+        if status == 200:
+            pages = [body, *pages]
+        if len(pages) > 1:
+            return 200, orjson.dumps(join([orjson.loads(page) for page in pages]))
+        return (200, pages[0]) if pages else (status, body)
 
     async def _ask(self, path: str, members: Sequence[Member], request: Request | None) -> list[bytes]:
         found = await asyncio.gather(*(self.hops.ask(member, path, request, self.is_admin) for member in members))
@@ -217,3 +225,50 @@ async def _tell(request: Request, responder: Responder, failure: Failure, *more:
     dialect = dialect_of(request.path)
     headers = [("Content-Type", "application/json"), *more]
     await responder.reply(failure.status, headers, dialect.error_body(failure))
+
+
+# ---- one metrics page of several: counters and histograms added up, gauges by their meaning
+
+LARGEST = frozenset(
+    ("engine_up", "replica_up", "build_info", "cluster_heard", "cluster_members", "kv_horizon_seconds")
+)
+"""Gauges, without `turngate_`, by which each process states the same fact."""
+_SMALLEST = "process_start_time_seconds"
+_STATED = ("turngate_residency_tokens", ("kind", "capacity"))
+"""The engine states it to every member; used and ceiling are each member's own."""
+
+Key = tuple[str, tuple[tuple[str, str], ...]]
+
+
+def summed(pages: Iterable[str]) -> bytes:
+    """Return the sum in the text format of the pages. Raises ValueError for a page of another format."""
+    metrics: dict[str, Metric] = {}
+    values: dict[str, dict[Key, float]] = {}
+    for page in pages:
+        for family in text_string_to_metric_families(page):
+            metrics.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+            sums = values.setdefault(family.name, {})
+            for sample in family.samples:
+                key = sample.name, tuple(sorted(sample.labels.items()))
+                sums[key] = sample.value if key not in sums else _joined(key, sums[key], sample.value)
+    for name, metric in metrics.items():
+        for (sample_name, labels), value in values[name].items():
+            metric.add_sample(sample_name, dict(labels), value)
+    return generate_latest(cast(CollectorRegistry, _Collected(metrics.values())))
+
+
+def _joined(key: Key, one: float, other: float) -> float:
+    name, labels = key
+    if name.removeprefix("turngate_") in LARGEST or (name == _STATED[0] and _STATED[1] in labels):
+        return max(one, other)
+    return min(one, other) if name == _SMALLEST else one + other
+
+
+class _Collected:
+    """The part of a registry that `generate_latest` uses."""
+
+    def __init__(self, metrics: Iterable[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        return iter(self._metrics)

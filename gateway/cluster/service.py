@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from gateway.access.counters import Counters
 from gateway.access.keys import Keys
+from gateway.cluster.destination import Destination
 from gateway.cluster.limit_sync import LimitTally, RedisTally, SharedCounters, SiblingTally, run
 from gateway.cluster.membership import Board, Member, Peers, RedisBoard, connected
 from gateway.cluster.peer_client import Hops, Siblings, private
@@ -52,6 +53,8 @@ class MemberContext:
     settings: Callable[[], RequestSettings]
     """Those for a client's request that begins now."""
     clock: Callable[[], float]
+    destination: Callable[[str, str], Destination]
+    """Where a method and a path are answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +181,7 @@ def _front(settings: Settings, serve: Handler, peers: Peers, hops: Hops, around:
         hops=hops,
         keys=around.keys,
         homes=around.homes,
+        destination=around.destination,
         own_page=around.metrics.exposition,
         problems=lambda: {"exchange": peers.problem} if peers.problem else {},
         forwarded=Forwarded(around.metrics.registry),

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import NamedTuple, TypeAlias
 
-from gateway.core.fields import Json
 from gateway.exchange import Exchange, Recognition
 from policies.types import SessionState, TurnKind
 
@@ -147,22 +146,10 @@ class Sessions:
         seen.last_at = now
         self._seen.move_to_end(seen.who.session_id)
 
-    def sessions(self, tenant: str | None, now: float) -> list[Json]:
-        """Those of one tenant, None: of all, by name; in order of first arrival."""
-        named = tenant is None
-        return [_about(seen, now) | ({"tenant": seen.tenant} if named else {}) for seen in self._of(tenant)]
-
-    def families(self, tenant: str | None) -> list[Json]:
-        """Those of one tenant, None: of all; with the sessions of each counted by kind and by state."""
-        families: dict[str, Json] = {}
-        for seen in self._of(tenant):
-            family = families.setdefault(
-                seen.who.family_id, {"family": seen.who.family_id, "turns": 0, "sessions": {}, "states": {}}
-            )
-            family["turns"] += seen.num_turns
-            for counts, name in ((family["sessions"], seen.who.kind), (family["states"], seen.state)):
-                counts[name.value] = counts.get(name.value, 0) + 1
-        return list(families.values())
+    def of_tenant(self, tenant: str | None) -> list[Seen]:
+        """Return the sessions of one tenant, None: of all; in order of first arrival."""
+        own = (seen for seen in self._seen.values() if tenant in (None, seen.tenant))
+        return sorted(own, key=lambda seen: seen.first_at)
 
     def page(self, tenant: str | None, offset: int, limit: int) -> tuple[list[Seen], int]:
         """Some of one tenant's, None: of all; and how many there are. Those with a request in the gateway come
@@ -173,10 +160,6 @@ class Sessions:
         num = len(seen) if everybody else sum(each.tenant == tenant for each in seen)
         return list(islice(mine, offset, offset + limit)), num
 
-    def _of(self, tenant: str | None) -> Iterator[Seen]:
-        mine = (seen for seen in self._seen.values() if tenant in (None, seen.tenant))
-        return iter(sorted(mine, key=lambda seen: seen.first_at))
-
     def _forget(self, now: float) -> None:
         while self._seen:
             oldest = next(iter(self._seen.values()))
@@ -184,24 +167,3 @@ class Sessions:
                 return
             session_id, _ = self._seen.popitem(last=False)
             self._busy.pop(session_id, None)
-
-
-def _about(seen: Seen, now: float) -> Json:
-    """One row; keys without a value are left out."""
-    who = seen.who
-    row: Json = {
-        "session": who.session_id,
-        "family": who.family_id,
-        "parent": who.parent_id,
-        "kind": who.kind,
-        "state": seen.state,
-        "turns": seen.num_turns,
-        "side_requests": seen.num_side_requests,
-        "source": who.source,
-        "confidence": who.confidence,
-        "model": seen.model,
-        "replica": seen.replica,
-        "prompt_tokens": seen.prompt_tokens,
-        "idle_s": None if seen.open else round(now - seen.last_at, 3),
-    }
-    return {key: value for key, value in row.items() if value not in (None, "")}

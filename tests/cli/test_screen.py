@@ -10,7 +10,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from gateway.api.snapshot import SessionPhase
+from gateway.api.sessions import SessionPhase
 from gateway.cli.screen import COLOURS, SORTS, Screen, amount, gauge, seconds
 from gateway.cli.top import ORDERS
 from tests.cli.snapshots import session, snapshot

@@ -20,23 +20,23 @@ def turn(session: str, index: int = 0, kind: TurnKind = TurnKind.AGENT, parent: 
     return Recognition(session, "f1", parent, index, kind, "chain", 0.9, False, (), 0)
 
 
-def test_a_session_is_shown_with_its_turns_and_its_side_requests_apart() -> None:
+def test_a_session_holds_its_turns_and_its_side_requests_apart() -> None:
     sessions = Sessions(10, 100)
     for n, who in enumerate([turn("s1", kind=TurnKind.SIDE), turn("s1", 0), turn("s1", 1)]):
         request = asks(f"x{n}", who)
         sessions.recognised(request, 10.0 + n)
         request.reply.usage = Usage(100 * n)
         sessions.finished(request, True, 10.5 + n)
-    (row,) = sessions.sessions("a", 20.0)
-    assert (row["turns"], row["side_requests"], row["kind"], row["state"]) == (2, 1, "agent", "idle")
-    assert (row["prompt_tokens"], row["replica"], row["idle_s"]) == (200, "a", 7.5)
+    (seen,) = sessions.of_tenant("a")
+    assert (seen.num_turns, seen.num_side_requests, seen.who.kind, seen.state) == (2, 1, "agent", "idle")
+    assert (seen.prompt_tokens, seen.replica, seen.last_at) == (200, "a", 12.5)
 
 
 def test_a_retry_is_no_turn() -> None:
     sessions = Sessions(10, 100)
     for id_, who in (("x1", turn("s1")), ("x2", replace(turn("s1"), is_retry=True))):
         sessions.recognised(asks(id_, who), 10.0)
-    assert [row["turns"] for row in sessions.sessions("a", 10.0)] == [1]
+    assert [seen.num_turns for seen in sessions.of_tenant("a")] == [1]
 
 
 def test_the_state_follows_the_request() -> None:
@@ -44,7 +44,7 @@ def test_the_state_follows_the_request() -> None:
     request = asks("x1", turn("s1"))
 
     def state() -> str:
-        return str(sessions.sessions("a", 11.0)[0]["state"])
+        return sessions.of_tenant("a")[0].state
 
     sessions.recognised(request, 10.0)
     assert state() == "waiting"
@@ -54,33 +54,19 @@ def test_the_state_follows_the_request() -> None:
     assert state() == "idle"
 
 
-def test_families_count_their_sessions() -> None:
-    sessions = Sessions(10, 100)
-    for n, who in enumerate([turn("s1", 2), turn("s2", 0, parent="s1"), turn("t", kind=TurnKind.SINGLE)]):
-        sessions.recognised(asks(f"x{n}", who), 10.0)
-    (family,) = sessions.families("a")
-    assert family == {
-        "family": "f1",
-        "turns": 5,
-        "sessions": {"agent": 2, "single": 1},
-        "states": {"waiting": 3},
-    }
-
-
-def test_another_tenants_sessions_are_not_shown() -> None:
+def test_sessions_are_found_by_tenant() -> None:
     sessions = Sessions(10, 100)
     sessions.recognised(asks("x1", turn("s1"), tenant="b"), 10.0)
-    assert sessions.sessions("a", 10.0) == []
-    assert sessions.families("a") == []
+    assert sessions.of_tenant("a") == []
 
 
 def test_memory_is_bounded_in_number_and_age() -> None:
     sessions = Sessions(2, 100)
     for n in range(3):
         sessions.recognised(asks(f"x{n}", turn(f"s{n}")), 10.0 + n)
-    assert [row["session"] for row in sessions.sessions("a", 12.0)] == ["s1", "s2"]
+    assert [seen.who.session_id for seen in sessions.of_tenant("a")] == ["s1", "s2"]
     sessions.recognised(asks("x3", turn("s3")), 111.5)
-    assert [row["session"] for row in sessions.sessions("a", 111.5)] == ["s2", "s3"]
+    assert [seen.who.session_id for seen in sessions.of_tenant("a")] == ["s2", "s3"]
     sessions.finished(asks("x0", turn("s0")), True, 112.0)
 
 

@@ -1,9 +1,7 @@
-"""The description and the gateway agree: on paths, on methods, and on who else is told what."""
+"""The route table, the description and the gateway agree: on paths, on methods, and on refusals."""
 
 from __future__ import annotations
 
-import ast
-import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,61 +10,65 @@ import orjson
 import pytest
 from jsonschema import Draft202012Validator
 
-from gateway.api import openapi, views
-from gateway.api.live import PATH as LIVE
-from gateway.api.ui.page import PATH as UI
-from gateway.batches import api
+from gateway.api.routes import DESCRIPTION, ROUTES, TABLE, document
+from gateway.batches import BatchOperation
+from gateway.cli import main
+from gateway.cluster.destination import Site
 from gateway.dialects import BY_PATH
-from gateway.request.stateless import PlainCalls
 from tests.path.conftest import Start
 from tests.path.fake_engine import FakeEngine
 
-DOCUMENT = openapi.document()
+DOCUMENT = document()
 OPERATIONS = [(method.upper(), path) for path, operations in DOCUMENT["paths"].items() for method in operations]
 
 
-def texts_of(function_or_module: object) -> set[str]:
-    tree = ast.parse(inspect.cleandoc(inspect.getsource(function_or_module)))  # type: ignore[arg-type]
-    return {
-        node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    }
+def test_every_dialect_and_every_operation_of_batches_has_one_route() -> None:
+    assert {path for path in BY_PATH if "POST" in TABLE.at(path)[0]} == set(BY_PATH)
+    handlers = [route.handler for route in ROUTES if isinstance(route.handler, BatchOperation)]
+    assert sorted(handlers, key=lambda operation: operation.value) == list(BatchOperation)
+    assert len({(route.method, route.path) for route in ROUTES}) == len(ROUTES)
 
 
-def of_batches() -> Iterator[tuple[str, str]]:
-    """The routes of the API of files and batches, from its one `match`."""
-    tree = ast.parse(Path(inspect.getfile(api)).read_text())
-    for case in (node for node in ast.walk(tree) if isinstance(node, ast.match_case)):
-        match case.pattern:
-            case ast.MatchSequence(
-                patterns=[ast.MatchValue(value=ast.Constant(value=str(method))), ast.MatchSequence(patterns=parts)]
-            ):
-                yield method, "/v1/" + "/".join(_part(part) for part in parts)
+@pytest.mark.parametrize(
+    ("path", "values"),
+    [
+        ("/v1/chat/completions", ()),
+        ("/v1/models/Qwen/Qwen3-8B", ("Qwen/Qwen3-8B",)),
+        ("/v1/files/file-1/content", ("file-1",)),
+        ("/v1/responses/resp_1/cancel", ("resp_1",)),
+    ],
+)
+def test_a_path_finds_its_routes_and_the_values_of_its_placeholders(path: str, values: tuple[str, ...]) -> None:
+    methods, found = TABLE.at(path)
+    assert methods
+    assert found == values
 
 
-def _part(pattern: ast.pattern) -> str:
-    if isinstance(pattern, ast.MatchValue) and isinstance(pattern.value, ast.Constant):
-        return str(pattern.value.value)
-    return "{}"
+@pytest.mark.parametrize(
+    "path", ["/", "/v1/files/", "/v1/files/a/b", "/v1/filesystem", "/v1/models/", "/v1/responses/a/b"]
+)
+def test_a_path_without_a_route_finds_none(path: str) -> None:
+    assert TABLE.at(path) == ({}, ())
 
 
-def of_views() -> set[str]:
-    texts = texts_of(views) - {"/v1", "/v1/", "/v1/v1/", "/models"}  # of which it only says something
-    return {UI, LIVE, *(text for text in texts if re.fullmatch(r"(/[a-z0-9]+)+/?", text))}
-
-
-def plain(path: str) -> str:
-    return re.sub(r"\{[a-z_]+\}", "{}", path)
-
-
-def test_every_route_that_is_served_is_described() -> None:
-    described = {(method, plain(path)) for method, path in OPERATIONS}
-    served = {("POST", path) for path in BY_PATH} | set(of_batches())
-    served |= {("GET", path + "{}" if path.endswith("/") else path) for path in of_views() - BY_PATH.keys()}
-    kept = "/v1/responses/{}"  # what `PlainCalls.answer_stored` takes, and `Path.handle` by this description
-    assert {"cancel", "input_items"} <= texts_of(inspect.getmodule(PlainCalls))
-    served |= {("GET", kept), ("DELETE", kept), ("POST", f"{kept}/cancel"), ("GET", f"{kept}/input_items")}
-    served |= {("GET", "/v1/models/{}"), ("GET", openapi.PATH)}
-    assert described == served
+@pytest.mark.parametrize(
+    ("method", "path", "site"),
+    [
+        ("POST", "/v1/chat/completions", Site.SESSION),
+        ("GET", "/v1/chat/completions", Site.LOCAL),
+        ("POST", "/v1/embeddings", Site.LOCAL),
+        ("GET", "/v1/responses/resp_1", Site.RESPONSE),
+        ("POST", "/v1/files", Site.FILES),
+        ("GET", "/v1/turngate/live", Site.ALL),
+        ("HEAD", "/v1/turngate/receipts/r1", Site.ALL),
+        ("GET", "/v1/turngate/limits", Site.LOCAL),
+        ("GET", "/metrics", Site.METRICS),
+        ("GET", "/health", Site.HEALTH),
+        ("GET", "/nothing", Site.LOCAL),
+    ],
+)
+def test_the_table_says_which_member_of_a_cluster_answers(method: str, path: str, site: Site) -> None:
+    assert TABLE.destination(method, path).site is site
 
 
 @pytest.mark.parametrize(("method", "path"), OPERATIONS)
@@ -86,17 +88,25 @@ async def test_every_described_operation_is_served_and_no_other(
     assert engine.calls == []
 
 
-async def test_it_is_served_as_it_is_printed(
+async def test_views_answer_head_as_get_without_a_body(start: Start, engine: FakeEngine) -> None:
+    gateway = await start(engine)
+    for route in ROUTES:
+        if route.is_view and "{" not in route.path:
+            async with gateway.client.head(gateway.url(route.path)) as response:
+                assert (response.status, await response.read()) == (200, b"")
+
+
+async def test_the_description_is_served_as_it_is_printed(
     start: Start, engine: FakeEngine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gateway = await start(engine)
-    async with gateway.get(openapi.PATH) as response:
+    async with gateway.get(DESCRIPTION) as response:
         served = await response.json()
-    assert openapi.show() == 0
+    assert main.main(["openapi"]) == 0
     assert orjson.loads(capsys.readouterr().out) == served == DOCUMENT
 
 
-def test_its_schemas_are_schemas() -> None:
+def test_the_schemas_of_the_description_are_valid() -> None:
     def schemas(node: object) -> Iterator[object]:
         if isinstance(node, dict):
             yield from ([node["schema"]] if "schema" in node else [])

@@ -6,7 +6,8 @@ import base64
 import hashlib
 import re
 
-from gateway.api.ui.page import LivePage
+from gateway.api.live_page import LivePage
+from gateway.api.sessions import SessionPhase
 
 TEXT = LivePage().body.decode()
 POLICY = dict(LivePage().headers)["Content-Security-Policy"]
@@ -28,7 +29,7 @@ def test_the_policy_allows_its_own_script_and_style_alone() -> None:
     assert rules["connect-src"] == "'self'"
 
 
-def test_it_names_no_other_address() -> None:
+def test_the_page_names_no_other_address() -> None:
     assert set(re.findall(r"https?://[^\"'\s]+", TEXT)) == {"http://www.w3.org/2000/svg"}
     assert re.findall(r"\b(?:src|href)=", TEXT) == []
 
@@ -48,8 +49,6 @@ def test_no_text_becomes_markup_or_code() -> None:
 
 
 def test_every_phase_has_a_colour() -> None:
-    from gateway.api.snapshot import SessionPhase
-
     for phase in SessionPhase:
         assert f".phase.{phase}" in TEXT
         assert f'"{phase}"' in inline("script")

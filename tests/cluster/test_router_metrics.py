@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.cluster.views import summed
+from gateway.cluster.router import summed
 
 
 def page(scale: int) -> str:
@@ -22,16 +22,16 @@ def page(scale: int) -> str:
 
 def test_counters_and_histograms_add_up_and_gauges_are_what_they_mean() -> None:
     families = text_string_to_metric_families(summed([page(1), page(2)]).decode())
-    told = {(s.name, *s.labels.values()): s.value for family in families for s in family.samples}
-    assert told["turngate_outcomes_total", 'a"b'] == 3
-    assert told["turngate_wait_seconds_sum",] == 3
-    assert told["turngate_wait_seconds_count",] == 2
-    assert told["turngate_wait_seconds_bucket", "1.0"] == 1
-    assert told["turngate_wait_seconds_bucket", "+Inf"] == 2
-    assert told["turngate_slots_used",] == 3
-    assert told["turngate_engine_up", "e"] == 1
-    assert told["turngate_residency_tokens", "capacity"] == 100
-    assert told["turngate_residency_tokens", "used"] == 200
+    values = {(s.name, *s.labels.values()): s.value for family in families for s in family.samples}
+    assert values["turngate_outcomes_total", 'a"b'] == 3
+    assert values["turngate_wait_seconds_sum",] == 3
+    assert values["turngate_wait_seconds_count",] == 2
+    assert values["turngate_wait_seconds_bucket", "1.0"] == 1
+    assert values["turngate_wait_seconds_bucket", "+Inf"] == 2
+    assert values["turngate_slots_used",] == 3
+    assert values["turngate_engine_up", "e"] == 1
+    assert values["turngate_residency_tokens", "capacity"] == 100
+    assert values["turngate_residency_tokens", "used"] == 200
 
 
 def test_one_page_stays_as_it_is() -> None:

@@ -1,4 +1,4 @@
-"""Laws of the live snapshot: which phase a session is in, what it waits for, and what is not shown."""
+"""Laws of the views of sessions: the phase of each, why it waits, counts, pages, and tenants."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.api import snapshot as live
-from gateway.api.live import Live
+from gateway.api import sessions as views
+from gateway.api.sessions import SessionViews, joined_families, joined_live, joined_sessions
 from gateway.core.errors import Outcome
 from gateway.exchange import Exchange, Recognition, Timings
 from gateway.sessions.session_table import Seen, Sessions, Span, Timeline
@@ -46,7 +46,7 @@ def seen(open_: Exchange | None = None) -> Seen:
 
 
 @pytest.mark.parametrize(
-    ("open_", "told", "phase", "since", "waits_for"),
+    ("open_", "scheduled", "phase", "since", "waits_for"),
     [
         (asks(41.0), GONE, "waiting", 41.0, "residency"),
         (asks(41.0), RESIDENT, "waiting", 41.0, "slot"),
@@ -65,39 +65,45 @@ def seen(open_: Exchange | None = None) -> Seen:
     ],
 )
 def test_each_session_is_in_one_phase(
-    open_: Exchange | None, told: SessionView | None, phase: str, since: float, waits_for: str | None
+    open_: Exchange | None, scheduled: SessionView | None, phase: str, since: float, waits_for: str | None
 ) -> None:
-    row = live.row(seen(open_), told, NOW, shows_tenant=True)
+    row = views.row(seen(open_), scheduled, NOW, shows_tenant=True)
     assert (row["phase"], row["phase_s"], row.get("waits_for")) == (phase, NOW - since, waits_for)
 
 
 def test_a_row_says_who_where_and_how_far() -> None:
-    assert live.row(seen(), RESIDENT, NOW, shows_tenant=True) == {
+    assert views.row(seen(), RESIDENT, NOW, shows_tenant=True) == {
         "session": "s1",
         "family": "f1",
         "parent": "s0",
         "tenant": "team-a",
         "kind": "agent",
+        "source": "chain",
+        "confidence": 0.9,
+        "state": "idle",
         "phase": "tool",
         "phase_s": 10.0,
         "turn": 3,
+        "turns": 3,
+        "side_requests": 0,
         "expected_turns": 2.2,
         "replica": "a",
         "is_resident": True,
         "lease_s": 30.0,
         "prompt_tokens": 800,
         "model": "m",
+        "idle_s": 10.0,
         "age_s": 90.0,
     }
 
 
 def test_tenants_are_named_to_the_operator_alone() -> None:
-    assert "tenant" not in live.row(seen(), RESIDENT, NOW, shows_tenant=False)
+    assert "tenant" not in views.row(seen(), RESIDENT, NOW, shows_tenant=False)
 
 
 def test_replicas_and_counts_are_those_of_the_scheduler() -> None:
-    told = live.snapshot(FLEET, [], 7, [], NOW, shows_tenant=False)
-    assert told["replicas"][0] == {
+    shown = views.snapshot(FLEET, [], 7, [], NOW, shows_tenant=False)
+    assert shown["replicas"][0] == {
         "id": "a",
         "is_up": True,
         "slots": 8,
@@ -106,18 +112,18 @@ def test_replicas_and_counts_are_those_of_the_scheduler() -> None:
         "ceiling_tokens": 850,
         "capacity_tokens": 1000,
     }
-    assert (told["states"], told["waiting"]) == (
+    assert (shown["states"], shown["waiting"]) == (
         {"waiting": 0, "running": 3, "idle": 0},
         {"residency": 4, "slot": 0, "replica": 0},
     )
-    assert (told["families"], told["total"]) == (2, 7)
+    assert (shown["families"], shown["total"]) == (2, 7)
 
 
 def test_turns_are_told_in_seconds_before_now_running_ones_first() -> None:
     ended = Span("s1", 0, "a", 20.0, 21.0, 22.0, 30.0, (25.0, 26.5), True)
-    told = live.snapshot(FLEET, [seen(asks(41.0, 50.0))], 1, [ended], NOW, shows_tenant=False)
-    assert [turn["ended_s"] for turn in told["turns"]] == [None, 70.0]
-    assert told["turns"][1] == {
+    shown = views.snapshot(FLEET, [seen(asks(41.0, 50.0))], 1, [ended], NOW, shows_tenant=False)
+    assert [turn["ended_s"] for turn in shown["turns"]] == [None, 70.0]
+    assert shown["turns"][1] == {
         "session": "s1",
         "turn": 1,
         "replica": "a",
@@ -132,7 +138,7 @@ def test_turns_are_told_in_seconds_before_now_running_ones_first() -> None:
 
 def test_however_many_turns_there_were_a_snapshot_is_bounded() -> None:
     many = [Span("s1", 0, "a", 20.0, None, None, 30.0, (), False)] * 5_000
-    assert len(live.snapshot(FLEET, [], 0, many, NOW, shows_tenant=False)["turns"]) == live.MAX_TURNS
+    assert len(views.snapshot(FLEET, [], 0, many, NOW, shows_tenant=False)["turns"]) == views.MAX_TURNS
 
 
 def test_the_timeline_forgets_the_oldest_and_tells_of_the_asked_sessions_alone() -> None:
@@ -149,9 +155,9 @@ def test_a_turn_that_was_not_answered_is_told_apart() -> None:
     assert [span.is_answered for span in timeline.of({"s1"}, 0.0)] == [False]
 
 
-def watched(num_sessions: int) -> tuple[Live, list[frozenset[SessionId]]]:
+def watched(num_sessions: int) -> tuple[SessionViews, list[frozenset[SessionId]]]:
     """Sessions of two tenants in turn; the first one has a request in the gateway."""
-    sessions, asked = Sessions(100, 1e9), list[frozenset[SessionId]]()
+    sessions, looked_up = Sessions(100, 1e9), list[frozenset[SessionId]]()
     for number in range(num_sessions):
         who = replace(WHO, session_id=f"s{number}")
         request = exchange(id=f"x{number}", recognition=who, tenant="ab"[number % 2], timings=Timings(1.0, 1.0))
@@ -160,37 +166,87 @@ def watched(num_sessions: int) -> tuple[Live, list[frozenset[SessionId]]]:
             sessions.finished(request, True, 10.0 + number)
 
     def view(counts_sessions: bool = True, named: frozenset[SessionId] = frozenset()) -> FleetView:
-        asked.append(named)
+        looked_up.append(named)
         return FLEET
 
-    return Live(sessions, view, lambda: NOW), asked
+    return SessionViews(sessions, view, lambda: NOW), looked_up
 
 
-def ids(told: Any) -> list[str]:
-    return [row["session"] for row in told["sessions"]]
+def test_the_list_holds_the_same_rows_in_order_of_first_arrival() -> None:
+    watched_, looked_up = watched(4)
+    rows = watched_.listed("b")
+    assert [row["session"] for row in rows] == ["s1", "s3"]
+    assert looked_up == [{"s1", "s3"}]
+    assert rows == sorted(watched_.live("", "b")["sessions"], key=lambda row: -row["age_s"])
+    assert {row["tenant"] for row in watched_.listed(None)} == {"a", "b"}
+
+
+def test_families_count_their_sessions_by_kind_and_state() -> None:
+    sessions = Sessions(10, 100)
+    turns = [replace(WHO, session_id="s1"), replace(WHO, session_id="s2", turn_index=0)]
+    for who in (*turns, replace(WHO, session_id="t", turn_index=0, kind=TurnKind.SINGLE)):
+        sessions.recognised(exchange(id=who.session_id, recognition=who, timings=Timings(10.0, 10.0)), 10.0)
+    views_ = SessionViews(sessions, lambda counts_sessions=True, named=frozenset(): FLEET, lambda: NOW)
+    assert views_.families("a") == [
+        {"family": "f1", "turns": 5, "sessions": {"agent": 2, "single": 1}, "states": {"waiting": 3}}
+    ]
+    assert views_.families("b") == []
+
+
+def ids(shown: Any) -> list[str]:
+    return [row["session"] for row in shown["sessions"]]
 
 
 def test_those_with_a_request_come_first_then_the_latest_heard_of() -> None:
     live_, _ = watched(4)
-    assert ids(live_.answer("", None)) == ["s0", "s3", "s2", "s1"]
+    assert ids(live_.live("", None)) == ["s0", "s3", "s2", "s1"]
 
 
 def test_the_scheduler_is_asked_about_one_page_only() -> None:
-    live_, asked = watched(6)
-    told = live_.answer("limit=2&offset=1", None)
-    assert (ids(told), told["total"], told["offset"]) == (["s5", "s4"], 6, 1)
-    assert asked == [{"s5", "s4"}]
+    live_, looked_up = watched(6)
+    shown = live_.live("limit=2&offset=1", None)
+    assert (ids(shown), shown["total"], shown["offset"]) == (["s5", "s4"], 6, 1)
+    assert looked_up == [{"s5", "s4"}]
 
 
 def test_a_tenant_sees_its_own_sessions_only() -> None:
     live_, _ = watched(4)
-    told = live_.answer("", "b")
-    assert (ids(told), told["total"]) == (["s3", "s1"], 2)
-    assert {turn["session"] for turn in told["turns"]} == {"s3", "s1"}
-    assert b"tenant" not in orjson.dumps(told)
+    shown = live_.live("", "b")
+    assert (ids(shown), shown["total"]) == (["s3", "s1"], 2)
+    assert {turn["session"] for turn in shown["turns"]} == {"s3", "s1"}
+    assert b"tenant" not in orjson.dumps(shown)
 
 
 @pytest.mark.parametrize("query", ["limit=x", "limit=-1", "limit=", "offset=%00", "limit=²", "&&&"])
 def test_a_query_that_makes_no_sense_is_taken_as_none(query: str) -> None:
     live_, _ = watched(3)
-    assert len(ids(live_.answer(query, None))) == 3
+    assert len(ids(live_.live(query, None))) == 3
+
+
+# ---- pages of several members
+
+
+def test_a_session_of_two_members_is_shown_where_it_was_last() -> None:
+    pages = [{"sessions": [{"session": "s", "idle_s": idle_s, "at": n}]} for n, idle_s in enumerate((9.0, 1.0))]
+    assert [row["at"] for row in joined_sessions(pages)["sessions"]] == [1]
+
+
+def test_families_of_members_are_added_up_and_the_last_break_is_one() -> None:
+    row = {
+        "family": "f",
+        "turns": 2,
+        "states": {"idle": 1},
+        "prefix_breaks": {"breaks": 1, "last": {"at_chars": 5}},
+    }
+    (joined,) = joined_families([{"families": [row]}, {"families": [row]}])["families"]
+    assert (joined["turns"], joined["states"]) == (4, {"idle": 2})
+    assert joined["prefix_breaks"] == {"breaks": 2, "last": {"at_chars": 5}}
+
+
+def test_live_pages_of_members_share_their_replicas() -> None:
+    page = watched(2)[0].live("", None)
+    joined = joined_live([page, page])
+    assert len(joined["sessions"]) == 4
+    replica, *_ = joined["replicas"]
+    assert len(joined["replicas"]) == len(page["replicas"])
+    assert (replica["residency_tokens"], replica["capacity_tokens"]) == (1200, 1000)

@@ -1,4 +1,7 @@
-"""The page as it is sent: markup, style and script in one answer that may run nothing else."""
+"""`/ui`: one page over the live snapshot. It loads nothing from other addresses, and holds no data without a key.
+
+Markup, style and script are sent as one answer, whose policy allows nothing else to run.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,14 @@ from importlib.resources import files
 
 from gateway.core.transport import HeaderList
 
-PATH = "/ui"
+_PARTS = ("page.html", "page.css", "page.js")
 
 
 class LivePage:
-    """Read once; its policy names its own style and script by their hashes."""
+    """The page, read once. Its policy names its own style and script by their hashes."""
 
     def __init__(self) -> None:
-        folder = files("gateway.api.ui")
+        folder = files("gateway.api") / "page"
         markup, style, script = (folder.joinpath(name).read_text("utf-8") for name in _PARTS)
         self.body = markup.replace("/*style*/", style).replace("/*script*/", script).encode()
         policy = (
@@ -29,9 +32,6 @@ class LivePage:
             ("Referrer-Policy", "no-referrer"),
             ("Cache-Control", "no-cache"),
         )
-
-
-_PARTS = ("page.html", "page.css", "page.js")
 
 
 def _hash(text: str) -> str:

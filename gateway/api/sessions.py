@@ -1,0 +1,260 @@
+"""Sessions and families as JSON: one row per session, wherever it is shown. Bounded; names, ids and numbers only.
+
+`/v1/turngate/sessions` lists all of them, `/v1/turngate/families` counts them, and `/v1/turngate/live` shows one
+page of them with the replicas and the last turns.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib.metadata import version
+from itertools import chain, islice
+from typing import Any, Protocol
+from urllib.parse import parse_qs
+
+from gateway.core.fields import Json
+from gateway.exchange import Exchange
+from gateway.sessions.session_table import Seen, Sessions, Span, running_span
+from policies.types import Hold, SessionId, SessionState, TurnKind
+from policies.view import FleetView, ReplicaView, SessionView
+
+DEFAULT_ROWS = 100
+MAX_ROWS = 1_000
+MAX_TURNS = 2_000
+WINDOW_S = 300.0
+"""Age of the oldest turns that the live snapshot shows."""
+
+
+class SessionPhase(StrEnum):
+    """What a session does now."""
+
+    WAITING = "waiting"  # a turn of it is held at the gate
+    PREFILL = "prefill"  # it has a slot, and no byte yet
+    DECODE = "decode"
+    TOOL = "tool"  # its tools run, at the client or here
+    LEASE = "lease"  # between turns, and kept resident
+    IDLE = "idle"  # between turns; its prefix may be evicted
+
+
+class View(Protocol):
+    """`Gate.view`."""
+
+    def __call__(self, counts_sessions: bool = True, named: frozenset[SessionId] = frozenset()) -> FleetView: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SessionViews:
+    """The sessions of one gateway process. For a tenant of None, all tenants are shown, with their names."""
+
+    sessions: Sessions
+    view: View
+    clock: Callable[[], float]
+
+    def listed(self, tenant: str | None) -> list[Json]:
+        """Return the row of every session, in order of first arrival."""
+        found, now = self.sessions.of_tenant(tenant), self.clock()
+        named = self.view(named=_ids(found)).named
+        return [row(seen, named.get(seen.who.session_id), now, tenant is None) for seen in found]
+
+    def families(self, tenant: str | None) -> list[Json]:
+        """Return the families, with the sessions of each counted by kind and by state."""
+        families: dict[str, Json] = {}
+        for seen in self.sessions.of_tenant(tenant):
+            family = families.setdefault(
+                seen.who.family_id, {"family": seen.who.family_id, "turns": 0, "sessions": {}, "states": {}}
+            )
+            family["turns"] += seen.num_turns
+            for counts, name in ((family["sessions"], seen.who.kind), (family["states"], seen.state)):
+                counts[name.value] = counts.get(name.value, 0) + 1
+        return list(families.values())
+
+    def live(self, query: str, tenant: str | None) -> Json:
+        """Return the live snapshot; `limit` and `offset` in the query choose the page. The Scheduler looks up the
+        sessions of that page alone."""
+        parameters, now = parse_qs(query), self.clock()
+        limit = min(MAX_ROWS, _number(parameters.get("limit"), DEFAULT_ROWS))
+        offset = _number(parameters.get("offset"), 0)
+        page, num_sessions = self.sessions.page(tenant, offset, limit)
+        ids = _ids(page)
+        spans = self.sessions.timeline.of(ids, now - WINDOW_S)
+        content = snapshot(self.view(named=ids), page, num_sessions, spans, now, shows_tenant=tenant is None)
+        return {"version": version("turngate"), "at": round(time.time(), 3), "offset": offset, **content}
+
+
+def _ids(found: Iterable[Seen]) -> frozenset[SessionId]:
+    return frozenset(seen.who.session_id for seen in found)
+
+
+def _number(values: list[str] | None, default: int) -> int:
+    """Return the number; the default where there is none."""
+    text = values[-1] if values else ""
+    return int(text[:9]) if text.isascii() and text.isdigit() else default
+
+
+def snapshot(
+    view: FleetView, page: Sequence[Seen], num_sessions: int, spans: Iterable[Span], now: float, shows_tenant: bool
+) -> Json:
+    """Show the sessions of the page, of all `num_sessions`. `view` names them; `spans` are their last turns."""
+    running = [running_span(exchange) for seen in page for exchange in seen.open]
+    return {
+        "replicas": [_replica(replica) for replica in view.replicas],
+        "states": {state.value: view.sessions.get(state, 0) for state in SessionState},
+        "waiting": {hold.value: view.waiting.get(hold, 0) for hold in Hold},
+        "families": view.num_families,
+        "total": num_sessions,
+        "sessions": [row(seen, view.named.get(seen.who.session_id), now, shows_tenant) for seen in page],
+        "turns": [_turn(each, now) for each in islice(chain(running, spans), MAX_TURNS)],
+    }
+
+
+def row(seen: Seen, scheduled: SessionView | None, now: float, shows_tenant: bool) -> Json:
+    """Return one session; keys without a value are left out. `scheduled` is the Scheduler's view of it. Seconds
+    are counted back from now."""
+    who, exchange = seen.who, seen.open[-1] if seen.open else None
+    phase, since = _phase(exchange, scheduled, seen.last_at)
+    is_resident = scheduled is not None and scheduled.is_resident
+    replica = seen.replica
+    if exchange is not None and exchange.dispatch is not None:
+        replica = exchange.dispatch.replica_id
+    columns: Json = {
+        "session": who.session_id,
+        "family": who.family_id,
+        "parent": who.parent_id,
+        "tenant": seen.tenant if shows_tenant else None,
+        "kind": who.kind,
+        "source": who.source,
+        "confidence": who.confidence,
+        "model": seen.model,
+        "state": seen.state,
+        "phase": phase,
+        "phase_s": round(max(0.0, now - since), 1),
+        "waits_for": _waits_for(exchange, scheduled) if phase is SessionPhase.WAITING else None,
+        "turn": max(1, seen.num_turns),
+        "turns": seen.num_turns,
+        "side_requests": seen.num_side_requests,
+        "expected_turns": None if scheduled is None else round(scheduled.expected_turns, 1),
+        "replica": replica,
+        "is_resident": is_resident,
+        "lease_s": round(scheduled.lease_until - now, 1) if scheduled and is_resident and not exchange else None,
+        "prompt_tokens": seen.prompt_tokens
+        or (scheduled.prompt_tokens if scheduled is not None else None)
+        or None,
+        "idle_s": None if seen.open else round(now - seen.last_at, 3),
+        "age_s": round(now - seen.first_at, 1),
+    }
+    return {key: value for key, value in columns.items() if value not in (None, "")}
+
+
+def _phase(exchange: Exchange | None, scheduled: SessionView | None, last_at: float) -> tuple[SessionPhase, float]:
+    """Return the phase, and the time at which it began."""
+    if exchange is None:
+        if scheduled is None or not scheduled.is_resident:
+            return SessionPhase.IDLE, last_at
+        has_tool = scheduled.calls_tools and not scheduled.is_expired
+        return (SessionPhase.TOOL if has_tool else SessionPhase.LEASE), last_at
+    times = exchange.timings
+    if len(exchange.tools_at) % 2:
+        return SessionPhase.TOOL, exchange.tools_at[-1]
+    since = exchange.tools_at[-1] if exchange.tools_at else times.recognised_at or times.received_at
+    is_back = bool(exchange.tools_at) or times.first_byte_at is None
+    if times.leased_at is None or (is_back and scheduled and scheduled.state is SessionState.WAITING):
+        return SessionPhase.WAITING, since
+    if times.first_byte_at is None:
+        return SessionPhase.PREFILL, times.leased_at
+    return SessionPhase.DECODE, max(since, times.first_byte_at)
+
+
+def _waits_for(exchange: Exchange | None, scheduled: SessionView | None) -> Hold:
+    """A turn of a resident session, and a side request, wait for a slot only (Scheduler, law 3)."""
+    recognition = exchange.recognition if exchange is not None else None
+    is_side = recognition is not None and recognition.kind is TurnKind.SIDE
+    return Hold.SLOT if is_side or (scheduled is not None and scheduled.is_resident) else Hold.RESIDENCY
+
+
+def _replica(replica: ReplicaView) -> Json:
+    return {
+        "id": replica.id,
+        "is_up": replica.is_healthy,
+        "slots": replica.slots,
+        "slots_used": replica.slots_used,
+        "residency_tokens": replica.residency_tokens,
+        "ceiling_tokens": replica.ceiling_tokens,
+        "capacity_tokens": replica.capacity_tokens,
+    }
+
+
+def _turn(turn: Span, now: float) -> Json:
+    """Give the seconds before now at which it began each phase; null: it did not."""
+
+    def ago_s(at: float | None) -> float | None:
+        return None if at is None else round(now - at, 2)
+
+    return {
+        "session": turn.session_id,
+        "turn": turn.turn + 1,
+        "replica": turn.replica,
+        "began_s": ago_s(turn.began_at),
+        "prefill_s": ago_s(turn.leased_at),
+        "decode_s": ago_s(turn.first_byte_at),
+        "ended_s": ago_s(turn.ended_at),
+        "tools_s": [ago_s(at) for at in turn.tools_at],
+        "is_answered": turn.is_answered,
+    }
+
+
+# ---- pages of several members as one
+
+
+def joined_sessions(pages: Sequence[Json]) -> Json:
+    """A session that moved is at two members; the row of the one that saw it last stays."""
+    rows: dict[str, Json] = {}
+    for one in (one for page in pages for one in page["sessions"]):
+        other = rows.get(one["session"])
+        if other is None or one.get("idle_s", 0) < other.get("idle_s", 0):
+            rows[one["session"]] = one
+    return {"sessions": list(rows.values())}
+
+
+def joined_families(pages: Sequence[Json]) -> Json:
+    rows: dict[str, Json] = {}
+    for one in (one for page in pages for one in page["families"]):
+        rows[one["family"]] = _added(rows[one["family"]], one) if one["family"] in rows else one
+    return {"families": list(rows.values())}
+
+
+def joined_live(pages: Sequence[Json]) -> Json:
+    """A joined page holds as many rows of each member as the client asked for."""
+    content = pages[0]
+    for page in pages[1:]:
+        content = {key: _added(content.get(key), page.get(key)) for key in content} | {"at": content["at"]}
+    replicas: dict[str, Json] = {}
+    for replica in (replica for page in pages for replica in page["replicas"]):
+        known = replicas.get(replica["id"])
+        replicas[replica["id"]] = replica if known is None else _joined_replica(known, replica)
+    return content | {"replicas": list(replicas.values()), "offset": pages[0]["offset"]}
+
+
+def _joined_replica(one: Json, other: Json) -> Json:
+    """Add the shares of two members; the size is what the engine states to both."""
+    added: Json = _added(one, other)
+    return added | {"is_up": one["is_up"], "capacity_tokens": one["capacity_tokens"]}
+
+
+_NOT_ADDED = ("last", "wasted_tokens_per_break")
+
+
+def _added(one: Any, other: Any) -> Any:
+    """Add numbers at every depth and chain lists; of anything else, and of `_NOT_ADDED`, keep the first."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return {
+            key: one.get(key, other.get(key)) if key in _NOT_ADDED else _added(one.get(key), other.get(key))
+            for key in {**one, **other}
+        }
+    if isinstance(one, list) and isinstance(other, list):
+        return one + other
+    if isinstance(one, int) and isinstance(other, int) and not isinstance(one, bool):
+        return one + other
+    return other if one is None else one
