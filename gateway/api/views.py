@@ -17,9 +17,8 @@ from gateway.core.errors import Failure
 from gateway.core.fields import excerpt
 from gateway.core.transport import HeaderList, Request
 from gateway.dialects import BY_PATH, OPENAI
-from gateway.engines.doctor import advice_of
+from gateway.engines.doctor import health_row
 from gateway.engines.monitor import Monitor
-from gateway.engines.poller import RunningEngine
 from gateway.request import payload
 from gateway.request.handler import failed
 from gateway.sessions.prefix_breaks import PrefixBreaks
@@ -60,7 +59,7 @@ class Views:
         if viewer is None:
             return json_page({"status": "ok"})
         status = "draining" if self.is_draining() else "ok"
-        return json_page({"status": status, "engines": [about(engine) for engine in self.monitor.engines]})
+        return json_page({"status": status, "engines": list(map(health_row, self.monitor.engines))})
 
     def ready(self, request: Request, viewer: Viewer | None) -> Page:
         is_ready = not self.is_draining() and any(engine.is_up for engine in self.monitor.engines)
@@ -111,31 +110,6 @@ class Views:
                 known = [n for n in (lengths.get(name), engine.report.max_model_len.get(name)) if n is not None]
                 lengths[name] = min(known, default=None)
         return lengths
-
-
-def about(engine: RunningEngine) -> dict[str, object]:
-    """Return what an engine serves, what it honours, and what would make it work better."""
-    report, abilities = engine.report, engine.abilities
-    return {
-        "name": engine.name,
-        "kind": engine.address.kind,
-        "is_rented": engine.is_rented,
-        "is_up": engine.is_up,
-        "version": abilities.version,
-        "models": report.models,
-        "pools": [
-            {"name": pool.name, "capacity_tokens": pool.capacity_tokens, "slots": pool.slots}
-            for pool in report.pools
-        ],
-        "honours": {
-            "priority": abilities.honours_priority,
-            "pool_addressing": abilities.can_address_pools,
-            "refused_fields": sorted(abilities.refused_fields),
-        },
-        "reports_cached_tokens": abilities.reports_cached_tokens,
-        "renders_system_before_tools": abilities.system_before_tools,
-        "advice": [{"problem": a.problem, "remedy": a.remedy} for a in advice_of(engine)],
-    }
 
 
 def json_page(content: object) -> Page:

@@ -1,15 +1,13 @@
-"""A report on every engine, as JSON and as text: its kind, the hints that it honours, and advice. Pure."""
+"""A report on every engine, for `/health` and as text: its kind, the hints that it honours, and advice. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
-from gateway.engines.base import CONVERSATIONS, Advice
+from gateway.engines.base import CONVERSATIONS, Advice, PolledPool
 from gateway.engines.kinds import EMBEDDED
 from gateway.engines.poller import RunningEngine, counted_pools
 
-_SAID = {True: "yes", False: "no", None: "not known"}
 _ORDER = {
     True: "system before tools",
     False: "tools before system",
@@ -32,49 +30,27 @@ _RENTED = Advice(
 _NEWER = "a release that reads X-Data-Parallel-Rank, or one engine per rank"
 
 
-def as_json(engines: Iterable[RunningEngine]) -> list[dict[str, Any]]:
-    """One object per engine; null where it could not be found out. Part of `/health`."""
-    return [_engine(engine) for engine in engines]
-
-
-def as_text(engines: Iterable[RunningEngine]) -> str:
-    """A block per engine for people, advice last."""
-    return "\n\n".join(_block(row) for row in as_json(engines))
-
-
-def _engine(engine: RunningEngine) -> dict[str, Any]:
+def health_row(engine: RunningEngine) -> dict[str, object]:
+    """An engine in `/health`: its models and pools, the hints that it honours, and advice. Null: not known."""
     report, abilities = engine.report, engine.abilities
     return {
         "name": engine.name,
-        "kind": engine.adapter.kind,
-        "url": engine.address.base_url,
+        "kind": engine.address.kind,
         "is_rented": engine.is_rented,
         "is_up": engine.is_up,
-        "problem": engine.problem,
         "version": abilities.version,
-        "models": {model: report.max_model_len.get(model) for model in report.models},
-        "replicas": [
-            {
-                "id": engine.replica_id(pool.name),
-                "capacity_tokens": pool.capacity_tokens,
-                "block_tokens": pool.block_tokens,
-                "slots": pool.slots,
-                "running": pool.running,
-                "waiting": pool.waiting,
-            }
+        "models": report.models,
+        "pools": [
+            {"name": pool.name, "capacity_tokens": pool.capacity_tokens, "slots": pool.slots}
             for pool in report.pools
         ],
-        "serves": None if abilities.paths is None else sorted(CONVERSATIONS & abilities.paths),
         "honours": {
             "priority": abilities.honours_priority,
-            "placement": abilities.can_address_pools if abilities.num_pools > 1 else None,
-            "cached_tokens": abilities.reports_cached_tokens,
-            "prefix_cache": report.caches_prefixes,
-            "tools": abilities.takes_tools,
+            "pool_addressing": abilities.can_address_pools,
+            "refused_fields": sorted(abilities.refused_fields),
         },
-        "kv_events": _kv_events(engine),
-        "system_before_tools": abilities.system_before_tools,
-        "refused_fields": sorted(abilities.refused_fields),
+        "reports_cached_tokens": abilities.reports_cached_tokens,
+        "renders_system_before_tools": abilities.system_before_tools,
         "advice": [{"problem": found.problem, "remedy": found.remedy} for found in advice_of(engine)],
     }
 
@@ -116,57 +92,62 @@ def _of_every_kind(engine: RunningEngine) -> Iterator[Advice]:
             return
 
 
-def _kv_events(engine: RunningEngine) -> str | None:
-    """What was heard of its KV events. None: not configured."""
-    if not engine.address.kv_events:
-        return None
-    heard = engine.kv_events
-    return heard.problem or (
-        f"{heard.num_batches} batches heard"
-        if heard.num_batches
-        else "configured, none heard yet (an engine sends none while nothing new is cached)"
-    )
+# ---- the text
 
 
-def _block(row: dict[str, Any]) -> str:
-    state = "up" if row["is_up"] else f"DOWN: {row['problem']}"
-    lines = [f"{row['name']}  {row['kind']} {row['version']}".rstrip() + f"  {state}"]
-    lines += [f"    try: {remedy}" for sign, remedy in _WHEN_DOWN.items() if sign in (row["problem"] or "")]
-    if row["is_up"]:
-        lines += [f"  {label:<{_LABEL_CHARS}}{text}" for label, text in _facts(row)]
-        lines += [f"  ! {found['problem']}\n    try: {found['remedy']}" for found in row["advice"]]
+def as_text(engines: Iterable[RunningEngine]) -> str:
+    """A block per engine for people, advice last."""
+    return "\n\n".join(map(_block, engines))
+
+
+def _block(engine: RunningEngine) -> str:
+    state = "up" if engine.is_up else f"DOWN: {engine.problem}"
+    lines = [f"{engine.name}  {engine.adapter.kind} {engine.abilities.version}".rstrip() + f"  {state}"]
+    lines += [f"    try: {remedy}" for sign, remedy in _WHEN_DOWN.items() if sign in engine.problem]
+    if engine.is_up:
+        lines += [f"  {label:<{_LABEL_CHARS}}{text}" for label, text in _facts(engine)]
+        lines += [f"  ! {found.problem}\n    try: {found.remedy}" for found in advice_of(engine)]
     return "\n".join(lines)
 
 
-def _facts(row: dict[str, Any]) -> list[tuple[str, str]]:
-    honours = row["honours"]
-    facts = [
-        ("models", ", ".join(_model(name, length) for name, length in row["models"].items())),
-        *(("KV pool", _pool(replica)) for replica in row["replicas"]),
-        ("serves", "not known" if row["serves"] is None else " ".join(row["serves"])),
-        ("priority", _SAID[honours["priority"]]),
-        ("cached tokens", {True: "reported", False: "not reported", None: "not known"}[honours["cached_tokens"]]),
-        ("tools", {True: "taken", False: "refused", None: "not known"}[honours["tools"]]),
-        ("prompt order", _ORDER[row["system_before_tools"]]),
-    ]
-    if row["is_rented"]:
-        facts.insert(0, ("rented", "each token costs money: not probed, and polled every five minutes"))
-    if row["kv_events"]:
-        facts.append(("KV events", row["kv_events"]))
-    if row["refused_fields"]:
-        facts.append(("not sent", " ".join(row["refused_fields"])))
-    return facts
+def _facts(engine: RunningEngine) -> Iterator[tuple[str, str]]:
+    report, abilities = engine.report, engine.abilities
+    if engine.is_rented:
+        yield "rented", "each token costs money: not probed, and polled every five minutes"
+    yield "models", ", ".join(_model(name, report.max_model_len.get(name)) for name in report.models)
+    for pool in report.pools:
+        yield "KV pool", _pool(engine.replica_id(pool.name), pool)
+    yield "serves", "not known" if abilities.paths is None else " ".join(sorted(CONVERSATIONS & abilities.paths))
+    yield "priority", {True: "yes", False: "no", None: "not known"}[abilities.honours_priority]
+    reports = abilities.reports_cached_tokens
+    yield "cached tokens", {True: "reported", False: "not reported", None: "not known"}[reports]
+    yield "tools", {True: "taken", False: "refused", None: "not known"}[abilities.takes_tools]
+    yield "prompt order", _ORDER[abilities.system_before_tools]
+    if engine.address.kv_events:
+        yield "KV events", _kv_events(engine)
+    if abilities.refused_fields:
+        yield "not sent", " ".join(sorted(abilities.refused_fields))
 
 
 def _model(name: str, max_model_len: int | None) -> str:
     return name if max_model_len is None else f"{name} (context {max_model_len:,} tokens)"
 
 
-def _pool(replica: dict[str, Any]) -> str:
-    capacity, block, slots = replica["capacity_tokens"], replica["block_tokens"], replica["slots"]
+def _pool(replica_id: str, pool: PolledPool) -> str:
+    capacity = pool.capacity_tokens
     size = "size not known: admission learns from evictions" if capacity is None else f"{capacity:,} tokens"
+    block, slots = pool.block_tokens, pool.slots
     parts = [size, f"blocks of {block}" if block else "", f"{slots} slots" if slots else ""]
-    return f"{replica['id']}: {', '.join(part for part in parts if part)}"
+    return f"{replica_id}: {', '.join(part for part in parts if part)}"
+
+
+def _kv_events(engine: RunningEngine) -> str:
+    heard = engine.kv_events
+    return heard.problem or (
+        f"{heard.num_batches} batches heard"
+        if heard.num_batches
+        else "configured, none heard yet (an engine sends none while nothing new is cached)"
+    )
 
 
 # ---- the lines about its engines that a gateway prints at its start

@@ -25,17 +25,21 @@ def running(kind: str, release: str) -> RunningEngine:
 
 
 def test_the_report_says_what_an_engine_is_and_honours() -> None:
-    (row,) = doctor.as_json([running("dynamo", "dynamo-1.6-four")])
+    engine = running("dynamo", "dynamo-1.6-four")
+    row = orjson.loads(orjson.dumps(doctor.health_row(engine)))
     assert (row["kind"], row["version"], row["is_up"]) == ("dynamo", "1.6.1", True)
-    assert row["models"] == {"mock": None}
-    assert [replica["capacity_tokens"] for replica in row["replicas"]] == [40000] * 4
-    unknown = dict.fromkeys(("cached_tokens", "prefix_cache", "tools"))
-    assert row["honours"] == {"priority": True, "placement": True, **unknown}
-    assert "/v1/messages" in row["serves"]
+    assert row["models"] == ["mock"]
+    assert [pool["capacity_tokens"] for pool in row["pools"]] == [40000] * 4
+    assert row["honours"] == {"priority": True, "pool_addressing": True, "refused_fields": []}
+    assert row["reports_cached_tokens"] is None
+    facts = {line.split("  ")[1]: line for line in doctor.as_text([engine]).splitlines()[1:]}
+    assert facts["priority"].endswith(" yes")
+    assert facts["tools"].endswith(" not known")
+    assert "/v1/messages" in facts["serves"]
 
 
-def test_it_can_be_sent_and_holds_no_secret() -> None:
-    body = orjson.dumps(doctor.as_json([running("vllm", "vllm-0.32")]))
+def test_the_row_in_health_can_be_sent_and_holds_no_secret() -> None:
+    body = orjson.dumps(doctor.health_row(running("vllm", "vllm-0.32")))
     assert b"secret" not in body
 
 
@@ -65,7 +69,7 @@ def test_an_engine_that_is_down_says_why_and_what_to_try_and_gets_no_advice_abou
     first, *rest = doctor.as_text([engine]).splitlines()
     assert first == f"gpu1:8000  vllm 0.32.0  DOWN: {problem}"
     assert [remedy in line for line in rest if remedy] == ([True] if remedy else [])
-    assert doctor.as_json([engine])[0]["advice"] == []
+    assert doctor.health_row(engine)["advice"] == []
 
 
 def test_an_engine_of_another_kind_than_its_address_says_is_pointed_out() -> None:
@@ -79,7 +83,7 @@ def test_an_engine_of_another_kind_than_its_address_says_is_pointed_out() -> Non
 
 
 def test_the_embedded_engine_goes_by_its_own_name_and_gets_no_advice_about_flags() -> None:
-    (row,) = doctor.as_json([running("embedded", "vllm-0.32-plain")])
+    row = doctor.health_row(running("embedded", "vllm-0.32-plain"))
     assert (row["kind"], row["advice"]) == ("embedded", [])
 
 
@@ -139,7 +143,7 @@ def test_prefill_in_one_piece_is_pointed_out() -> None:
 def test_the_report_says_whether_an_engine_is_rented(url: str, is_rented: bool) -> None:
     engine = running("openai", "vllm-0.32")
     engine.address = replace(engine.address, base_url=url)
-    assert doctor.as_json([engine])[0]["is_rented"] is is_rented
+    assert doctor.health_row(engine)["is_rented"] is is_rented
     text = doctor.as_text([engine])
     assert ("each token costs money" in text) is is_rented
     assert ("if it is vLLM, SGLang or Dynamo, say so" in text) is not is_rented

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import orjson
@@ -108,7 +109,7 @@ class AnthropicClient:
         if chat.wants_stream:
             events = AnthropicEvents(StreamWriter(created_at, chat.wants_usage))
             return TranslatedReply(reply, events.feed, is_stream=True)
-        return TranslatedReply(reply, lambda raw: _translated(raw, created_at), is_stream=False)
+        return TranslatedReply(reply, partial(_whole, BodyWriter(created_at)), is_stream=False)
 
 
 def _headers(headers: HeaderList) -> HeaderList:
@@ -214,14 +215,8 @@ _REASONS = {
 }
 
 
-def _translated(raw: bytes, created_at: int) -> bytes:
-    writer = BodyWriter(created_at)
-    write_message(orjson.loads(raw), writer)
-    return writer.body()
-
-
-def write_message(message: Json, writer: ChatWriter) -> None:
-    """Write a whole answer."""
+def _whole(writer: BodyWriter, raw: bytes) -> bytes:
+    message: Json = orjson.loads(raw)
     writer.open_answer(fields.text(message, "id") or "", fields.text(message, "model") or "")
     for block in fields.items(message, "content"):
         if block.get("type") == "text":
@@ -233,6 +228,7 @@ def write_message(message: Json, writer: ChatWriter) -> None:
             writer.write_arguments(orjson.dumps(fields.obj(block, "input")).decode())
     writer.write_finish(_reason(message.get("stop_reason")))
     _write_usage(fields.obj(message, "usage"), writer)
+    return writer.body()
 
 
 class AnthropicEvents:

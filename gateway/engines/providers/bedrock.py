@@ -6,6 +6,7 @@ import asyncio
 import re
 import uuid
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -111,23 +112,11 @@ class BedrockClient:
 
     def _translated(self, chat: ChatRequest, reply: UpstreamReply) -> TranslatedReply:
         created_at, answer_id = int(self._wall_clock()), f"chatcmpl-{uuid.uuid4().hex}"
-        if not chat.wants_stream:
-            body = BodyWriter(created_at)
-
-            def whole(raw: bytes) -> bytes:
-                write_converse(orjson.loads(raw), body, answer_id, chat.model)
-                return body.body()
-
-            return TranslatedReply(reply, whole, is_stream=False)
-        stream = StreamWriter(created_at, chat.wants_usage)
-        events, cut = BedrockEvents(stream, answer_id, chat.model), EventStream()
-
-        def feed(chunk: bytes) -> bytes:
-            for name, event in cut.feed(chunk):
-                events.feed(name, event)
-            return stream.flush()
-
-        return TranslatedReply(reply, feed, is_stream=True)
+        if chat.wants_stream:
+            events = BedrockEvents(StreamWriter(created_at, chat.wants_usage), answer_id, chat.model)
+            return TranslatedReply(reply, events.feed, is_stream=True)
+        whole = partial(_whole, BodyWriter(created_at), answer_id, chat.model)
+        return TranslatedReply(reply, whole, is_stream=False)
 
     async def _list(self, headers: HeaderList, timeouts: Timeouts) -> UpstreamReply:
         """Raises NoCredentials."""
@@ -327,8 +316,8 @@ _KINDS = {
 }
 
 
-def write_converse(body: Json, writer: ChatWriter, answer_id: str, model: str) -> None:
-    """Write a whole answer."""
+def _whole(writer: BodyWriter, answer_id: str, model: str, raw: bytes) -> bytes:
+    body: Json = orjson.loads(raw)
     writer.open_answer(answer_id, model)
     for block in fields.items(fields.obj(fields.obj(body, "output"), "message"), "content"):
         if (text := fields.text(block, "text")) is not None:
@@ -340,17 +329,25 @@ def write_converse(body: Json, writer: ChatWriter, answer_id: str, model: str) -
             writer.write_reasoning(fields.text(thought, "text") or "")
     writer.write_finish(_REASONS.get(fields.text(body, "stopReason") or "", "stop"))
     _write_usage(fields.obj(body, "usage"), writer)
+    return writer.body()
 
 
 class BedrockEvents:
-    """The events of a streamed answer, by their names."""
+    """The events of a streamed answer."""
 
     def __init__(self, writer: StreamWriter, answer_id: str, model: str) -> None:
         self._writer = writer
+        self._stream = EventStream()
         self._id, self._model = answer_id, model
         self._has_arguments = True
 
-    def feed(self, name: str, event: Json) -> None:
+    def feed(self, chunk: bytes) -> bytes:
+        """Translate the events of a chunk. Raises ValueError."""
+        for name, event in self._stream.feed(chunk):
+            self._read(name, event)
+        return self._writer.flush()
+
+    def _read(self, name: str, event: Json) -> None:
         writer = self._writer
         if name == "messageStart":
             writer.open_answer(self._id, self._model)

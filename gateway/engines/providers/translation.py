@@ -228,55 +228,14 @@ def _number(body: Json, key: str) -> float | None:
 
 
 class ChatWriter:
-    """Writes one chat completion."""
+    """Writes one chat completion as deltas."""
 
-    def __init__(self) -> None:
+    kind: str
+
+    def __init__(self, created_at: int) -> None:
+        self._frame: Json = {"id": "", "object": self.kind, "created": created_at, "model": ""}
         self._usage: Json | None = None
-
-    def open_answer(self, answer_id: str, model: str) -> None:
-        raise NotImplementedError
-
-    def write_text(self, text: str) -> None:
-        raise NotImplementedError
-
-    def write_reasoning(self, text: str) -> None:
-        raise NotImplementedError
-
-    def open_call(self, call_id: str, name: str) -> None:
-        """A tool call; its arguments follow."""
-        raise NotImplementedError
-
-    def write_arguments(self, text: str) -> None:
-        raise NotImplementedError
-
-    def write_finish(self, reason: str) -> None:
-        raise NotImplementedError
-
-    def write_usage(self, uncached: int, read: int, written: int, output: int) -> None:
-        """Tokens of the prompt that were computed, found in the cache, and computed and cached; of the answer."""
-        prompt = uncached + read + written
-        self._usage = {
-            "prompt_tokens": prompt,
-            "completion_tokens": output,
-            "total_tokens": prompt + output,
-            "prompt_tokens_details": {"cached_tokens": read, "cache_write_tokens": written},
-        }
-
-
-class StreamWriter(ChatWriter):
-    """As server-sent events."""
-
-    def __init__(self, created_at: int, wants_usage: bool) -> None:
-        super().__init__()
-        self._frame: Json = {"id": "", "object": "chat.completion.chunk", "created": created_at, "model": ""}
-        self._wants_usage = wants_usage
         self._num_calls = 0
-        self._written: list[bytes] = []
-
-    def flush(self) -> bytes:
-        """Return the events since the last call."""
-        written, self._written = b"".join(self._written), []
-        return written
 
     def open_answer(self, answer_id: str, model: str) -> None:
         self._frame |= {"id": answer_id, "model": model}
@@ -289,16 +248,46 @@ class StreamWriter(ChatWriter):
         self._write({"reasoning_content": text})
 
     def open_call(self, call_id: str, name: str) -> None:
+        """A tool call; its arguments follow."""
         function = {"name": name, "arguments": ""}
         call = {"index": self._num_calls, "id": call_id, "type": "function", "function": function}
-        self._write({"tool_calls": [call]})
         self._num_calls += 1
+        self._write({"tool_calls": [call]})
 
     def write_arguments(self, text: str) -> None:
         self._write({"tool_calls": [{"index": self._num_calls - 1, "function": {"arguments": text}}]})
 
     def write_finish(self, reason: str) -> None:
         self._write({}, reason)
+
+    def write_usage(self, uncached: int, read: int, written: int, output: int) -> None:
+        """Tokens of the prompt that were computed, found in the cache, and computed and cached; of the answer."""
+        prompt = uncached + read + written
+        self._usage = {
+            "prompt_tokens": prompt,
+            "completion_tokens": output,
+            "total_tokens": prompt + output,
+            "prompt_tokens_details": {"cached_tokens": read, "cache_write_tokens": written},
+        }
+
+    def _write(self, delta: Mapping[str, Any], finish_reason: str | None = None) -> None:
+        raise NotImplementedError
+
+
+class StreamWriter(ChatWriter):
+    """As server-sent events."""
+
+    kind = "chat.completion.chunk"
+
+    def __init__(self, created_at: int, wants_usage: bool) -> None:
+        super().__init__(created_at)
+        self._wants_usage = wants_usage
+        self._written: list[bytes] = []
+
+    def flush(self) -> bytes:
+        """Return the events since the last call."""
+        written, self._written = b"".join(self._written), []
+        return written
 
     def write_error(self, kind: str, message: str) -> None:
         self._written.append(sse.event(_error(kind, message, None)))
@@ -317,47 +306,36 @@ class StreamWriter(ChatWriter):
 class BodyWriter(ChatWriter):
     """As one body."""
 
+    kind = "chat.completion"
+
     def __init__(self, created_at: int) -> None:
-        super().__init__()
-        self._body: Json = {"id": "", "object": "chat.completion", "created": created_at, "model": ""}
-        self._text: list[str] = []
-        self._reasoning: list[str] = []
+        super().__init__(created_at)
+        self._text, self._reasoning = TextBuffer(), TextBuffer()
         self._calls: list[tuple[Json, TextBuffer]] = []
         """Each with its arguments."""
         self._reason: str | None = None
 
     def body(self) -> bytes:
         """Return the whole answer."""
-        text = "".join(self._text)
-        message: Json = {"role": "assistant", "content": text or (None if self._calls else "")}
-        if self._reasoning:
-            message["reasoning_content"] = "".join(self._reasoning)
+        message: Json = {"role": "assistant", "content": str(self._text) or (None if self._calls else "")}
+        if reasoning := str(self._reasoning):
+            message["reasoning_content"] = reasoning
         if self._calls:
             message["tool_calls"] = [
                 {**call, "function": {**call["function"], "arguments": str(arguments)}}
                 for call, arguments in self._calls
             ]
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": self._reason}
-        return orjson.dumps(self._body | {"choices": [choice], "usage": self._usage})
+        return orjson.dumps(self._frame | {"choices": [choice], "usage": self._usage})
 
-    def open_answer(self, answer_id: str, model: str) -> None:
-        self._body |= {"id": answer_id, "model": model}
-
-    def write_text(self, text: str) -> None:
-        self._text.append(text)
-
-    def write_reasoning(self, text: str) -> None:
-        self._reasoning.append(text)
-
-    def open_call(self, call_id: str, name: str) -> None:
-        call = {"id": call_id, "type": "function", "function": {"name": name}}
-        self._calls.append((call, TextBuffer()))
-
-    def write_arguments(self, text: str) -> None:
-        self._calls[-1][1].append(text)
-
-    def write_finish(self, reason: str) -> None:
-        self._reason = reason
+    def _write(self, delta: Mapping[str, Any], finish_reason: str | None = None) -> None:
+        self._text.append(delta.get("content", ""))
+        self._reasoning.append(delta.get("reasoning_content", ""))
+        for call in delta.get("tool_calls", ()):
+            if call.pop("index") == len(self._calls):
+                self._calls.append((call, TextBuffer()))
+            self._calls[-1][1].append(call["function"]["arguments"])
+        self._reason = finish_reason or self._reason
 
 
 # ---- answers of the upstream interface
