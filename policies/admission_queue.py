@@ -1,4 +1,8 @@
-"""When first come, first served would have let each waiting turn in; the bound on waiting is stated against it."""
+"""The queue at the gate: turns that wait until the cache of a replica has room for their session.
+
+Its order is by tenant, then by policy, then by age. How long others may overtake a turn is bounded against the
+order of arrivals: the queue knows when first come, first served would have admitted each turn.
+"""
 
 from __future__ import annotations
 
@@ -14,25 +18,26 @@ from policies.types import FamilyId, Turn, TurnId
 
 
 class Overtaking:
-    """Counts admissions against places: a turn that found n others waiting would have been the n-th after it."""
+    """Counts admissions against places. The place of a turn is the number of admissions that come before it in the
+    order of arrivals."""
 
     def __init__(self) -> None:
         self._places: dict[TurnId, int] = {}
-        """How many admissions come before a turn, counted from the start."""
+        """Counted from the start."""
         self._num_admitted = 0
         self._times: list[float] = []
         """Of the last admissions."""
 
     def enter(self, turn_id: TurnId, place: int | None = None) -> None:
-        """A turn begins to wait, at the end or in the place that its session kept."""
+        """Count a turn as waiting, at the end or in the place that its session kept."""
         self._places[turn_id] = self._num_admitted + len(self._places) if place is None else place
 
     def leave(self, turn_id: TurnId) -> int:
-        """It waits no more; returns its place."""
+        """Stop counting a turn, and return its place."""
         return self._places.pop(turn_id)
 
     def admitted(self, now: float) -> None:
-        """Somebody was let in."""
+        """Count an admission."""
         self._times.append(now)
         self._num_admitted += 1
         if len(self._times) > 64 + 2 * len(self._places):
@@ -40,7 +45,8 @@ class Overtaking:
             del self._times[: max(0, len(self._times) - num_kept)]
 
     def due_at(self, turn_id: TurnId, since: float) -> float | None:
-        """When, in the order of arrivals, a turn that waits since then was the next. None: it is not yet."""
+        """Return when a turn that waits since then became the next one in the order of arrivals. None: it has not
+        yet."""
         num_since = self._num_admitted - self._places[turn_id]
         if num_since < 0:
             return None
@@ -48,30 +54,38 @@ class Overtaking:
         return max(since, before)
 
 
-# ---- turns that wait at the gate, in the policy's order
+# ---- turns that wait, in the policy's order
 
 
 class Bucket(NamedTuple):
-    urgency: int
+    """Waiting turns that the policy ranks alike; the oldest one stands for all. It is the Progress of their
+    sessions, as of their arrival."""
+
+    priority_class: int
     is_returning: bool
-    """Its session had residency, or is a sub-agent of one that has: others wait for it, or it has lost much."""
+    """The session was resident before, or is a sub-agent of one that waits for it."""
     tenant: str
     family_id: FamilyId
     num_begun: int
-    declared: int | None
+    declared_turns: int | None
     is_parked: bool = False
-    """Its session made way for shorter ones."""
+    """The session made way for shorter ones."""
+    turn_id: TurnId = ""
+    """Of its only turn, where the policy ranks each turn by itself."""
 
 
-Rank: TypeAlias = Callable[[Bucket], float]
-Place: TypeAlias = tuple[float, int]
+Rank: TypeAlias = Callable[[Turn, Bucket], float]
+Age: TypeAlias = tuple[float, int]
 """(Held since, sequence number)."""
-NOBODY: tuple[Place, TurnId] = (math.inf, 0), ""
-_Entry: TypeAlias = tuple[int, float, Place, int, Bucket]
+Key: TypeAlias = tuple[int, float, Age]
+"""Place of a bucket in the order of its flow: (standing, rank, age)."""
+NO_TURN: tuple[Age, TurnId] = (math.inf, 0), ""
+_Entry: TypeAlias = tuple[int, float, Age, int, Bucket]
+"""A key, a sequence number, and the bucket."""
 
 
-class _Queue:
-    """The buckets of one flow."""
+class _FlowQueue:
+    """The buckets of one flow, as heaps. Stale entries stay until they come to the top."""
 
     __slots__ = ("ages", "entries", "num_turns", "weight")
 
@@ -79,21 +93,22 @@ class _Queue:
         self.weight = weight
         self.num_turns = 0
         self.entries: list[_Entry] = []
-        self.ages: list[tuple[Place, TurnId]] = []
+        self.ages: list[tuple[Age, TurnId]] = []
 
 
 class HeldTurns:
-    """In a flow returning before new, new before parked; the policy's rank, then age."""
+    """Holds turns by flow. In a flow returning sessions go before new ones, and new ones before parked ones; then
+    the policy's rank decides, then age."""
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
-        self._turns: dict[TurnId, tuple[Turn, Bucket, Place]] = {}
-        self._buckets: dict[Bucket, list[tuple[Place, TurnId]]] = {}
+        self._turns: dict[TurnId, tuple[Turn, Bucket, Age]] = {}
+        self._buckets: dict[Bucket, list[tuple[Age, TurnId]]] = {}
         self._of_family: dict[FamilyId, set[Bucket]] = {}
-        self._entries: dict[Bucket, int] = {}
-        """The number of the bucket's one valid entry in its flow's heap."""
-        self.flows: dict[Flow, _Queue] = {}
-        """Those that wait; nobody else changes them."""
+        self._entries: dict[Bucket, _Entry] = {}
+        """The one valid entry of each bucket."""
+        self.flows: dict[Flow, _FlowQueue] = {}
+        """Flows with turns; read-only for others."""
         self._sequence = 0
 
     def __len__(self) -> int:
@@ -106,7 +121,7 @@ class HeldTurns:
         return self._turns[turn_id][0]
 
     def since(self, turn_id: TurnId) -> float:
-        """When its wait began; earlier than its arrival if its session kept a place."""
+        """Return when its wait began; earlier than its arrival where its session kept a place."""
         return self._turns[turn_id][2][0]
 
     def bucket(self, turn_id: TurnId) -> Bucket:
@@ -114,44 +129,45 @@ class HeldTurns:
 
     def put(self, turn: Turn, bucket: Bucket, since: float) -> None:
         self._sequence += 1
-        place = (since, self._sequence)
-        self._turns[turn.id] = (turn, bucket, place)
-        queue = self.flows.get(flow := (bucket.urgency, bucket.tenant))
+        age = (since, self._sequence)
+        self._turns[turn.id] = (turn, bucket, age)
+        queue = self.flows.get(flow := (bucket.priority_class, bucket.tenant))
         if queue is None:
-            queue = self.flows[flow] = _Queue(turn.weight)
+            queue = self.flows[flow] = _FlowQueue(turn.weight)
         queue.num_turns += 1
         members = self._buckets.setdefault(bucket, [])
-        insort(members, (place, turn.id))
-        if bucket.urgency >= 0:
-            heapq.heappush(queue.ages, (place, turn.id))
+        insort(members, (age, turn.id))
+        if bucket.priority_class >= 0:
+            heapq.heappush(queue.ages, (age, turn.id))
         self._of_family.setdefault(bucket.family_id, set()).add(bucket)
         if members[0][1] == turn.id:
             self._enter(bucket)
 
-    def take(self, turn_id: TurnId) -> Turn:
+    def remove(self, turn_id: TurnId) -> Turn:
         """Remove a turn, wherever it stands."""
-        turn, bucket, place = self._turns.pop(turn_id)
+        turn, bucket, age = self._turns.pop(turn_id)
         members = self._buckets[bucket]
-        index = bisect_left(members, (place, turn_id))
+        index = bisect_left(members, (age, turn_id))
         del members[index]
         if not members:
-            self._leave(bucket)
+            self._drop(bucket)
         elif index == 0:
             self._enter(bucket)
-        queue = self.flows[flow := (bucket.urgency, bucket.tenant)]
+        queue = self.flows[flow := (bucket.priority_class, bucket.tenant)]
         queue.num_turns -= 1
         if not queue.num_turns:
             del self.flows[flow]
         return turn
 
     def rerank(self, family_id: FamilyId) -> None:
-        """The family's statistics changed."""
+        """Rank the family's buckets again after its statistics changed."""
         for bucket in self._of_family.get(family_id, ()):
-            self._enter(bucket)
+            if self._rank_of(bucket) != self._entries[bucket][1]:
+                self._enter(bucket)
 
     def heads(self, most: int, flows: Sequence[Flow]) -> list[Turn]:
-        """The first turn of each of the `most` best buckets, best first, the flows in their order; of several
-        tenants none takes the part of another."""
+        """Return the first turn of each of the `most` best buckets, best first. The flows keep their order, and
+        each of several tenants has an equal part of the number."""
         if len(flows) == 1:
             return self._best(flows[0], most)
         flows = flows[:most]
@@ -164,10 +180,11 @@ class HeldTurns:
             heads += best
         return heads
 
-    def oldest(self, flow: Flow) -> tuple[Place, TurnId]:
-        """The turn of the flow that has waited longest. Nobody of a class below 0: they wait while others come."""
+    def oldest(self, flow: Flow) -> tuple[Age, TurnId]:
+        """Return the turn of the flow that has waited longest; NO_TURN for a class below 0, whose waits have no
+        bound."""
         if flow[0] < 0:
-            return NOBODY
+            return NO_TURN
         ages = self.flows[flow].ages
         turns = self._turns
         while (held := turns.get(ages[0][1])) is None or held[2] != ages[0][0]:
@@ -175,57 +192,73 @@ class HeldTurns:
         return ages[0]
 
     def num_of(self, tenant: str) -> int:
-        """Turns of the tenant."""
+        """Return the number of the tenant's turns."""
         return sum(queue.num_turns for flow, queue in self.flows.items() if flow[1] == tenant)
 
-    def num_before(self, flow: Flow, turn_id: TurnId | None = None) -> int:
-        """At most so many turns go before this one, or before one of the flow that comes now: those of its bucket
-        that wait longer, all of its tenant's other buckets, and of others as many as their share lets go."""
+    def key(self, turn: Turn, bucket: Bucket, since: float) -> Key:
+        """Return the place that a turn would have."""
+        return _standing(bucket), self._rank(turn, bucket), (since, self._sequence + 1)
+
+    def num_before(self, flow: Flow, turn_id: TurnId | None = None, key: Key | None = None) -> int:
+        """Return how many turns at most go before one of the flow: a waiting one, or one that arrives now.
+
+        Counted are the older turns of its bucket, all other buckets of its tenant, and as many turns of other
+        tenants as their shares allow. `key`: place of a turn that the policy ranks by itself; then only what is
+        better counts of its flow.
+        """
         num = self.num_of(flow[1])
         if turn_id is not None:
-            _, bucket, place = self._turns[turn_id]
+            _, bucket, age = self._turns[turn_id]
             members = self._buckets[bucket]
-            num += bisect_left(members, (place, turn_id)) - len(members)
+            num += bisect_left(members, (age, turn_id)) - len(members)
+            key = self._entries[bucket][:3] if bucket.turn_id else None
+        if key is not None:
+            of_flow = (entry for entry in self._entries.values() if (entry[-1][0], entry[-1].tenant) == flow)
+            num = sum(entry[:3] < key for entry in of_flow)
         return num + self._num_of_others(flow, num + 1)
 
     def turns(self) -> Iterator[Turn]:
-        """All of them, in no order."""
+        """Return all turns, in no order."""
         return (turn for turn, _, _ in self._turns.values())
 
     def _num_of_others(self, flow: Flow, num_own: int) -> int:
-        """Turns of other tenants that go before so many of the flow."""
+        """Return the number of turns of other tenants that go before so many of the flow."""
         own, num = self.flows.get(flow), 0
-        for (urgency, tenant), queue in self.flows.items():
-            if tenant == flow[1] or urgency < flow[0]:
+        for (priority_class, tenant), queue in self.flows.items():
+            if tenant == flow[1] or priority_class < flow[0]:
                 continue
             share = 1.0 if own is None else queue.weight / own.weight
-            num += queue.num_turns if urgency > flow[0] else min(queue.num_turns, math.ceil(num_own * share))
+            is_higher = priority_class > flow[0]
+            num += queue.num_turns if is_higher else min(queue.num_turns, math.ceil(num_own * share))
         return num
 
     def _best(self, flow: Flow, most: int) -> list[Turn]:
-        """The first turns of its best buckets; stale entries are dropped on the way."""
+        """Return the first turns of the flow's best buckets, and drop stale entries on the way."""
         heap, valid = self.flows[flow].entries, list[_Entry]()
         while heap and len(valid) < most:
             entry = heapq.heappop(heap)
-            if self._entries.get(entry[-1]) == entry[-2]:
+            if self._entries.get(entry[-1]) is entry:
                 valid.append(entry)
         for entry in valid:
             heapq.heappush(heap, entry)
         return [self[self._buckets[entry[-1]][0][1]] for entry in valid]
 
+    def _rank_of(self, bucket: Bucket) -> float:
+        return self._rank(self._turns[self._buckets[bucket][0][1]][0], bucket)
+
     def _enter(self, bucket: Bucket) -> None:
-        heap = self.flows[bucket.urgency, bucket.tenant].entries
+        """Give the bucket a new entry, in the place of its earlier one."""
+        heap = self.flows[bucket.priority_class, bucket.tenant].entries
         if len(heap) > 64 + 4 * len(self._entries):
-            heap[:] = [entry for entry in heap if self._entries.get(entry[-1]) == entry[-2]]
+            heap[:] = [entry for entry in heap if self._entries.get(entry[-1]) is entry]
             heapq.heapify(heap)
         self._sequence += 1
-        self._entries[bucket] = self._sequence
-        place = self._buckets[bucket][0][0]
-        standing = 2 if bucket.is_parked else not bucket.is_returning
-        heapq.heappush(heap, (standing, self._rank(bucket), place, self._sequence, bucket))
+        age = self._buckets[bucket][0][0]
+        entry = self._entries[bucket] = (_standing(bucket), self._rank_of(bucket), age, self._sequence, bucket)
+        heapq.heappush(heap, entry)
 
-    def _leave(self, bucket: Bucket) -> None:
-        """Nobody is left in the bucket."""
+    def _drop(self, bucket: Bucket) -> None:
+        """Forget a bucket without turns."""
         del self._buckets[bucket], self._entries[bucket]
         siblings = self._of_family[bucket.family_id]
         siblings.discard(bucket)
@@ -233,16 +266,21 @@ class HeldTurns:
             del self._of_family[bucket.family_id]
 
 
-# ---- the line of turns that wait for one model: their order, and how the wait goes
+def _standing(bucket: Bucket) -> int:
+    return 2 if bucket.is_parked else not bucket.is_returning
+
+
+# ---- the queue of one model
 
 FEWEST_RECENT, MOST_RECENT = 5, 64
 """Admissions that a wait is estimated from."""
 FAIR = 2.0
-"""Nobody waits longer than this many times what it would have waited first come, first served."""
+"""No turn is overtaken once it has waited this many times as long as first come, first served would have taken."""
 
 
-class Line:
-    """One for each model, so that who waits for one never holds up who waits for another."""
+class AdmissionQueue:
+    """The turns that wait for one model. Each model has its own queue, so turns for one model never hold up those
+    for another."""
 
     def __init__(self, rank: Rank) -> None:
         self.held = HeldTurns(rank)
@@ -250,32 +288,33 @@ class Line:
         """Of the tokens that are computed for this model."""
         self._overtaking = Overtaking()
         self._recent: deque[float] = deque(maxlen=MOST_RECENT)
-        """Times of admissions since the line was last empty."""
+        """Times of admissions since the queue was last empty."""
 
     def put(self, turn: Turn, bucket: Bucket, since: float, place: int | None, now: float) -> None:
-        """`place`: the one that its session kept; None: at the end."""
+        """Queue a turn. `place`: the one that its session kept; None: at the end."""
         flow = flow_of(turn)
         if flow not in self.held.flows:
             self.shares.joined(flow, self.held.flows, now)
         self.held.put(turn, bucket, since)
         self._overtaking.enter(turn.id, place)
 
-    def take(self, turn_id: TurnId) -> tuple[Turn, int]:
-        """A turn leaves, served or not; also its place."""
-        turn = self.held.take(turn_id)
+    def remove(self, turn_id: TurnId) -> tuple[Turn, int]:
+        """Remove a turn, served or not; return it and its place."""
+        turn = self.held.remove(turn_id)
         if not self.held:
             self._recent.clear()
         return turn, self._overtaking.leave(turn_id)
 
     def admitted(self, now: float) -> None:
-        """Who was taken last, or never had to wait, has been let in."""
+        """Count the admission of the turn that was removed last, or that never had to wait."""
         self._overtaking.admitted(now)
         if self.held:
             self._recent.append(now)
 
     def candidates(self, most: int, bound_s: float, now: float) -> tuple[list[Turn], bool]:
-        """Who may go next, best first, and whether everybody makes way for it. Of several flows the next one has
-        that right as soon as anybody waits too long, so that its admission brings that one nearer."""
+        """Return the turns that may go next, best first, and whether idle residents have to yield to them. Of
+        several flows the next one has that right as soon as any turn waits too long: its admission brings that
+        turn nearer."""
         if not self.held:
             return [], False
         flows = self.shares.in_order(self.held.flows, now)
@@ -287,7 +326,7 @@ class Line:
         return self.held.heads(most, flows), False
 
     def overdue_at(self, bound_s: float, now: float) -> float:
-        """From when on somebody has waited too long who has not yet; infinite while nobody knows."""
+        """Return when the next turn will have waited too long; infinite while none is due to."""
         flows = self.held.flows
         if len(flows) == 1:
             at = self._after(*self.held.oldest(next(iter(flows))), bound_s)
@@ -298,28 +337,35 @@ class Line:
         return min((at for at in (next_at, any_at) if at > now), default=math.inf)
 
     def _overdue_at(self, flows: list[Flow], bound_s: float) -> tuple[float, float, TurnId]:
-        """From when everybody makes way for who has waited longest of the flows that are next in each class, which
-        is told; and of all. That is after the bound, and not before it has waited FAIR times as long as in the
-        order of arrivals; until that order has come to it, all wait alike."""
-        if len(flows) == 1:
-            place, turn_id = self.held.oldest(flows[0])
-            at = self._after(place, turn_id, bound_s)
-            return at, at, turn_id
-        place, turn_id = min(map(self.held.oldest, firsts(flows)))
-        of_all = min(map(self.held.oldest, flows))
-        return self._after(place, turn_id, bound_s), self._after(*of_all, bound_s), turn_id
+        """Return from when the oldest turn of the flows that are next in their classes has waited too long, from
+        when the oldest of all has, and the former's id.
 
-    def _after(self, place: Place, turn_id: TurnId, bound_s: float) -> float:
+        A wait is too long after the bound, and after FAIR times the wait in the order of arrivals. Before that
+        order has come to a turn, all wait alike.
+        """
+        if len(flows) == 1:
+            age, turn_id = self.held.oldest(flows[0])
+            at = self._after(age, turn_id, bound_s)
+            return at, at, turn_id
+        age, turn_id = min(map(self.held.oldest, firsts(flows)))
+        of_all = min(map(self.held.oldest, flows))
+        return self._after(age, turn_id, bound_s), self._after(*of_all, bound_s), turn_id
+
+    def _after(self, age: Age, turn_id: TurnId, bound_s: float) -> float:
         if not turn_id:
             return math.inf
-        since = place[0]
+        since = age[0]
         due_at = self._overtaking.due_at(turn_id, since)
         return math.inf if due_at is None else since + max(bound_s, FAIR * (due_at - since))
 
-    def expected_wait_s(self, now: float, flow: Flow, turn_id: TurnId | None = None) -> float:
-        """Further wait of a turn of the flow, or of one that comes now, at the pace of recent admissions; 0 before
-        enough were seen: they come in bursts, and a client that is refused for nothing is worse off than one that
-        waits."""
+    def expected_wait_s(
+        self, now: float, flow: Flow, turn_id: TurnId | None = None, key: Key | None = None
+    ) -> float:
+        """Estimate the further wait of a turn at the rate of recent admissions; see `HeldTurns.num_before`.
+
+        Returns 0 before enough admissions were seen. They come in bursts, and a client that is refused for nothing
+        is worse off than one that waits.
+        """
         if len(self._recent) < FEWEST_RECENT:
             return 0.0
-        return (self.held.num_before(flow, turn_id) + 1) * (now - self._recent[0]) / len(self._recent)
+        return (self.held.num_before(flow, turn_id, key) + 1) * (now - self._recent[0]) / len(self._recent)

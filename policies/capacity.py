@@ -17,7 +17,7 @@ PLANNED = 1.5
 """Who overflows a pool by a share of it misses about as many times that share."""
 FILLED = 0.9
 """Of the pool by its residents, or nothing is learned of its size."""
-MOST = 1.5
+MAX_OVER_STATED = 1.5
 """Times what the engine states: no engine understates by more."""
 BACK_OFF = 4
 """Turnovers without any miss that a step beyond what the engine states needs: two, and after each step that was
@@ -102,4 +102,77 @@ class Capacity:
         if self.stated_tokens is None or size_tokens < self.stated_tokens:
             self._learned(size_tokens * (1 + RAISED))
         elif self._num_clean >= self._fewest_clean:
-            self._learned(min(MOST * self.stated_tokens, size_tokens * (1 + RAISED)))
+            self._learned(min(MAX_OVER_STATED * self.stated_tokens, size_tokens * (1 + RAISED)))
+
+
+# ---- slots of an engine that does not state them
+
+STEADY = 2
+"""Polls in a row after the first with a queue in which what runs has not grown."""
+GROWTH = 8
+"""The first step beyond a bound that holds is this part of it; each further one is twice as large."""
+
+
+class Concurrency:
+    """Owned by a pool."""
+
+    def __init__(self) -> None:
+        self.slots: int | None = None
+        """None: endless, as far as anybody knows."""
+        self._most_running = 0
+        """Since there is a queue."""
+        self._num_steady = 0
+        self._step = 0
+
+    def saw(self, running: int, waiting: int, is_wanted: bool) -> None:
+        """A poll counted so many in the engine. `is_wanted`: turns wait here for a slot of it."""
+        if waiting and not running:
+            return  # it stands still: nothing is said of what it could run
+        if waiting:
+            self._step = 0
+            self._num_steady = self._num_steady + 1 if running <= self._most_running else 0
+            self._most_running = max(self._most_running, running)
+            if self._num_steady >= STEADY:
+                self.slots = self._most_running
+        else:
+            self._most_running = self._num_steady = 0
+            if is_wanted and self.slots is not None:
+                self._step = max(1, self.slots // GROWTH, 2 * self._step)
+                self.slots += self._step
+        if self.slots is not None:
+            self.slots = max(self.slots, running)
+
+
+# ---- calls that a rented provider takes at once
+
+FIRST_LIMIT = 32
+"""What current services take of a new client; a few round trips find more."""
+MAX_LIMIT = 1024
+CUT_FACTOR = 0.7
+
+
+class Throttle:
+    """Of one service. Law: 1 <= limit <= MOST."""
+
+    def __init__(self, start: float = FIRST_LIMIT) -> None:
+        self._limit = min(float(MAX_LIMIT), max(1.0, start))
+        self.was_cut = False
+        """Whether it ever refused."""
+        self._cut_at = float("-inf")
+
+    @property
+    def limit(self) -> int:
+        return int(self._limit)
+
+    def answered(self, in_flight: int) -> None:
+        """A call was not refused; `in_flight` counts it."""
+        if 2 * in_flight < self.limit:
+            return
+        self._limit = min(float(MAX_LIMIT), self._limit + (1 / self._limit if self.was_cut else 1))
+
+    def refused(self, begun_at: float, in_flight: int, now: float) -> None:
+        """A call that was sent at `begun_at` came back refused; `in_flight` counts it."""
+        if begun_at < self._cut_at:
+            return
+        self._limit = max(1.0, CUT_FACTOR * min(self._limit, in_flight))
+        self.was_cut, self._cut_at = True, now

@@ -1,5 +1,5 @@
-"""Turns that may run on one replica as soon as a slot is free: tenants by their shares, in each the best turn
-first, and none overtaken for ever."""
+"""The queue of one replica: turns that may run as soon as a slot is free. Tenants go by their shares; of a tenant
+the best turn goes first, and none is overtaken for ever."""
 
 from __future__ import annotations
 
@@ -11,34 +11,36 @@ from policies.shares import Flow, Shares, firsts, flow_of
 from policies.types import Turn, TurnId
 
 USUAL_MS = 3_000.0
-"""Until turns have shown how long they hold a slot."""
-Key: TypeAlias = tuple[float, ...]
+"""Time in a slot, until turns have shown theirs."""
+SlotKey: TypeAlias = tuple[float, ...]
 
 
 class _SlotQueue:
-    """The turns of one flow."""
+    """The turns of one flow, as heaps. Stale entries stay until they come to the top."""
 
     __slots__ = ("best", "num_waiting", "oldest")
 
     def __init__(self) -> None:
         self.num_waiting = 0
-        self.best: list[tuple[Key, int, TurnId]] = []
+        self.best: list[tuple[SlotKey, int, TurnId]] = []
         self.oldest: list[tuple[float, int, TurnId]] = []
-        """Each with the number of starts at which it has seen FAIR times as many as in the order of arrivals."""
+        """Each with the number of dispatches after which FAIR times as many went before it as in the order of
+        arrivals."""
 
 
-class Ready:
-    """In a flow in the order given at entry. A turn of a class below 0 waits for as long as others come."""
+class DispatchQueue:
+    """Holds the turns of a flow in the order of the keys that they came with. A turn of a class below 0 waits for
+    as long as others come."""
 
     def __init__(self) -> None:
         self.shares = Shares()
         """Of the time of its slots, in milliseconds."""
         self.usual_ms = USUAL_MS
-        """For which a turn holds its slot."""
+        """Mean time for which a turn holds its slot."""
         self._turns: dict[TurnId, Turn] = {}
         self._queues: dict[Flow, _SlotQueue] = {}
         self._num_put = 0
-        self._num_started = 0
+        self._num_dispatched = 0
 
     def __len__(self) -> int:
         return len(self._turns)
@@ -46,8 +48,8 @@ class Ready:
     def __contains__(self, turn_id: TurnId) -> bool:
         return turn_id in self._turns
 
-    def put(self, turn: Turn, key: Key, now: float) -> None:
-        queue = self._queues.get(flow := (turn.urgency, turn.tenant))
+    def put(self, turn: Turn, key: SlotKey, now: float) -> None:
+        queue = self._queues.get(flow := (turn.priority_class, turn.tenant))
         if queue is None:
             queue = self._queues[flow] = _SlotQueue()
         if not queue.num_waiting and len(self._queues) > 1:
@@ -56,8 +58,8 @@ class Ready:
         self._turns[turn.id] = turn
         queue.num_waiting += 1
         heapq.heappush(queue.best, (key, self._num_put, turn.id))
-        if turn.urgency >= 0:
-            due = self._num_started + FAIR * len(self._turns)
+        if turn.priority_class >= 0:
+            due = self._num_dispatched + FAIR * len(self._turns)
             heapq.heappush(queue.oldest, (turn.arrived_at, int(due), turn.id))
         if len(queue.best) + len(queue.oldest) > 128 + 4 * queue.num_waiting:  # most have left from the middle
             queue.best = [entry for entry in queue.best if entry[2] in self._turns]
@@ -66,18 +68,18 @@ class Ready:
             heapq.heapify(queue.oldest)
 
     def pop(self, arrived_at: float, now: float) -> Turn:
-        """The best turn of the flow that is next, unless the oldest came so early and was overtaken too often; the
-        caller knows that there is one."""
-        self._num_started += 1
+        """Remove the best turn of the flow that is next; but the oldest one, where it arrived by then and was
+        overtaken too often. The queue must not be empty."""
+        self._num_dispatched += 1
         turns = self._turns
         if len(turns) == 1:
             _, turn = turns.popitem()
-            self._queues[turn.urgency, turn.tenant].num_waiting -= 1
+            self._queues[turn.priority_class, turn.tenant].num_waiting -= 1
             return turn
         queue, oldest_queue = self._next(now)
         if oldest_queue is not None:
             arrived, due, turn_id = oldest_queue.oldest[0]
-            if arrived <= arrived_at and due <= self._num_started:
+            if arrived <= arrived_at and due <= self._num_dispatched:
                 oldest_queue.num_waiting -= 1
                 return turns.pop(turn_id)
         while (turn_id := heapq.heappop(queue.best)[2]) not in turns:
@@ -85,13 +87,13 @@ class Ready:
         queue.num_waiting -= 1
         return turns.pop(turn_id)
 
-    def take(self, turn_id: TurnId) -> Turn:
+    def remove(self, turn_id: TurnId) -> Turn:
         turn = self._turns.pop(turn_id)
         self._queues[flow_of(turn)].num_waiting -= 1
         return turn
 
     def drain(self) -> list[Turn]:
-        """All of them, in the order of their entry; nothing stays."""
+        """Remove all turns; return them in the order in which they came."""
         turns = list(self._turns.values())
         self._turns.clear()
         self._queues.clear()
@@ -101,8 +103,8 @@ class Ready:
         return [flow for flow, queue in self._queues.items() if queue.num_waiting]
 
     def _next(self, now: float) -> tuple[_SlotQueue, _SlotQueue | None]:
-        """The queue of the flow that is next; and of those that are next in their classes the one with the oldest
-        turn."""
+        """Return the queue of the next flow; and of the flows that are next in their classes the one with the
+        oldest turn."""
         if len(self._queues) == 1:
             [queue] = nexts = list(self._queues.values())
         else:

@@ -1,11 +1,11 @@
-"""First come, first served into the slots that there are; the cache is not looked at."""
+"""The baselines: first come, first served into slots; and no waiting at all. Neither looks at the cache."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies.placement import Option, Place, by_prefix
-from policies.types import Family, FamilyId, Session
+from policies.policy import Option, Place, Progress, by_prefix
+from policies.types import Family, FamilyId, Session, Turn
 
 
 class Fifo:
@@ -14,11 +14,12 @@ class Fifo:
     name = "fifo"
     bounds_slots = True
     gates_residency = False
+    ranks_turns = False
 
     def __init__(self, place: Place = by_prefix) -> None:
         self._place = place
 
-    def rank(self, family: Family, num_begun: int, declared: int | None) -> float:
+    def rank(self, turn: Turn, session: Progress, family: Family) -> float:
         return 0.0
 
     def forecast(self, family: Family, num_begun: int, declared: int | None) -> Sequence[float]:
@@ -29,3 +30,10 @@ class Fifo:
 
     def place(self, options: Sequence[Option], family_id: FamilyId, ordinal: int) -> Option:
         return self._place(options, family_id, ordinal)
+
+
+class Passthrough(Fifo):
+    """Every turn goes to its engine at once; only the replica is chosen."""
+
+    name = "passthrough"
+    bounds_slots = False

@@ -1,26 +1,28 @@
-"""The fleet's state: sessions, families, replicas and what each replica caches. Only the Scheduler writes it."""
+"""The fleet's state: sessions, families, replicas and their caches; and a copy of it for observers. Only the
+Scheduler writes it."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Mapping
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice, takewhile
 
-from policies.capacity import Capacity
-from policies.concurrency import Concurrency
-from policies.dispatch_queue import Ready
-from policies.forecast import Forecast, Reserve
+from policies.capacity import Capacity, Concurrency
+from policies.dispatch_queue import DispatchQueue
+from policies.forecast import Forecast, Reserve, expected_turns
 from policies.learning import Pace, TokenRatio
 from policies.ledger import Ledger, Met
-from policies.placement import Option
+from policies.policy import Option
 from policies.shares import Tenants
-from policies.trial import Trial
 from policies.types import (
     BLOCK_CHARS,
     Blocks,
     CacheLost,
     Family,
     FamilyId,
+    Hold,
     Replica,
     ReplicaId,
     ReplicaReported,
@@ -31,36 +33,38 @@ from policies.types import (
 )
 
 ROOMY = 0.7
-"""Share of its cache below which a pool can take speculative prefills (facts, engine hooks)."""
+"""Share of its cache below which a pool takes speculative prefills (facts, engine hooks)."""
+CONTINUES = 3, 4
+"""Part of a session's last prompt with which its next one has to begin, where its id alone proves nothing."""
 
 
 @dataclass(slots=True, eq=False)
-class Part:
-    """What a tenant has of a pool."""
+class TenantPart:
+    """The part of a pool that a tenant holds."""
 
     num_residents: int = 0
     blocks: int = 0
-    """Of their last prompts, each counted whole."""
+    """Of the last prompts of its residents, each counted whole."""
 
 
 @dataclass(slots=True, eq=False)
 class Pool:
-    """One replica with all that is known of its cache and its queue."""
+    """One replica with its cache and its queue, as far as they are known."""
 
     replica: Replica
     reserve: Reserve
     ledger: Ledger = field(default_factory=Ledger)
-    ready: Ready = field(default_factory=Ready)
+    queue: DispatchQueue = field(default_factory=DispatchQueue)
+    """Turns that wait for a slot of it."""
     ratio: TokenRatio = field(default_factory=TokenRatio)
     pace: Pace = field(default_factory=Pace)
     capacity: Capacity = field(default_factory=Capacity)
     stated_slots: int | None = None
-    """By the engine, or the operator; None: nobody did."""
+    """By the engine or the operator. None: neither states them."""
     concurrency: Concurrency = field(default_factory=Concurrency)
-    trial: Trial = field(default_factory=Trial)
     idle: dict[SessionId, Session] = field(default_factory=dict)
     """Residents between two turns, longest idle first."""
-    parts: dict[str, Part] = field(default_factory=dict)
+    parts: dict[str, TenantPart] = field(default_factory=dict)
     """By tenant."""
 
     def tokens(self, blocks: float, chars: float = 0) -> float:
@@ -68,7 +72,7 @@ class Pool:
 
     @property
     def resident_tokens(self) -> float:
-        """What its residents hold now, each shared block once."""
+        """Size of what its residents hold now; a shared block counts once."""
         return (self.ledger.union.resident_blocks * BLOCK_CHARS + self.reserve.tail_chars) * self.ratio.value
 
     def may_serve(self, turn: Turn) -> bool:
@@ -82,16 +86,16 @@ class Pool:
 
     @property
     def num_busy(self) -> int:
-        """Turns that run, or will as soon as there is a slot."""
-        return len(self.replica.running) + len(self.ready)
+        """Turns that run, or wait for nothing but a slot."""
+        return len(self.replica.running) + len(self.queue)
 
     @property
     def is_roomy(self) -> bool:
-        """Whether there is room for what is only likely to be needed."""
+        """Whether there is room for prompts that are only likely to come."""
         return self.capacity.tokens is not None and self.resident_tokens < ROOMY * self.capacity.tokens
 
     def has_room(self, new_tokens: float, ceiling: float) -> bool:
-        """Whether its residents may grow by so much now; the caller knows that it has a size."""
+        """Whether its residents may grow by so much now. Its capacity must be known."""
         assert self.capacity.tokens is not None
         return self.resident_tokens + new_tokens <= ceiling * self.capacity.tokens
 
@@ -99,7 +103,8 @@ class Pool:
         return turn.chars * self.ratio.value
 
     def last_tokens(self, turn: Turn, blocks: int) -> float:
-        """Tokens of so many last blocks of this turn's prompt, and of what follows the last whole one."""
+        """Tokens of the last `blocks` blocks of this turn's prompt, and of the text behind the last whole
+        block."""
         return self.tokens(blocks, max(0, turn.chars - len(turn.blocks) * BLOCK_CHARS))
 
     def new_tokens(self, turn: Turn) -> float:
@@ -107,12 +112,12 @@ class Pool:
         return self.last_tokens(turn, self.ledger.new_blocks(turn.blocks))
 
     def missing_tokens(self, turn: Turn, expected_blocks: int) -> float:
-        """Prompt tokens that the engine will have to compute, where it finds so many blocks in its cache."""
+        """Prompt tokens that the engine has to compute, if it finds so many blocks in its cache."""
         return max(0.0, self.prompt_tokens(turn) - self.tokens(expected_blocks))
 
 
 class Fleet:
-    """Lookups and bounded memory; no decisions."""
+    """Finds sessions, families and pools, and keeps the books of residency. It decides nothing."""
 
     def __init__(self, forecast: Forecast, max_sessions: int) -> None:
         self._forecast = forecast
@@ -124,7 +129,7 @@ class Fleet:
         self.has_strangers = False
         """Whether other gateways may send turns of other tenants to the same engines."""
         self.lost: list[tuple[Session, ReplicaId]] = []
-        """Whose residency ended, or whose cache is gone, and where, since the Scheduler last looked."""
+        """Sessions whose residency ended, or whose cache is gone, and where, since the Scheduler last looked."""
 
     def pool(self, replica_id: ReplicaId) -> Pool:
         if replica_id not in self.pools:
@@ -132,7 +137,7 @@ class Fleet:
         return self.pools[replica_id]
 
     def reported(self, fact: ReplicaReported | CacheLost) -> None:
-        """Take in what a replica said of itself; it is healthy."""
+        """Take a replica's report in; a replica that reports is healthy."""
         pool = self.pool(fact.replica_id)
         if isinstance(fact, CacheLost):
             self._cut(pool, fact.kept_tokens)
@@ -151,11 +156,11 @@ class Fleet:
         self._resize(pool, fact)
 
     def _resize(self, pool: Pool, fact: ReplicaReported) -> None:
-        """What it may run at once: as stated, else as learned."""
+        """Set the slots of a replica: as stated, else as learned."""
         replica = pool.replica
         pool.stated_slots = fact.slots or pool.stated_slots
         if pool.stated_slots is None and fact.running is not None and fact.waiting is not None:
-            pool.concurrency.saw(fact.running, fact.waiting, is_wanted=len(pool.ready) > 0)
+            pool.concurrency.saw(fact.running, fact.waiting, is_wanted=len(pool.queue) > 0)
         replica.resize(
             pool.stated_slots or pool.concurrency.slots,
             replica.share if fact.share is None else fact.share,
@@ -163,28 +168,28 @@ class Fleet:
         )
 
     def home(self, session: Session) -> Pool | None:
-        """The pool that keeps a resident session; None when it is not resident."""
+        """Return the pool where the session is resident; None where it is not resident."""
         if not session.is_resident or session.replica_id is None:
             return None
         return self.pools[session.replica_id]
 
     def eligible(self, turn: Turn) -> list[Pool]:
-        """Healthy replicas that serve the turn's model and have not failed it."""
+        """Return the healthy replicas that serve the turn's model and have not failed it."""
         return [pool for pool in self.pools.values() if pool.may_serve(turn)]
 
     def blocks_of(self, tenant: str, pool: Pool) -> float:
-        """What a tenant has of a pool, over its weight."""
+        """Return the blocks of a pool that a tenant holds, over its weight."""
         part = pool.parts.get(tenant)
         return 0.0 if part is None else part.blocks / self.tenants.known[tenant][0]
 
     def surplus(self, turn: Turn, pool: Pool) -> dict[str, float]:
-        """Blocks that each other tenant of no higher class holds of a pool beyond as much, by its weight, as the
-        turn's own one would hold with it; those that have any."""
+        """Return how many blocks of a pool each other tenant of no higher class holds beyond its fair part: what
+        the turn's tenant would hold with the turn, by their weights. Tenants without a surplus are left out."""
         own = self.blocks_of(turn.tenant, pool) + len(turn.blocks) / turn.weight
         found = {}
         for tenant, part in pool.parts.items():
-            weight, urgency = self.tenants.known[tenant]
-            if tenant != turn.tenant and urgency <= turn.urgency and part.blocks > own * weight:
+            weight, priority_class = self.tenants.known[tenant]
+            if tenant != turn.tenant and priority_class <= turn.priority_class and part.blocks > own * weight:
                 found[tenant] = part.blocks - own * weight
         return found
 
@@ -209,7 +214,7 @@ class Fleet:
         return session
 
     def hold(self, session: Session, turn: Turn, pool: Pool) -> Met:
-        """Make the session resident on the pool, with this turn's prompt as what it caches."""
+        """Make the session resident in the pool, with this turn's prompt."""
         if session.is_resident and session.replica_id != pool.replica.id:
             self.release(session)
         pool.idle.pop(session.id, None)
@@ -224,15 +229,21 @@ class Fleet:
     def _hold(self, session: Session, pool: Pool, tail_chars: int) -> Met:
         part = pool.parts.get(session.tenant)
         if part is None:
-            part = pool.parts[session.tenant] = Part()
+            part = pool.parts[session.tenant] = TenantPart()
         part.num_residents += not session.is_resident
         part.blocks += len(session.blocks) - session.held_blocks
         session.is_resident, session.is_parked, session.held_blocks = True, False, len(session.blocks)
         pool.reserve.put(session, self.families[session.family_id], tail_chars)
         return pool.ledger.hold(session.id, session.blocks)
 
+    def reset_session(self, session: Session) -> None:
+        """Make the session a new one: another prompt came under its id."""
+        self.release(session)
+        session.num_begun = session.prompt_tokens = 0
+        session.is_presumed_ended = session.found_prefix = False
+
     def release(self, session: Session) -> None:
-        """End its residency; its blocks stay cached until the engine needs the room."""
+        """End the residency of a session. Its blocks stay cached until the engine needs the room."""
         pool = self.home(session)
         if pool is None:
             return
@@ -247,17 +258,23 @@ class Fleet:
         if pool.capacity.tokens is not None:
             pool.ledger.evict(pool.capacity.tokens / pool.tokens(1))
 
-    def forget_oldest(self) -> None:
-        """Drop idle sessions, and families without sessions, beyond the bound: least recently used first."""
-        while len(self.sessions) > self._max_sessions:
-            session = next(iter(self.sessions.values()))
-            if session.state is not SessionState.IDLE:
-                break
-            self.release(session)
-            for pool in self.pools.values():
-                pool.ledger.forget(session.id)
-            del self.sessions[session.id]
-            self.families[session.family_id].num_sessions -= 1
+    def forget(self, session: Session) -> None:
+        """Drop an idle session and all that pools hold of it; its family keeps its lessons."""
+        self.release(session)
+        for pool in self.pools.values():
+            pool.ledger.forget(session.id)
+        del self.sessions[session.id]
+        self.families[session.family_id].num_sessions -= 1
+
+    def beyond_bound(self) -> list[Session]:
+        """Return the idle sessions beyond the bound, least recently used first. Families without sessions beyond
+        it are dropped."""
+        num = max(0, len(self.sessions) - self._max_sessions)
+        oldest = islice(self.sessions.values(), num)
+        self._drop_families()
+        return list(takewhile(lambda session: session.state is SessionState.IDLE, oldest))
+
+    def _drop_families(self) -> None:
         while len(self.families) > self._max_sessions:
             family = next(iter(self.families.values()))
             if family.num_sessions:
@@ -265,8 +282,8 @@ class Fleet:
             del self.families[family.id]
 
     def _cut(self, pool: Pool, kept_tokens: Mapping[SessionId, int] | None) -> None:
-        """The engine itself said what is left of its cache: no inference is needed. Sessions that are not known
-        here are of another gateway, or forgotten."""
+        """Record the losses that the engine itself reported. Sessions that are not known here belong to another
+        gateway, or are forgotten."""
         if kept_tokens is None:
             self.clear_cache(pool)
             return
@@ -278,7 +295,7 @@ class Fleet:
                 self.lost.append((session, pool.replica.id))
 
     def clear_cache(self, pool: Pool) -> None:
-        """The replica lost its cache; nobody is resident there any more."""
+        """Record that the replica lost its cache: no session is resident there any more."""
         for session in self.sessions.values():
             if session.replica_id == pool.replica.id:
                 self.release(session)
@@ -286,8 +303,14 @@ class Fleet:
         pool.ledger, pool.concurrency = Ledger(), Concurrency()
 
 
+def continues_prompt(session: Session, turn: Turn) -> bool:
+    """Whether a prompt begins with most of the session's last one. The id of a block covers all before it."""
+    index = CONTINUES[0] * len(session.blocks) // CONTINUES[1]
+    return not session.blocks or (len(turn.blocks) > index and turn.blocks[index] == session.blocks[index])
+
+
 def option(pool: Pool, turn: Turn, session: Session) -> Option:
-    """The pool, as a turn of the session would find it."""
+    """Return the pool as a turn of the session would find it."""
     return Option(
         replica_id=pool.replica.id,
         missing_tokens=pool.missing_tokens(turn, pool.ledger.expected_blocks(turn.blocks)),
@@ -301,3 +324,105 @@ def option(pool: Pool, turn: Turn, session: Session) -> Option:
 def chain_is_cached(pool: Pool, blocks: Blocks) -> bool:
     """Whether most of a chain is still expected in the pool."""
     return bool(blocks) and pool.ledger.expected_blocks(blocks) * 2 >= len(blocks)
+
+
+# ---- a copy of the fleet at one moment, for observers
+
+USUAL_SLOTS = 256
+"""The default of vLLM's `--max-num-seqs` on most GPUs."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaView:
+    id: ReplicaId
+    is_healthy: bool
+    slots: int | None
+    """None: no bound is known."""
+    slots_used: int
+    residency_tokens: int
+    """Union over its residents: a shared block counts once."""
+    capacity_tokens: int | None
+    """As its engine states it."""
+    ceiling_tokens: int | None
+    """Size up to which sessions are admitted, of the capacity that its engine has shown."""
+    num_residents: int = 0
+
+    @property
+    def assumed_slots(self) -> int:
+        """For callers that divide work among replicas beforehand."""
+        return USUAL_SLOTS if self.slots is None else self.slots
+
+
+@dataclass(frozen=True, slots=True)
+class SessionView:
+    state: SessionState
+    replica_id: ReplicaId | None
+    """Where its prefix was last computed. None: nowhere yet."""
+    is_resident: bool
+    is_expired: bool
+    """While idle: its lease ran out, and it stays resident only until the room is needed."""
+    calls_tools: bool
+    """Whether its last answer called a tool."""
+    lease_until: float
+    """While idle, by the Scheduler's clock."""
+    prompt_tokens: int
+    """Of its last turn."""
+    expected_turns: float
+    """Turns still to come: declared, or learned from its family."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetView:
+    sessions: Mapping[SessionState, int] = field(default_factory=dict)
+    num_families: int = 0
+    waiting: Mapping[Hold, int] = field(default_factory=dict)
+    """Turns at the gate, by what they wait for."""
+    replicas: Sequence[ReplicaView] = ()
+    named: Mapping[SessionId, SessionView] = field(default_factory=dict)
+    """Those of the requested sessions that the Scheduler remembers."""
+
+
+def view_of(
+    fleet: Fleet,
+    waiting: Mapping[Hold, int],
+    ceiling: float,
+    counts_sessions: bool = True,
+    named: frozenset[SessionId] = frozenset(),
+) -> FleetView:
+    """Return a copy of the fleet. Counting sessions looks at each of them."""
+    sessions = fleet.sessions.values() if counts_sessions else ()
+    return FleetView(
+        sessions=Counter(session.state for session in sessions),
+        num_families=len(fleet.families),
+        waiting=waiting,
+        replicas=[_replica(pool, ceiling) for pool in fleet.pools.values()],
+        named={id_: _session(fleet, fleet.sessions[id_]) for id_ in named if id_ in fleet.sessions},
+    )
+
+
+def _session(fleet: Fleet, session: Session) -> SessionView:
+    family = fleet.families[session.family_id]
+    return SessionView(
+        state=session.state,
+        replica_id=session.replica_id,
+        is_resident=session.is_resident,
+        is_expired=session.is_expired,
+        calls_tools=bool(session.tools),
+        lease_until=session.lease_until,
+        prompt_tokens=session.prompt_tokens,
+        expected_turns=expected_turns(family, session.num_begun, session.remaining_turns, keeps=False),
+    )
+
+
+def _replica(pool: Pool, ceiling: float) -> ReplicaView:
+    replica, capacity_tokens = pool.replica, pool.capacity.tokens
+    return ReplicaView(
+        id=replica.id,
+        is_healthy=replica.is_healthy,
+        slots=None if replica.own_slots == math.inf else int(replica.own_slots),
+        slots_used=len(replica.running),
+        residency_tokens=round(pool.resident_tokens),
+        num_residents=pool.ledger.num_residents,
+        capacity_tokens=pool.capacity.stated_tokens,
+        ceiling_tokens=None if capacity_tokens is None else round(ceiling * capacity_tokens),
+    )

@@ -13,8 +13,7 @@ from itertools import repeat
 from operator import add, sub
 from typing import TypeAlias
 
-from policies.idle_times import IdleTimes
-from policies.types import Family, FamilyId, Session, SessionId
+from policies.types import Family, FamilyId, IdleTimes, Session, SessionId
 
 PRIOR_TURNS = 3.0
 """Expected remaining turns of a session of which nothing is known."""
@@ -58,6 +57,11 @@ def expected_turns(family: Family, num_begun: int, declared: int | None, keeps: 
     if keeps:
         family.expected_remaining = values
     return values[num_begun] if num_begun < len(values) else values[-1]
+
+
+def remaining_tokens(family: Family, num_begun: int, declared: int | None) -> float:
+    """Prompt tokens that a session is expected to add yet, with those of the turn that it is in."""
+    return (1 + expected_turns(family, num_begun, declared)) * append_tokens(family)
 
 
 def will_return(session: Session, family: Family) -> float:

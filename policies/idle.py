@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 from policies import learning
 from policies.fleet import Fleet
-from policies.forecast import FEWEST_GAPS, gaps_of, will_return
 from policies.policy import Policy
 from policies.types import Family, Session, SessionId, TurnKind
 
@@ -38,36 +37,13 @@ class Timers:
         return entry
 
 
-# ---- how long an idle session keeps its residency: as long as its tools usually take, if it comes back
-
-UNKNOWN_S = 10.0
-"""Until a family has shown enough idle times: nine in ten tool calls of agents are shorter
-(TraceLab, arXiv 2606.30560)."""
-LEAST_S, MOST_S = 1.0, 60.0
-MARGIN = 1.25
-QUANTILE = 0.95
-LEAST_CHANCE = 0.2
-
-
-def lease_s(session: Session, family: Family) -> float:
-    """Seconds for which an idle session keeps its residency; 0 when it is not expected back."""
-    if will_return(session, family) < LEAST_CHANCE:
-        return 0.0
-    if session.tool_s is not None:
-        return MARGIN * session.tool_s + LEAST_S
-    gaps_s = gaps_of(session, family)
-    if len(gaps_s) < FEWEST_GAPS:
-        return UNKNOWN_S
-    return min(MOST_S, max(LEAST_S, MARGIN * gaps_s.quantile(QUANTILE)))
-
-
 # ---- idle sessions: how long their residency is kept, and when their silence counts as their end
 
 LEASES = 3.0
 """For so many times its lease an idle session stays resident, unless it gives way before."""
 
 
-class Idle:
+class IdleSessions:
     """Written by the Scheduler."""
 
     def __init__(self, fleet: Fleet, policy: Policy, relearn: Callable[[Family], None]) -> None:
@@ -77,16 +53,16 @@ class Idle:
         """Ends of leases that do not hold any more: their sessions came back, or are forgotten. While anybody
         waits the Scheduler looks then, too: those who are idle are less likely to come back, and may give way."""
 
-    def rest(self, session: Session, now: float) -> None:
-        """A session without a turn in the gateway is idle: its lease begins."""
+    def rest(self, session: Session, now: float) -> bool:
+        """Begin the lease of a session that has no turn left. Return whether that is so."""
         if session.num_running or session.num_waiting:
-            return
+            return False
         session.idle_since = now
         self.renew(session, now)
         home = self._fleet.home(session)
         if home is not None:
             home.idle[session.id] = session
-        self._fleet.forget_oldest()
+        return True
 
     def renew(self, session: Session, now: float) -> None:
         """A new lease for an idle session."""

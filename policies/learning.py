@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies.idle_times import IdleTimes
-from policies.types import Family, Session, TurnId
+from policies.types import Family, IdleTimes, Session, TurnId
 
 PREFILL_TOKENS_PER_S = 8_000.0
 CYCLE_S = 3.0
@@ -146,7 +145,6 @@ def saw_answer(
         family.append_tokens = blend(family.append_tokens, prompt_tokens - session.prompt_tokens)
     session.prompt_tokens = prompt_tokens
     if output_tokens is not None:
-        session.output_tokens = output_tokens
         family.output_tokens = blend(family.output_tokens, output_tokens)
 
 

@@ -1,11 +1,13 @@
-"""The Scheduler: told facts with a time, returns decisions as data. The only writer of the fleet's state.
+"""The Scheduler: takes facts with a time, returns decisions as data. It is the only writer of the fleet's state.
 
-Laws (tests/policies/contract):
+Laws (tests/contract):
 1. Every turn that arrived is dispatched or refused at most once, and ends with its own `Left`.
-2. A slot is held from Dispatch to Left, never in between two turns.
-3. A turn of a resident session waits for a slot only; others wait until the replica's cache has room.
-4. Nobody is admitted into a pool whose residents already fill the ceiling, but one larger than it, alone.
-5. What waits longer than the bound, for room or a slot, goes before the policy's order; idle residents yield.
+2. A slot is held from Dispatch to Left, never between two turns.
+3. A turn of a resident session waits for a slot only; others wait until the cache of a replica has room.
+4. No session is admitted into a pool whose residents already fill the ceiling. One that is larger than the ceiling
+   gets a pool alone.
+5. A turn that waits longer than the bound, for room or a slot, goes before the policy's order; idle residents
+   yield.
 """
 
 from __future__ import annotations
@@ -15,9 +17,8 @@ from dataclasses import replace
 
 from policies import learning
 from policies.admission import Admission, Limits
-from policies.fleet import Fleet, Pool, option
-from policies.hints import hints
-from policies.idle import Idle, Timers
+from policies.fleet import Fleet, FleetView, Pool, continues_prompt, option, view_of
+from policies.idle import IdleSessions, Timers
 from policies.policy import Policy
 from policies.slots import Slots
 from policies.types import (
@@ -39,13 +40,14 @@ from policies.types import (
     ReplicaReported,
     Session,
     SessionEnded,
+    SessionForgotten,
     SessionId,
+    SessionState,
     Turn,
     TurnId,
     TurnKind,
     WarmedUp,
 )
-from policies.view import FleetView, view_of
 from policies.warmup import WarmUps
 
 
@@ -57,23 +59,24 @@ class Scheduler:
         self._fleet = Fleet(policy.forecast, limits.max_sessions)
         self._admission = Admission(self._fleet, policy, limits)
         self._ready: dict[TurnId, tuple[Pool, Reason, float]] = {}
-        """Turns that wait for a slot only: (where, why, tokens that the cache should miss)."""
+        """Turns that wait for a slot only: (pool, reason, tokens that its cache should miss)."""
         self._resting: dict[TurnId, Turn] = {}
-        """Turns whose time has not come: see `Turn.not_before`."""
+        """Turns that may not go yet: see `Turn.not_before`."""
         self._rests = Timers()
-        self._slots = Slots(self._fleet, self._admission.line)
+        self._slots = Slots(self._fleet, self._admission.queue_of)
         self._sides: set[SessionId] = set()
-        """Sessions with a side request beside them that passed the gate; and the side requests that did not."""
-        self._idle = Idle(self._fleet, policy, self._relearn)
+        """Sessions with a side request that passed the gate; and side requests that did not, which are sessions of
+        their own."""
+        self._idle = IdleSessions(self._fleet, policy, self._relearn)
         self._warm_ups = WarmUps(self._fleet, limits.ceiling, limits.warms_up)
         self._deadlines = Timers()
-        """Of turns that wait."""
+        """Of waiting turns."""
         self._wake_at: float | None = None
-        """As it was told last."""
+        """As returned last."""
         self._num_placed = 0
 
     def tell(self, fact: Fact, now: float) -> tuple[list[Decision], float | None]:
-        """Take in what happened; return what to do, and when to send a Tick if nothing else happens."""
+        """Take a fact in. Return the decisions, and when to send a Tick if no other fact comes before."""
         decisions: list[Decision] = []
         may_admit = True
         match fact:
@@ -85,13 +88,13 @@ class Scheduler:
                 self._slots.first_byte(turn_id, now)
                 if self._admission.held:
                     self._wake_at = self._next_wake(now)
-                return decisions, self._wake_at  # nobody has more room by it
+                return decisions, self._wake_at  # it makes no room
             case ReplicaReported() | CacheLost():
                 self._fleet.reported(fact)
             case ReplicaLost(replica_id):
                 self._lost(self._fleet.pool(replica_id), now, decisions)
-            case SessionEnded(session_id):
-                self._ended(session_id, now)
+            case SessionEnded(session_id) | SessionForgotten(session_id):
+                self._ended(session_id, now, is_forgotten=isinstance(fact, SessionForgotten))
             case WarmedUp():
                 self._warm_ups.ended(fact)
         if min(self._idle.leases.next_at, self._idle.outrun.next_at, self._deadlines.next_at) <= now:
@@ -110,7 +113,7 @@ class Scheduler:
         return decisions, self._wake_at
 
     def view(self, counts_sessions: bool = True, named: frozenset[SessionId] = frozenset()) -> FleetView:
-        """A copy for observers, with what is known of the named sessions."""
+        """Return a copy for observers, with the state of the named sessions."""
         waiting = {
             Hold.RESIDENCY: len(self._admission.held),
             Hold.SLOT: len(self._ready),
@@ -119,16 +122,17 @@ class Scheduler:
         return view_of(self._fleet, waiting, self._limits.ceiling, counts_sessions, named)
 
     def expected_wait_s(self, turn_id: TurnId, now: float) -> float:
-        """Estimated further wait of a turn at the gate; 0 for one that only waits for a slot."""
+        """Estimate the further wait of a turn at the gate; 0 for one that only waits for a slot."""
         return self._admission.expected_wait_of_s(turn_id, now)
 
     # ---- facts
 
     def _arrived(self, turn: Turn, now: float, decisions: list[Decision]) -> bool:
-        """Whether somebody at the gate may go who could not before: this turn, or others where it is shorter."""
+        """Take a turn in. Return whether a turn at the gate may go that could not before: this one, or others
+        where its prompt is shorter than the session's last."""
         self._fleet.tenants.arrived(turn, now)
         if turn.kind is TurnKind.SIDE:
-            turn = self._beside(turn, now)
+            turn = self._gated_side(turn, now)
         session = self._begin(turn, now)
         shrinks = len(turn.blocks) < len(session.blocks)
         session.num_waiting += 1
@@ -145,9 +149,10 @@ class Scheduler:
                 self._deadlines.put(turn.deadline_at, turn.id)
         return shrinks or turn.id in self._admission.held
 
-    def _beside(self, turn: Turn, now: float) -> Turn:
-        """Side requests pass the gate, since they are small and few. Among several tenants that is so of one at a
-        time for each resident session: any other that its client calls one is a session of its own."""
+    def _gated_side(self, turn: Turn, now: float) -> Turn:
+        """Return a side request as it is gated. Side requests pass the gate, since they are small and few. Among
+        several tenants only one at a time passes for each resident session; any other becomes a session of its
+        own."""
         if not self._is_shared(now) or not self._policy.gates_residency:
             return turn
         session = self._fleet.sessions.get(turn.session_id)
@@ -158,14 +163,16 @@ class Scheduler:
         return replace(turn, kind=TurnKind.SINGLE, session_id=turn.id)
 
     def _begin(self, turn: Turn, now: float) -> Session:
-        """Fold an arriving turn into its session and family."""
+        """Record an arriving turn in its session and its family."""
         session, family = self._fleet.session(turn), self._fleet.family(turn)
         if turn.kind is TurnKind.SIDE:
             return session
+        is_shared = self._is_shared(now)
+        if is_shared and session.num_begun and not continues_prompt(session, turn):
+            self._fleet.reset_session(session)
         session.kind, session.is_expired = turn.kind, False
-        session.declared_turns, session.urgency = turn.remaining_turns, turn.urgency
-        is_believed = turn.remaining_turns is not None and not self._is_shared(now)
-        session.remaining_turns = turn.remaining_turns if is_believed else None
+        session.declared_turns, session.priority_class = turn.remaining_turns, turn.priority_class
+        session.remaining_turns = None if is_shared else turn.remaining_turns
         if turn.is_retry and session.num_begun:
             return session
         if session.num_begun:
@@ -182,7 +189,8 @@ class Scheduler:
         return session
 
     def _route(self, turn: Turn, session: Session, now: float, decisions: list[Decision]) -> None:
-        """1. its session has residency; 2. nobody can serve it; 3. it needs none; 4. it waits at the gate."""
+        """Send a turn on its way: 1. its session is resident; 2. no replica can serve it; 3. it needs no
+        residency; 4. it waits at the gate."""
         needs_residency = self._policy.gates_residency and turn.kind is not TurnKind.SIDE
         home = self._fleet.home(session)
         if needs_residency and home is not None and home.may_serve(turn):
@@ -195,20 +203,22 @@ class Scheduler:
             reason = Reason.SIDE if turn.kind is TurnKind.SIDE else Reason.FREE
             self._make_ready(turn, self._choose(turn, pools), reason, now)
 
-    def _wait(self, turn: Turn, session: Session, pools: list[Pool], now: float, told: list[Decision]) -> None:
-        """Let a turn through that meets nobody; queue it at the gate; or refuse it now."""
+    def _wait(
+        self, turn: Turn, session: Session, pools: list[Pool], now: float, decisions: list[Decision]
+    ) -> None:
+        """Admit a turn at once where the gate is empty; else queue it, or refuse it now."""
         nothing_ends = min(self._idle.leases.next_at, self._deadlines.next_at) > now
         if nothing_ends and self._limits.max_queue and self._admission.passes(turn, pools, now):
             self._make_ready(turn, self._choose(turn, pools), Reason.FREE, now)
             return
-        refusal, wait_s = self._admission.refusal(turn, now)
+        refusal, wait_s = self._admission.refusal(turn, session, now)
         self._admission.put(turn, session, now)
         if refusal is not None:
-            self._admission.take(turn.id, now + 2 * wait_s)
-            self._refuse(turn, refusal, wait_s, now, told)
+            self._admission.withdraw(turn.id, now + 2 * wait_s)
+            self._refuse(turn, refusal, wait_s, now, decisions)
 
     def _is_shared(self, now: float) -> bool:
-        """Whether several tenants use the fleet: then what one declares orders its own turns, and no more."""
+        """Whether several tenants use the fleet. Then the declarations of one order its own turns, and no more."""
         fleet = self._fleet
         return fleet.has_strangers or fleet.tenants.are_several(now)
 
@@ -218,7 +228,7 @@ class Scheduler:
         self._rest(turn, now)
 
     def _left(self, fact: Left, now: float) -> None:
-        turn = self._slots.left(fact, now)
+        turn = self._slots.free(fact, now)
         if turn is None:
             turn = self._withdraw(fact.turn_id, now + fact.keep_place_s)
             if turn is None:
@@ -229,9 +239,11 @@ class Scheduler:
         self._rest(turn, now)
 
     def _rest(self, turn: Turn, now: float) -> None:
-        """The turn is over; its session is idle, unless it has others."""
+        """Make the session of a turn that is over idle, unless it has other turns."""
         session = self._fleet.sessions[turn.session_id]
-        self._idle.rest(session, now)
+        if self._idle.rest(session, now):
+            for oldest in self._fleet.beyond_bound():
+                self._forget(oldest)
         if turn.kind is TurnKind.SIDE:
             self._sides.discard(session.id)
         elif self._sides and turn.id in self._sides:
@@ -239,28 +251,39 @@ class Scheduler:
             self._idle.ended(session, now)
 
     def _withdraw(self, turn_id: TurnId, keep_until: float) -> Turn | None:
-        """Take a turn that waits out of where it waits. None: it does not."""
+        """Remove a waiting turn from where it waits; None when it waits nowhere."""
         if turn_id in self._admission.held:
-            return self._admission.take(turn_id, keep_until)
+            return self._admission.withdraw(turn_id, keep_until)
         if turn_id in self._ready:
-            return self._ready.pop(turn_id)[0].ready.take(turn_id)
+            return self._ready.pop(turn_id)[0].queue.remove(turn_id)
         return self._resting.pop(turn_id, None)
 
     def _relearn(self, family: Family) -> None:
-        """A family taught something: what is derived from its statistics follows, as soon as that changes them."""
+        """Take in a lesson of a family: what is derived from its statistics follows as soon as that changes
+        them."""
         if not learning.is_news(family):
             return
         self._admission.rerank(family.id)
         for pool in self._fleet.pools.values():
             pool.reserve.touch(family)
 
-    def _ended(self, session_id: SessionId, now: float) -> None:
+    def _ended(self, session_id: SessionId, now: float, is_forgotten: bool) -> None:
         session = self._fleet.sessions.get(session_id)
-        if session is not None and not session.num_running and not session.num_waiting:
+        if session is None or session.state is not SessionState.IDLE:
+            return
+        if is_forgotten:
+            self._forget(session)
+        else:
             self._idle.ended(session, now)
 
+    def _forget(self, session: Session) -> None:
+        """Drop an idle session everywhere. Only timers may hold its id until they fire."""
+        self._fleet.forget(session)
+        self._admission.forget_session(session.id)
+        self._warm_ups.forget_session(session.id)
+
     def _expire(self, now: float, decisions: list[Decision]) -> bool:
-        """Turns whose deadline has come are refused, leases end. Returns whether anything did."""
+        """Refuse turns whose deadline has come, and end leases. Return whether there were any."""
         happened = self._idle.expire(now)
         while (entry := self._deadlines.pop(now)) is not None:
             if (turn := self._withdraw(entry[1], now)) is not None:
@@ -269,21 +292,21 @@ class Scheduler:
         return happened
 
     def _resume(self, now: float, decisions: list[Decision]) -> None:
-        """Turns whose time has come go where those go that arrive."""
+        """Route the resting turns whose time has come."""
         while (entry := self._rests.pop(now)) is not None:
             if (turn := self._resting.pop(entry[1], None)) is not None:
                 self._route(turn, self._fleet.sessions[turn.session_id], now, decisions)
 
     def _lost(self, lost: Pool, now: float, decisions: list[Decision]) -> None:
-        """Turns that waited for it go elsewhere, or are refused when nobody else serves them."""
+        """Route the turns that waited for a lost replica again; those that no other replica serves are refused."""
         lost.replica.is_healthy = False
         self._fleet.clear_cache(lost)
-        homeless = lost.ready.drain()
+        homeless = lost.queue.drain()
         for turn in homeless:
             del self._ready[turn.id]
         for turn in list(self._admission.turns()):
             if not self._fleet.eligible(turn):
-                homeless.append(self._admission.take(turn.id, now))
+                homeless.append(self._admission.withdraw(turn.id, now))
         for turn in homeless:
             self._route(turn, self._fleet.sessions[turn.session_id], now, decisions)
 
@@ -294,7 +317,7 @@ class Scheduler:
             self._make_ready(admitted.turn, self._choose(admitted.turn, admitted.pools), admitted.reason, now)
 
     def _choose(self, turn: Turn, pools: list[Pool]) -> Pool:
-        """The policy's choice among pools that may take the turn."""
+        """Return the policy's choice among pools that may take the turn."""
         if len(pools) == 1:
             return pools[0]
         session = self._fleet.sessions[turn.session_id]
@@ -304,38 +327,39 @@ class Scheduler:
         return self._fleet.pools[chosen.replica_id]
 
     def _make_ready(self, turn: Turn, pool: Pool, reason: Reason, now: float) -> None:
-        """From here on the turn waits for a slot of this pool only, and its session is resident there."""
+        """Make the session resident in the pool. From here on the turn waits for a slot of it only."""
         session, family = self._fleet.sessions[turn.session_id], self._fleet.families[turn.family_id]
         is_side = turn.kind is TurnKind.SIDE
         if is_side:
             rank, expected_blocks = 0.0, pool.ledger.expected_blocks(turn.blocks)
         else:
-            rank = self._policy.rank(family, session.num_begun, session.declared_turns)
+            rank = self._policy.rank(turn, session, family)
             has_company = pool.ledger.num_residents > 0
             new_blocks, expected_blocks = self._fleet.hold(session, turn, pool)
             if session.num_begun == 1 and has_company:
                 learning.saw_first_prompt(family, pool.last_tokens(turn, new_blocks))
-        pool.ready.put(turn, (is_side, rank, turn.arrived_at), now)
+        pool.queue.put(turn, (is_side, rank, turn.arrived_at), now)
         self._ready[turn.id] = (pool, reason, pool.missing_tokens(turn, expected_blocks))
 
     def _dispatch(self, now: float, decisions: list[Decision]) -> None:
         """Give free slots to ready turns."""
         for pool in self._fleet.pools.values():
-            while pool.ready and (pool.replica.free_slots or not self._policy.bounds_slots):
-                decisions.append(self._start(pool.ready.pop(now - self._limits.hold_bound_s, now), pool, now))
+            while pool.queue and (pool.replica.free_slots or not self._policy.bounds_slots):
+                turn = pool.queue.pop(now - self._limits.hold_bound_s, now)
+                decisions.append(self._dispatched(turn, pool, now))
 
-    def _start(self, turn: Turn, pool: Pool, now: float) -> Dispatch:
-        session, family = self._fleet.sessions[turn.session_id], self._fleet.families[turn.family_id]
+    def _dispatched(self, turn: Turn, pool: Pool, now: float) -> Dispatch:
+        session = self._fleet.sessions[turn.session_id]
         _, reason, missing_tokens = self._ready.pop(turn.id)
         session.num_waiting, session.num_running = session.num_waiting - 1, session.num_running + 1
-        self._slots.start(turn, pool, missing_tokens, now)
+        self._slots.occupy(turn, pool, missing_tokens, now)
         # While it waited, tokens per character may have been learned to be fewer.
         expected_cached_tokens = max(0, round(pool.prompt_tokens(turn) - missing_tokens))
-        told = hints(turn, session, family, self._is_shared(now))
-        return Dispatch(turn.id, pool.replica.id, reason, expected_cached_tokens, told)
+        hints = self._slots.hints(turn, pool, self._is_shared(now))
+        return Dispatch(turn.id, pool.replica.id, reason, expected_cached_tokens, hints)
 
     def _follow_up(self, now: float, decisions: list[Decision]) -> None:
-        """Sessions that lost their residency are told, watched, and warmed up when their time has come."""
+        """Announce the sessions that lost their residency, and warm up those whose time has come."""
         lost, self._fleet.lost = self._fleet.lost, []
         for session, replica_id in lost:
             if not session.is_resident:
@@ -346,9 +370,9 @@ class Scheduler:
             decisions.append(warm_up)
 
     def _next_wake(self, now: float) -> float | None:
-        """The next time at which something changes by itself: a lease ends, or a wait passes the bound."""
+        """Return the next time at which something changes by itself: a timer fires, or a wait passes the bound."""
         wake_at = min(self._idle.leases.next_at, self._deadlines.next_at, self._warm_ups.timers.next_at)
         wake_at = min(wake_at, self._rests.next_at)
-        if self._admission.held:  # who is idle is less likely to come back by the end of a lease that it outran
+        if self._admission.held:  # an idle session is less likely to come back once it outran its lease
             wake_at = min(wake_at, self._idle.outrun.next_at, self._admission.next_overdue_at(now))
         return None if wake_at == math.inf else wake_at

@@ -24,7 +24,7 @@ Flow: TypeAlias = tuple[int, str]
 
 
 def flow_of(turn: Turn) -> Flow:
-    return turn.urgency, turn.tenant
+    return turn.priority_class, turn.tenant
 
 
 class Shares:
@@ -104,7 +104,7 @@ class Tenants:
 
     def arrived(self, turn: Turn, now: float) -> None:
         if turn.tenant != self._latest:
-            self.known[turn.tenant] = turn.weight, turn.urgency
+            self.known[turn.tenant] = turn.weight, turn.priority_class
             self._latest, self._other_at = turn.tenant, self._latest_at
         self._latest_at = now
 

@@ -1,4 +1,5 @@
-"""Turns that hold a slot, and what each of them teaches: of its replica, of its family, of its session."""
+"""Turns that hold a slot: the hints that they start with, and what each teaches of its replica, its family and its
+session when it ends."""
 
 from __future__ import annotations
 
@@ -6,79 +7,103 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from policies import learning
-from policies.admission_queue import Line
+from policies.admission_queue import AdmissionQueue
 from policies.capacity import MET
 from policies.fleet import Fleet, Pool
 from policies.forecast import expected_turns, output_tokens
-from policies.types import Ending, Left, Session, Turn, TurnId, TurnKind
+from policies.types import Ending, Hints, Left, Session, Turn, TurnId, TurnKind
 
 
 @dataclass(slots=True)
-class Running:
-    """One turn in its slot."""
+class RunningTurn:
+    """A turn in its slot."""
 
     turn: Turn
     pool: Pool
     missing_tokens: float
-    """Of its prompt, that the cache should not have."""
+    """Tokens of its prompt that the cache should not have."""
     began_at: float
-    """Its prefill or, after its first byte, its decoding."""
+    """When its prefill began; after its first byte, when its decoding did."""
     started_at: float
     prefilled_tokens: float = 0.0
-    """What its replica had computed for everybody when its first byte came."""
+    """Tokens that its replica had computed for all turns when its first byte came."""
 
 
 LEAST_MS, LEAST_TOKENS = 50.0, 64.0
-"""That a turn is charged, so that many small ones do not count as none."""
+"""The least that a turn is charged, so that many small turns do not count as none."""
 LIKELY, LONG_TOKENS = 0.5, 1_024.0
-"""Turns still to be expected of a session, and length of its family's answers, for which an engine may prefill the
-next prompt ahead: for short ones its extra request costs the others more time than it saves (decision 4)."""
+"""Turns still to be expected of a session, and length of its family's answers, from which on an engine may prefill
+the next prompt ahead. For short answers its extra request costs the others more time than it saves (decision
+4)."""
 
 
 class Slots:
-    """Written by the Scheduler."""
+    """Owns the running turns. Written by the Scheduler."""
 
-    def __init__(self, fleet: Fleet, line: Callable[[str], Line]) -> None:
-        """`line`: of those who wait for a model."""
-        self._fleet, self._line = fleet, line
-        self._running: dict[TurnId, Running] = {}
+    def __init__(self, fleet: Fleet, queue_of: Callable[[str], AdmissionQueue]) -> None:
+        """`queue_of`: the admission queue of a model."""
+        self._fleet, self._queue_of = fleet, queue_of
+        self._running: dict[TurnId, RunningTurn] = {}
 
-    def start(self, turn: Turn, pool: Pool, missing_tokens: float, now: float) -> None:
-        """It takes a slot of the pool."""
+    def occupy(self, turn: Turn, pool: Pool, missing_tokens: float, now: float) -> None:
+        """Give the turn a slot of the pool."""
         pool.pace.prefill_began(turn.id, missing_tokens, not pool.replica.queued_prefill_tokens, now)
-        pool.replica.begin(turn.id, round(missing_tokens))
-        self._running[turn.id] = Running(turn, pool, missing_tokens, now, now)
-        session = self._fleet.sessions[turn.session_id]
+        pool.replica.occupy_slot(turn.id, round(missing_tokens))
+        self._running[turn.id] = RunningTurn(turn, pool, missing_tokens, now, now)
         if len(self._fleet.tenants.known) > 1:
-            expected_tokens = missing_tokens + output_tokens(self._fleet.families[session.family_id])
-            self._line(turn.model).shares.began(turn, max(LEAST_TOKENS, expected_tokens), now)
-            pool.ready.shares.began(turn, pool.ready.usual_ms, now)
-        session.prefills_next = pool.trial.asks() if self._may_prefill_next(turn, session, pool) else None
+            family = self._fleet.families[self._fleet.sessions[turn.session_id].family_id]
+            expected_tokens = missing_tokens + output_tokens(family)
+            self._queue_of(turn.model).shares.began(turn, max(LEAST_TOKENS, expected_tokens), now)
+            pool.queue.shares.began(turn, pool.queue.usual_ms, now)
+
+    def hints(self, turn: Turn, pool: Pool, is_shared: bool) -> Hints:
+        """Return the hints for the turn's engine. Its file owns polarity, range and field names.
+
+        The highest urgency is 100. An agent turn that is the last has 80, one with one more to follow 40, and so
+        on; side requests have 0. Each class of the operator moves it by 10, so batches are below 0.
+
+        `is_shared`: other tenants use the engine, too. Its queue does not know tenants, so all turns of a class
+        have the least urgency of that class. Then no turn overtakes an earlier one, whatever its client declares
+        and whatever was learned.
+        """
+        session = self._fleet.sessions[turn.session_id]
+        family = self._fleet.families[turn.family_id]
+        remaining = expected_turns(family, session.num_begun, session.remaining_turns)
+        own = 0.0 if is_shared or turn.kind is TurnKind.SIDE else 80.0 / (1.0 + remaining)
+        return Hints(
+            urgency=round(min(100.0, max(-100.0, own + 10 * turn.priority_class))),
+            remaining_turns=None if is_shared else remaining,
+            expected_output_tokens=None if family.output_tokens is None else round(family.output_tokens),
+            prefills_next=self._may_prefill_next(turn, session, pool),
+            session_id=session.id,
+            parent_id=session.parent_id,
+        )
 
     def _may_prefill_next(self, turn: Turn, session: Session, pool: Pool) -> bool:
-        """Whether the session is likely to go on after a long answer, and there is room for what may be needed."""
+        """Whether the session is likely to go on after a long answer, and the pool has room for the guess."""
         family = self._fleet.families[session.family_id]
         if turn.kind is not TurnKind.AGENT or (family.output_tokens or 0.0) < LONG_TOKENS or not pool.is_roomy:
             return False
         return expected_turns(family, session.num_begun, session.remaining_turns) >= LIKELY
 
     def first_byte(self, turn_id: TurnId, now: float) -> None:
-        """Its prefill is over; nothing happens when it has left its slot already."""
+        """End the prefill of a turn; harmless for one that has left its slot already."""
         running = self._running.get(turn_id)
         if running is None:
             return
         pace = running.pool.pace
-        running.pool.replica.prefilled(turn_id)
+        running.pool.replica.end_prefill(turn_id)
         pace.prefill_ended(turn_id, running.missing_tokens, now)
         running.began_at, running.prefilled_tokens = now, pace.prefilled_tokens
 
-    def left(self, fact: Left, now: float) -> Turn | None:
-        """It gives its slot back; None when it has none. A complete agent turn changes its family's statistics."""
+    def free(self, fact: Left, now: float) -> Turn | None:
+        """Take the slot back and learn from the turn; None when it has no slot. A complete agent turn changes the
+        statistics of its family."""
         running = self._running.pop(fact.turn_id, None)
         if running is None:
             return None
         turn, pool, usage = running.turn, running.pool, fact.usage
-        pool.replica.end(turn.id)
+        pool.replica.free_slot(turn.id)
         session = self._fleet.sessions[turn.session_id]
         session.num_running -= 1
         if len(self._fleet.tenants.known) > 1:
@@ -89,16 +114,16 @@ class Slots:
         if fact.ending is Ending.COMPLETE and turn.kind is not TurnKind.SIDE:
             session.decode_s = now - running.began_at
             session.others_tokens = pool.pace.prefilled_tokens - running.prefilled_tokens
-            self._compare(running, session, fact, computed_tokens)
+            self._judge_cache(running, session, fact, computed_tokens)
             self._learn(turn, session, pool, fact)
         return turn
 
-    def _charge(self, running: Running, session: Session, fact: Left, now: float) -> None:
-        """What it took of the fair shares. An answer whose length nobody told counts as long as its family's."""
-        turn, ready, usage = running.turn, running.pool.ready, fact.usage
+    def _charge(self, running: RunningTurn, session: Session, fact: Left, now: float) -> None:
+        """Charge the fair shares. An answer of unknown length counts as long as those of its family."""
+        turn, queue, usage = running.turn, running.pool.queue, fact.usage
         slot_ms = max(LEAST_MS, 1e3 * (now - running.started_at))
-        ready.usual_ms = learning.blend(ready.usual_ms, slot_ms)
-        ready.shares.ended(turn, slot_ms, now)
+        queue.usual_ms = learning.blend(queue.usual_ms, slot_ms)
+        queue.shares.ended(turn, slot_ms, now)
         tokens = 0.0
         if usage.prompt_tokens is not None and usage.cached_tokens is not None:
             tokens = usage.prompt_tokens - usage.cached_tokens
@@ -108,17 +133,17 @@ class Slots:
             tokens += usage.output_tokens
         elif fact.ending is not Ending.REFUSED:
             tokens += output_tokens(self._fleet.families[session.family_id])
-        self._line(turn.model).shares.ended(turn, max(LEAST_TOKENS, tokens), now)
+        self._queue_of(turn.model).shares.ended(turn, max(LEAST_TOKENS, tokens), now)
 
-    def _compare(self, running: Running, session: Session, fact: Left, computed_tokens: float) -> None:
-        """Whether the engine still had the session's last prompt, which it should have, and which it had the time
-        before: engines that say nothing of their cache, always 0, or never find a prompt again are not asked."""
+    def _judge_cache(self, running: RunningTurn, session: Session, fact: Left, computed_tokens: float) -> None:
+        """Tell the pool's capacity whether the engine still had the session's last prompt.
+
+        It counts only where the prompt should have been cached, and the one before it was. So engines that report
+        no cached tokens, always 0, or never find a prompt again change nothing.
+        """
         cached_tokens, pool = fact.usage.cached_tokens, running.pool
         if cached_tokens is None or not session.prompt_tokens or running.turn.is_retry:
             return
-        if session.prefills_next is not None and session.output_tokens:
-            found = (cached_tokens - session.prompt_tokens) / session.output_tokens
-            pool.trial.saw(session.prefills_next, min(1.0, max(0.0, found)))
         found_before, least_tokens = session.found_prefix, MET * session.prompt_tokens
         session.found_prefix = cached_tokens >= least_tokens
         is_expected = pool.prompt_tokens(running.turn) - running.missing_tokens >= least_tokens
@@ -127,7 +152,7 @@ class Slots:
         pool.capacity.saw(computed_tokens, wanted_tokens, max(0, missed_tokens), pool.resident_tokens)
 
     def _learn(self, turn: Turn, session: Session, pool: Pool, fact: Left) -> None:
-        """What a finished call teaches about its session, its family and its model."""
+        """Learn from a finished call about its session, its family and its model."""
         family = self._fleet.families[session.family_id]
         prompt_tokens = fact.usage.prompt_tokens or round(pool.prompt_tokens(turn))
         if fact.usage.prompt_tokens:

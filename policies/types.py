@@ -8,12 +8,12 @@ Times are seconds of the driver's monotonic clock, sizes are tokens unless a nam
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left, bisect_right, insort
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias, TypeVar, dataclass_transform
-
-from policies.idle_times import IdleTimes
 
 SessionId: TypeAlias = str
 FamilyId: TypeAlias = str
@@ -63,7 +63,7 @@ class Turn:
     remaining_turns: int | None = None
     """Declared by the client: model calls still to come after this one. None: not declared."""
     is_retry: bool = False
-    urgency: int = 0
+    priority_class: int = 0
     """The operator's or an entitled client's own class, higher first; 0 is everybody. Below 0 there is no bound on
     waiting: batches, which wait while anybody else does."""
     weight: float = 1.0
@@ -115,7 +115,6 @@ class Session:
     """Those that count as its tenant's part of the replica; none while it is not resident."""
     prompt_tokens: int = 0
     """Of its last turn, as reported, else estimated."""
-    output_tokens: int = 0
     decode_s: float = 0.0
     """From the first byte of its last complete answer to the end."""
     others_tokens: float = 0.0
@@ -124,11 +123,9 @@ class Session:
     """Names of the tools that its last answer called; empty: none."""
     tool_s: float | None = None
     """How long they take, where the gateway runs them itself. None: not known."""
-    prefills_next: bool | None = None
-    """Whether its last turn asked the engine to prefill the next one. None: it had no reason to."""
     found_prefix: bool = False
     """Whether the prompt of its last answer was cached as far as expected."""
-    urgency: int = 0
+    priority_class: int = 0
     """Of its last turn; residents yield to none of a lower one."""
     idle_since: float = 0.0
     lease_until: float = 0.0
@@ -216,18 +213,18 @@ class Replica:
     def free_slots(self) -> float:
         return max(0, self.own_slots - len(self.running))
 
-    def begin(self, turn_id: TurnId, prefill_tokens: int) -> None:
-        """A turn takes a slot."""
+    def occupy_slot(self, turn_id: TurnId, prefill_tokens: int) -> None:
+        """Give a turn a slot."""
         self.queued_prefill_tokens += prefill_tokens - self.running.get(turn_id, 0)
         self.running[turn_id] = prefill_tokens
 
-    def prefilled(self, turn_id: TurnId) -> None:
-        """The first byte of its answer came."""
+    def end_prefill(self, turn_id: TurnId) -> None:
+        """Count the prefill of a turn as over: the first byte of its answer came."""
         self.queued_prefill_tokens -= self.running[turn_id]
         self.running[turn_id] = 0
 
-    def end(self, turn_id: TurnId) -> None:
-        """It gives its slot back, if it has one."""
+    def free_slot(self, turn_id: TurnId) -> None:
+        """Take the slot of a turn back, if it has one."""
         self.queued_prefill_tokens -= self.running.pop(turn_id, 0)
 
 
@@ -318,6 +315,13 @@ class SessionEnded:
 
 
 @value
+class SessionForgotten:
+    """The gateway has dropped the session: no fact will name it again. Ignored while it has turns."""
+
+    session_id: SessionId
+
+
+@value
 class WarmedUp:
     """A warm-up is over."""
 
@@ -332,7 +336,16 @@ class Tick:
 
 
 Fact: TypeAlias = (
-    Arrived | FirstByte | Left | ReplicaReported | ReplicaLost | CacheLost | SessionEnded | WarmedUp | Tick
+    Arrived
+    | FirstByte
+    | Left
+    | ReplicaReported
+    | ReplicaLost
+    | CacheLost
+    | SessionEnded
+    | SessionForgotten
+    | WarmedUp
+    | Tick
 )
 
 
@@ -413,3 +426,42 @@ class Release:
 
 
 Decision: TypeAlias = Dispatch | Reject | WarmUp | Release
+
+
+# ---- idle times, kept in order, since each turn asks for quantiles and ranks
+
+MAX_IDLE_TIMES = 64
+
+
+class IdleTimes:
+    """Seconds between two turns of a session; the newest MOST of them count."""
+
+    def __init__(self, seen_s: Iterable[float] = ()) -> None:
+        self._recent: deque[float] = deque()
+        self._ordered: list[float] = []
+        for gap_s in seen_s:
+            self.add(gap_s)
+
+    def __len__(self) -> int:
+        return len(self._ordered)
+
+    def __repr__(self) -> str:
+        return f"Gaps({list(self._recent)})"
+
+    def add(self, gap_s: float) -> None:
+        if len(self._recent) == MAX_IDLE_TIMES:
+            del self._ordered[bisect_left(self._ordered, self._recent.popleft())]
+        self._recent.append(gap_s)
+        insort(self._ordered, gap_s)
+
+    def num_longer(self, idle_s: float) -> int:
+        return len(self._ordered) - bisect_right(self._ordered, idle_s)
+
+    def median_longer(self, idle_s: float) -> float | None:
+        """Of those that lasted longer. None: none did."""
+        first = bisect_right(self._ordered, idle_s)
+        return self._ordered[(first + len(self._ordered)) // 2] if first < len(self._ordered) else None
+
+    def quantile(self, share: float) -> float:
+        """The caller knows that there is one."""
+        return self._ordered[min(len(self._ordered) - 1, int(share * len(self._ordered)))]

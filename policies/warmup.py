@@ -10,7 +10,7 @@ from policies.fleet import Fleet, Pool
 from policies.forecast import FEWEST_GAPS, chance_of_return, gaps_of
 from policies.idle import Timers
 from policies.learning import blend
-from policies.types import Family, Session, SessionId, WarmedUp, WarmUp
+from policies.types import Family, Session, SessionId, SessionState, WarmedUp, WarmUp
 
 LEAST_TOKENS = 1_024
 """Fewer are computed as soon as they are asked for."""
@@ -40,7 +40,7 @@ class WarmUps:
         if session.id in self._warm:
             self._warm.discard(session.id)
             self._paid = blend(self._paid, 0.0)
-        elif self._is_on and not (session.num_running or session.num_waiting):
+        elif self._is_on and session.id in self._fleet.sessions and session.state is SessionState.IDLE:
             due_at = self._due_at(session, self._fleet.families[session.family_id])
             if due_at is not None:
                 self.timers.put(max(now, due_at), session.id)
@@ -51,13 +51,18 @@ class WarmUps:
             self._warm.discard(session.id)
             self._paid = blend(self._paid, 1.0)
 
+    def forget_session(self, session_id: SessionId) -> None:
+        self._warm.discard(session_id)
+        if (pool := self._under_way.pop(session_id, None)) is not None:
+            pool.replica.free_slot(_slot(session_id))
+
     def ended(self, fact: WarmedUp) -> None:
         """The engine has computed it, or there was no way to ask."""
         pool = self._under_way.pop(fact.session_id, None)
         session = self._fleet.sessions.get(fact.session_id)
         if pool is None:
             return
-        pool.replica.end(_slot(fact.session_id))
+        pool.replica.free_slot(_slot(fact.session_id))
         if session is None or session.num_running or session.num_waiting:
             return
         if fact.is_done:
@@ -79,7 +84,7 @@ class WarmUps:
                 missing_tokens = _missing_tokens(session, pool)
                 self._fleet.keep(session, pool)
                 self._under_way[session.id] = pool
-                pool.replica.begin(_slot(session.id), round(missing_tokens))
+                pool.replica.occupy_slot(_slot(session.id), round(missing_tokens))
                 begun.append((session, WarmUp(session.id, pool.replica.id, round(missing_tokens))))
         return begun
 

@@ -20,7 +20,7 @@ from gateway.core.transport import Request
 from gateway.dialects import BY_PATH
 from gateway.dialects.base import Script
 from gateway.exchange import Exchange, Payload, Timings
-from gateway.sessions.rewrite import Rewrite, owner_of
+from gateway.sessions.prefix_breaks import Rewrite, owner_of
 from policies.recognition.chains import Chain, block_chain, common
 from policies.recognition.prefix_breaks import Breaks
 from policies.types import TurnKind

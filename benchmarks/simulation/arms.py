@@ -14,8 +14,8 @@ from benchmarks.simulation.workloads import AgentRun
 from gateway.cli.demo_fleet import quantile
 from policies.admission import Limits
 from policies.admission_queue import FAIR
-from policies.fifo import Fifo
-from policies.passthrough import Passthrough
+from policies.deadline import EarliestDeadline
+from policies.fifo import Fifo, Passthrough
 from policies.scheduler import Scheduler
 from policies.turns import Turns
 
@@ -43,6 +43,10 @@ def _turns(_runs: Sequence[AgentRun], _world: World) -> Decider:
     return Scheduler(Turns(), Limits())
 
 
+def _deadline(_runs: Sequence[AgentRun], _world: World) -> Decider:
+    return Scheduler(EarliestDeadline(), Limits())
+
+
 def _least_loaded(_runs: Sequence[AgentRun], _world: World) -> Decider:
     return Scheduler(Turns(least_loaded), Limits())
 
@@ -63,6 +67,7 @@ ARMS: Mapping[str, Sequence[ArmFactory]] = {
     "straight": [_straight],
     "fifo": [_fifo],
     "turns": [_turns],
+    "deadline": [_deadline],
     "turns, least loaded": [_least_loaded],
     "turns, round robin": [_round_robin],
     "warming up": [_warming_up],

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies.placement import Option, weight
+from policies.policy import Option, rendezvous_weight
 from policies.types import FamilyId
 
 
 def least_loaded(options: Sequence[Option], family_id: FamilyId, _ordinal: int) -> Option:
     """Fewest running turns."""
-    return min(options, key=lambda option: (option.num_running, -weight(option.replica_id, family_id)))
+    return min(options, key=lambda option: (option.num_running, -rendezvous_weight(option.replica_id, family_id)))
 
 
 def round_robin(options: Sequence[Option], _family_id: FamilyId, ordinal: int) -> Option:

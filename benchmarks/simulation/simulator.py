@@ -247,6 +247,7 @@ class Simulation:
             kind=TurnKind.SIDE if index < 0 else first_kind,
             parent_id=run.parent_id,
             remaining_turns=len(run.calls) - index - 1 if world.declares_turns and index >= 0 else None,
+            deadline_at=None if run.deadline_s is None else self._now + run.deadline_s,
             max_wait_s=world.max_wait_s,
         )
         simulated = SimulatedTurn(run.id, index, self._now, call.prompt_tokens, call.output_tokens)

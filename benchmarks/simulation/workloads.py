@@ -85,6 +85,8 @@ class AgentRun:
     side: tuple[ModelCall, ...] = ()
     """Requests for titles and the like, sent together with the first call."""
     parent_id: str | None = None
+    deadline_s: float | None = None
+    """Time after which it does not want a call to begin any more. None: it says none."""
 
     @property
     def peak_tokens(self) -> int:

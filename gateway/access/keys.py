@@ -76,7 +76,7 @@ class Caller:
     """Names and globs of the gateway's tools that the key may use."""
     id: str = ""
     """The name of the key, or its reference."""
-    urgency: int = 0
+    priority_class: int = 0
     """Priority class of its turns; higher classes go first."""
     weight: float = 1.0
     """Weight of its tenant in the fair share."""

@@ -18,8 +18,8 @@ from urllib.parse import parse_qs
 from gateway.core.fields import Json
 from gateway.exchange import Exchange
 from gateway.sessions.session_table import Seen, Sessions, Span, running_span
+from policies.fleet import FleetView, ReplicaView, SessionView
 from policies.types import Hold, SessionId, SessionState, TurnKind
-from policies.view import FleetView, ReplicaView, SessionView
 
 DEFAULT_ROWS = 100
 MAX_ROWS = 1_000

@@ -14,7 +14,7 @@ from gateway.access.keys import Caller, Keys
 from gateway.batches.objects import Batch, Line
 from gateway.core.transport import Handler, HeaderList
 from gateway.request.inprocess import InProcessResponder, again_in_s, ask
-from policies.view import FleetView
+from policies.fleet import FleetView
 
 TENANT, URGENCY, KEY = "x-turngate-tenant", "x-turngate-urgency", "x-turngate-key"
 LOW, ORDINARY = -10, 0
@@ -34,7 +34,7 @@ class LineKeys(Keys):
     def at_once(self, headers: Mapping[str, str]) -> Caller:
         tenant = headers[TENANT]
         salt = self._keys.salt_of(tenant)
-        caller = Caller(tenant, may_prioritise=False, urgency=int(headers[URGENCY]), cache_salt=salt)
+        caller = Caller(tenant, may_prioritise=False, priority_class=int(headers[URGENCY]), cache_salt=salt)
         created_by = self._keys.named(headers[KEY])
         if created_by is None:
             return caller
@@ -60,10 +60,10 @@ class LineExecutor:
         """Return the answer that stands. Holds a place during each attempt only. Ends with its task."""
         num_failures = 0
         while True:
-            async with self.limiter.place(batch.tenant) as urgency:
+            async with self.limiter.place(batch.tenant) as priority_class:
                 headers = [
                     (TENANT, batch.tenant),
-                    (URGENCY, str(urgency)),
+                    (URGENCY, str(priority_class)),
                     (KEY, batch.key_id),
                     ("x-turngate-session", f"{batch.id}/{line.number}"),
                     ("content-type", "application/json"),
@@ -203,7 +203,7 @@ class ConcurrencyLimiter:
         if self._clock() - self._moved_at >= STARVED_S and self._admit_one(ORDINARY):
             self._moved_at = self._clock()
 
-    def _admit_one(self, urgency: int) -> bool:
+    def _admit_one(self, priority_class: int) -> bool:
         """Admit the oldest line of the next tenant. False: none waits."""
         while self._queues:
             tenant, queue = next(iter(self._queues.items()))
@@ -212,7 +212,7 @@ class ConcurrencyLimiter:
             if not queue:
                 del self._queues[tenant]
             if not admitted.done():  # else its line was cancelled
-                admitted.set_result(urgency)
+                admitted.set_result(priority_class)
                 self.in_flight += 1
                 return True
         return False

@@ -15,9 +15,9 @@ from gateway.core import fields
 from gateway.core.errors import ConfigError
 from gateway.core.redis import client
 from gateway.sessions.session_locations import Origin, Placed, Trail
-from policies.placement import weight
+from policies.fleet import FleetView, ReplicaView
+from policies.policy import rendezvous_weight
 from policies.types import Hold, ReplicaId
-from policies.view import FleetView, ReplicaView
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -46,7 +46,7 @@ def by_preference(members: Iterable[Member], origin: Origin) -> list[Member]:
     """
 
     def preference(member: Member) -> tuple[int, int]:
-        return weight(member.gateway, origin.family), weight(member.id, origin.root)
+        return rendezvous_weight(member.gateway, origin.family), rendezvous_weight(member.id, origin.root)
 
     return sorted(members, key=preference, reverse=True)
 

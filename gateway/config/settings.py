@@ -219,7 +219,7 @@ class Policy(Section):
     """When a session is admitted, in which order turns go, and to which replica."""
 
     name: str = "turns"
-    """turns, fifo or passthrough; or the import path of another policy, `package.module:Name`."""
+    """turns, fifo, passthrough or deadline; or the import path of another policy, `package.module:Name`."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of a policy that is given by its import path."""
     placement: Annotated[str, AfterValidator(_placement)] = "prefix"

@@ -22,7 +22,7 @@ from gateway.exchange import Exchange
 from gateway.prompt_lists.gather import PartFailed, PartRequest, Sink, StreamedAnswer, Template, WholeAnswer
 from gateway.request.answer import SSE_HEADERS
 from gateway.request.inprocess import OVERLOADED, Continuation, again_in_s
-from policies.view import FleetView
+from policies.fleet import FleetView
 
 APART = ("x-turngate-prompt-errors", "separate")
 """Header with which a prompt that has no answer fails alone. Without it the request does, as in OpenAI's API."""

@@ -16,12 +16,9 @@ from gateway.config.settings import Settings
 from gateway.core.errors import ConfigError, Failure, Outcome, Refused
 from gateway.telemetry.factlog import Header
 from policies.admission import Limits
-from policies.fifo import Fifo
-from policies.passthrough import Passthrough
-from policies.placement import Place, by_prefix
-from policies.policy import Policy
+from policies.fleet import FleetView
+from policies.policy import Place, Policy, by_prefix
 from policies.scheduler import Scheduler
-from policies.turns import Turns
 from policies.types import (
     Arrived,
     Decision,
@@ -40,7 +37,6 @@ from policies.types import (
     Usage,
     WarmUp,
 )
-from policies.view import FleetView
 
 LOG = logging.getLogger(__name__)
 
@@ -85,7 +81,13 @@ def stopping() -> Refused:
 
 # --- The Scheduler that a configuration asks for: its policy by name and its limits, and their record for the log.
 
-POLICIES: dict[str, Callable[[Place], Policy]] = {"turns": Turns, "fifo": Fifo, "passthrough": Passthrough}
+POLICIES = {
+    "turns": "policies.turns:Turns",
+    "fifo": "policies.fifo:Fifo",
+    "passthrough": "policies.fifo:Passthrough",
+    "deadline": "policies.deadline:EarliestDeadline",
+}
+"""Import paths of the policies that have a short name."""
 
 
 def limits_of(settings: Settings) -> Limits:
@@ -110,7 +112,7 @@ def recorded(settings: Settings) -> Header:
 def policy_of(section: settings.Policy) -> Policy:
     """The policy of a short name, or of an import path `package.module:Name`. Raises ConfigError."""
     if section.name in POLICIES:
-        return POLICIES[section.name](_place_of(section.placement))
+        return cast(Policy, _imported(POLICIES[section.name])(_place_of(section.placement)))
     if ":" not in section.name:
         known = ", ".join(POLICIES)
         meant = loading.did_you_mean(section.name, POLICIES)

@@ -228,7 +228,7 @@ class RequestHandler:
             parent_id=who.parent_id,
             remaining_turns=who.remaining_turns,
             is_retry=who.is_retry,
-            urgency=exchange.caller.urgency,
+            priority_class=exchange.caller.priority_class,
             weight=exchange.caller.weight,
             deadline_at=_deadline_at(exchange),
             max_wait_s=settings.max_wait_s if exchange.payload.wants_stream else settings.max_wait_plain_s,

@@ -132,7 +132,7 @@ def plain_call(exchange: Exchange, engine: RunningEngine) -> Call:
     the engine's queue knows one."""
     request, payload = exchange.request, exchange.payload
     body = payload.body
-    hints = Hints(urgency=max(-100, min(100, 10 * exchange.caller.urgency)))
+    hints = Hints(urgency=max(-100, min(100, 10 * exchange.caller.priority_class)))
     asked = OutgoingRequest(request.path, body, hints, "", exchange.caller.may_prioritise, request.headers)
     added = engine.adapter.outgoing(asked, engine.abilities) if body else NOTHING
     put = dict(added.body)

@@ -22,8 +22,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from policies.fleet import FleetView
 from policies.types import Hold, SessionState
-from policies.view import FleetView
 
 MAX_LABEL_SETS = 1_000
 

@@ -14,8 +14,8 @@ from gateway.exchange import Exchange, Recognition, Trace
 from gateway.telemetry.factlog import FactLog
 from gateway.telemetry.metrics import Metrics, Watched
 from gateway.telemetry.receipts import Receipts, overhead_s, queued_s, receipt, values_of
+from policies.fleet import FleetView
 from policies.types import Decision, Dispatch, Fact, ReplicaId, TurnKind
-from policies.view import FleetView
 
 
 class Tracing(Protocol):

@@ -49,7 +49,7 @@ class Conversation:
     marks: tuple[bytes, ...] = ()
     """Bytes that the next turn carries if it follows the latest answer: tool call ids, or the end of its text."""
     task: tuple[int, ...] = ()
-    """What its history begins with, see `policies.recognition.summaries`; only without a name, as are `clues`."""
+    """What its history begins with, see `Summaries`; only without a name, as are `clues`."""
     clues: tuple[int, ...] = ()
     """Where the index knows it: passages of its latest answer; of its last message, where that failed."""
     was_summed_up: bool = False

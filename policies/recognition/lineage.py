@@ -7,19 +7,24 @@ from collections.abc import Sequence
 from policies.recognition.chains import Beginnings, Chain, Texts, block_chain, common, own_name, size_of
 from policies.recognition.continuation import (
     NOBODY,
+    OPENING_BYTES,
     SEARCHED,
     Asked,
     Call,
     Carried,
     Match,
     Rule,
+    Summaries,
+    Telling,
     hash_of_tools,
     is_restart,
     judge,
+    latest,
+    opening,
+    telling,
 )
 from policies.recognition.conversations import Conversation, Conversations
 from policies.recognition.families import Families, FamilyRecord
-from policies.recognition.summaries import OPENING_BYTES, Summaries, Telling, latest, opening, telling
 from policies.types import BLOCK_CHARS, Blocks, FamilyId, SessionId, TurnKind, value
 
 

@@ -13,8 +13,8 @@ from gateway.api.sessions import SessionViews, joined_families, joined_live, joi
 from gateway.core.errors import Outcome
 from gateway.exchange import Exchange, Recognition, Timings
 from gateway.sessions.session_table import Seen, Sessions, Span, Timeline
+from policies.fleet import FleetView, SessionView
 from policies.types import SessionId, SessionState, TurnKind
-from policies.view import FleetView, SessionView
 from tests.gateway.observed import FLEET, exchange
 
 NOW = 100.0

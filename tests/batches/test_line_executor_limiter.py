@@ -54,8 +54,8 @@ class Asked:
         return number
 
     async def _ask(self, tenant: str, number: int) -> None:
-        async with self._window.place(tenant) as urgency:
-            self.order.append((tenant, urgency))
+        async with self._window.place(tenant) as priority_class:
+            self.order.append((tenant, priority_class))
             self.entered.append(number)
             await self.leave[number].wait()
 

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from gateway.batches.line_executor import Load, Pace
 from gateway.request.inprocess import LONGEST_S, OVERLOADED, PASSING, again_in_s
+from policies.fleet import FleetView, ReplicaView
 from policies.types import Hold
-from policies.view import FleetView, ReplicaView
 
 LOADS = st.builds(Load, st.integers(0, 600), st.integers(0, 600), st.integers(0, 9))
 

@@ -10,10 +10,9 @@ import pytest
 
 from benchmarks.simulation.placement import least_loaded, round_robin
 from policies.admission import Limits
-from policies.fifo import Fifo
-from policies.passthrough import Passthrough
-from policies.placement import Option, by_prefix
-from policies.policy import Policy
+from policies.deadline import EarliestDeadline
+from policies.fifo import Fifo, Passthrough
+from policies.policy import Option, Policy, Progress, by_prefix
 from policies.scheduler import Scheduler
 from policies.turns import Turns
 from policies.types import (
@@ -25,12 +24,14 @@ from policies.types import (
     Family,
     Left,
     Reason,
+    Refusal,
     Reject,
     ReplicaLost,
     ReplicaReported,
     Session,
     SessionEnded,
     Tick,
+    Turn,
     TurnId,
     TurnKind,
     Usage,
@@ -44,8 +45,9 @@ POLICIES: list[Callable[[], Policy]] = [
     lambda: Turns(least_loaded),
     lambda: Turns(round_robin),
     lambda: Fifo(by_prefix),
+    EarliestDeadline,
 ]
-IDS = ["passthrough", "fifo", "turns", "turns-load", "turns-robin", "fifo-prefix"]
+IDS = ["passthrough", "fifo", "turns", "turns-load", "turns-robin", "fifo-prefix", "deadline"]
 SLOTS, CAPACITY_TOKENS, HOLD_BOUND_S = 3, 60 * TOKENS_PER_BLOCK, 20.0
 
 
@@ -85,7 +87,8 @@ class Play:
             assert decision.turn_id not in self.decided
             self.decided.add(decision.turn_id)
             self.waiting.discard(decision.turn_id)
-            assert self.now >= self.not_before.get(decision.turn_id, 0.0)
+            is_overdue = isinstance(decision, Reject) and decision.refusal is Refusal.DEADLINE
+            assert is_overdue or self.now >= self.not_before.get(decision.turn_id, 0.0)
             if isinstance(decision, Dispatch):
                 assert decision.replica_id in self.up
                 self.running[decision.turn_id] = decision.replica_id
@@ -134,6 +137,8 @@ class Play:
         if self.num_turns % 7 == 0:
             self.not_before[turn_id] = self.now + self.num_turns % 30
             arriving = replace(arriving, is_retry=True, not_before=self.not_before[turn_id])
+        if self.policy.ranks_turns and self.num_turns % 3:
+            arriving = replace(arriving, deadline_at=self.now + 10.0 * (self.num_turns % 11 + 1))
         self.tell(Arrived(arriving))
 
     def leave(self, ending: Ending) -> None:
@@ -210,12 +215,12 @@ class Watched:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self.name, self.bounds_slots = policy.name, policy.bounds_slots
-        self.gates_residency = policy.gates_residency
+        self.gates_residency, self.ranks_turns = policy.gates_residency, policy.ranks_turns
 
-    def rank(self, family: Family, num_begun: int, declared: int | None) -> float:
-        before = state(family)
-        value = self._policy.rank(family, num_begun, declared)
-        assert state(family) == before
+    def rank(self, turn: Turn, session: Progress, family: Family) -> float:
+        before = state(family), repr(turn), repr(session)
+        value = self._policy.rank(turn, session, family)
+        assert (state(family), repr(turn), repr(session)) == before
         return value
 
     def forecast(self, family: Family, num_begun: int, declared: int | None) -> Sequence[float]:

@@ -122,7 +122,7 @@ class Company(Play):
 
     def tell(self, fact: Fact) -> None:
         if isinstance(fact, Arrived):
-            urgency = self.rng.choice([0, 0, 0, 1, -10])
+            priority_class = self.rng.choice([0, 0, 0, 1, -10])
             tenant = self.rng.choice("aabc")
             turn = fact.turn
             fact = Arrived(
@@ -131,7 +131,7 @@ class Company(Play):
                     tenant=tenant,
                     session_id=f"{tenant}/{turn.session_id}",
                     family_id=f"{tenant}/{turn.family_id}",
-                    urgency=urgency,
+                    priority_class=priority_class,
                 )
             )
             self.turns[turn.id] = fact.turn
@@ -145,7 +145,7 @@ class Company(Play):
         turn = self.turns[decision.turn_id]
         for other_id in self.running.keys() & self.told.keys():
             other = self.turns[other_id]
-            if other.tenant != turn.tenant and other.urgency >= turn.urgency:
+            if other.tenant != turn.tenant and other.priority_class >= turn.priority_class:
                 assert decision.hints.urgency <= self.told[other_id].urgency, (turn, other)
         self.told[decision.turn_id] = decision.hints
 

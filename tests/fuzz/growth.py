@@ -35,13 +35,12 @@ from gateway.prompt_lists.gather import PartFailed, PartRequest, StreamedAnswer
 from gateway.request import upstream_request
 from gateway.request.inprocess import Continuation, InProcessRequest
 from gateway.sessions.identity import Identity
-from gateway.sessions.rewrite import Rewrite, owner_of
+from gateway.sessions.prefix_breaks import Rewrite, owner_of
 from gateway.transport import Name, transport_of
 from policies.recognition.chains import message_chain
-from policies.recognition.continuation import Asked, Call, Carried
+from policies.recognition.continuation import Asked, Call, Carried, Summaries, Telling
 from policies.recognition.conversations import Conversations
 from policies.recognition.prefix_breaks import LEARNED_AFTER, Break, Found, Gap, after, before
-from policies.recognition.summaries import Summaries, Telling
 from tool_runtime.arguments import Schema
 
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"

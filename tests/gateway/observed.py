@@ -12,8 +12,8 @@ from gateway.dialects.base import Dialect
 from gateway.exchange import EngineAttempt, Exchange, Payload, Recognition, RequestEnd, Timings
 from gateway.telemetry.observer import Observer
 from gateway.telemetry.receipts import Receipts
+from policies.fleet import FleetView, ReplicaView
 from policies.types import Dispatch, Hold, Reason, SessionState, TurnKind, Usage
-from policies.view import FleetView, ReplicaView
 
 
 @dataclass

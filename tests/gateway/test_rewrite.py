@@ -12,7 +12,7 @@ from gateway.config.settings import IdentitySettings
 from gateway.core.transport import Request
 from gateway.dialects import BY_PATH
 from gateway.exchange import Exchange, Payload, Timings
-from gateway.sessions.rewrite import Rewrite, owner_of
+from gateway.sessions.prefix_breaks import Rewrite, owner_of
 from policies.recognition.prefix_breaks import Breaks
 
 PATTERNS = IdentitySettings().volatile_patterns

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from gateway.config.settings import Policy
 from gateway.core.errors import ConfigError
 from gateway.request.gate import policy_of
-from policies.placement import Option
+from policies.policy import Option
 
 OPTIONS = [Option(name, 0, 0, 0, 8, False) for name in "ab"]
 
@@ -29,9 +29,7 @@ def test_an_unknown_placement_is_refused_with_what_to_write() -> None:
         Policy(placement="prefx")
 
 
-@pytest.mark.parametrize(
-    "path", ["no_such_module:name", "policies.placement:no_such_name", ":x", "policies.placement:"]
-)
+@pytest.mark.parametrize("path", ["no_such_module:name", "policies.policy:no_such_name", ":x", "policies.policy:"])
 def test_a_placement_that_cannot_be_imported_is_a_fault_of_the_configuration(path: str) -> None:
     with pytest.raises(ConfigError, match=r"policy.placement"):
         policy_of(Policy(placement=path))

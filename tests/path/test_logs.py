@@ -11,9 +11,9 @@ import pytest
 
 from gateway.config.settings import Logging
 from gateway.telemetry import logs
-from policies.placement import by_prefix
+from policies.policy import Progress, by_prefix
 from policies.turns import Turns
-from policies.types import Family
+from policies.types import Family, Turn
 from tests.path.conftest import Start
 from tests.path.fake_engine import FakeEngine
 
@@ -26,7 +26,7 @@ class Broken(Turns):
     def __init__(self) -> None:
         super().__init__(by_prefix)
 
-    def rank(self, family: Family, num_begun: int, declared: int | None) -> float:
+    def rank(self, turn: Turn, session: Progress, family: Family) -> float:
         raise RuntimeError("a fault of ours")
 
 

@@ -168,7 +168,7 @@ class Tenants:
             parent_id=f"{agents.tenant}0.0" if declared.names_parent else None,
             remaining_turns=declared.remaining,
             is_retry=declared.says_retry,
-            urgency=agents.priority_class,
+            priority_class=agents.priority_class,
             weight=agents.weight,
             deadline_at=None if declared.deadline_s is None else self._now + declared.deadline_s,
             max_wait_s=agents.max_wait_s,

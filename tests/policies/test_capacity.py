@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.capacity import LOWERED, MOST, RAISED, Capacity
+from policies.capacity import LOWERED, MAX_OVER_STATED, RAISED, Capacity
 
 
 def stated(tokens: int) -> Capacity:
@@ -56,7 +56,7 @@ def test_a_pool_that_keeps_more_than_was_stated_is_found_larger_by_and_by() -> N
     capacity = stated(1_000)
     for _ in range(200):
         turnover(capacity, 0.0, capacity.tokens or 0, size_tokens=2_000)
-    assert capacity.tokens == MOST * 1_000
+    assert capacity.tokens == MAX_OVER_STATED * 1_000
 
 
 def test_a_step_too_many_is_taken_back_and_the_next_one_waits_longer() -> None:
@@ -91,4 +91,4 @@ def test_it_stays_between_nothing_and_the_most_that_is_believed(turns: list[tupl
     for computed_tokens, missed, resident_tokens in turns:
         capacity.saw(computed_tokens, 1_000, missed * 1_000, resident_tokens)
         assert capacity.tokens is not None
-        assert 0 < capacity.tokens <= MOST * 1_000
+        assert 0 < capacity.tokens <= MAX_OVER_STATED * 1_000

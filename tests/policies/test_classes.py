@@ -12,12 +12,12 @@ from tests.policies.turns_of import TOKENS_PER_BLOCK, TOKENS_PER_CHAR, done, tur
 
 def test_residents_of_a_higher_class_keep_their_cache() -> None:
     fleet = Fleet()
-    fleet.arrive(turn("vip1", ("vip", 60), session="vip", urgency=1, remaining=50))
+    fleet.arrive(turn("vip1", ("vip", 60), session="vip", priority_class=1, remaining=50))
     fleet.tell(done("vip1"), 1.0)
     fleet.arrive(turn("a", ("a", 60), at=2.0, remaining=0))
     for number in range(2, 40):
         assert fleet.arrive(
-            turn(f"vip{number}", ("vip", 60), session="vip", at=5.0 * number, urgency=1, remaining=50)
+            turn(f"vip{number}", ("vip", 60), session="vip", at=5.0 * number, priority_class=1, remaining=50)
         )
         assert fleet.tell(done(f"vip{number}"), 5.0 * number + 1) == []
 
@@ -54,7 +54,7 @@ def test_the_tenant_that_got_least_lately_goes_first() -> None:
 def test_a_class_below_0_waits_while_others_come_however_long_that_is() -> None:
     fleet = Fleet()
     fleet.arrive(turn("a0", ("a0", 90), remaining=0))
-    fleet.arrive(turn("low", ("low", 90), at=0.5, urgency=-10, remaining=0))
+    fleet.arrive(turn("low", ("low", 90), at=0.5, priority_class=-10, remaining=0))
     for number in range(1, 30):
         fleet.arrive(turn(f"a{number}", (f"a{number}", 90), at=10.0 * number, remaining=0))
         assert ids(fleet.tell(done(f"a{number - 1}"), 10.0 * number + 1)) == [f"a{number}"]

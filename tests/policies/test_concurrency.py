@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.concurrency import Concurrency
+from policies.capacity import Concurrency
 from policies.types import CacheLost, ReplicaReported
 from tests.policies.test_scheduler import Fleet, ids
 from tests.policies.turns_of import done, turn

@@ -3,12 +3,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.idle_times import MOST, IdleTimes
+from policies.types import MAX_IDLE_TIMES, IdleTimes
 
 
-@given(st.lists(st.floats(0, 100), max_size=3 * MOST), st.floats(0, 100))
+@given(st.lists(st.floats(0, 100), max_size=3 * MAX_IDLE_TIMES), st.floats(0, 100))
 def test_ranks_are_those_of_the_newest_gaps(seen_s: list[float], idle_s: float) -> None:
-    gaps, newest = IdleTimes(seen_s), sorted(seen_s[-MOST:])
+    gaps, newest = IdleTimes(seen_s), sorted(seen_s[-MAX_IDLE_TIMES:])
     longer = [gap for gap in newest if gap > idle_s]
     assert len(gaps) == len(newest)
     assert gaps.num_longer(idle_s) == len(longer)

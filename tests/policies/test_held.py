@@ -10,7 +10,7 @@ T = [(0, "t")]
 
 
 def test_order_in_a_flow_is_rank_then_age_and_of_flows_as_told() -> None:
-    held = HeldTurns(lambda bucket: float(bucket.num_begun))
+    held = HeldTurns(lambda _turn, bucket: float(bucket.num_begun))
     held.put(turn("old"), Bucket(0, False, "t", "f", 2, None), 1.0)
     held.put(turn("near"), Bucket(0, False, "t", "f", 1, None), 5.0)
     held.put(turn("urgent"), Bucket(9, False, "t", "f", 7, None), 6.0)
@@ -21,13 +21,13 @@ def test_order_in_a_flow_is_rank_then_age_and_of_flows_as_told() -> None:
 
 
 def test_a_class_below_0_never_waits_too_long() -> None:
-    held = HeldTurns(lambda bucket: 0.0)
+    held = HeldTurns(lambda _turn, bucket: 0.0)
     held.put(turn("batch"), Bucket(-1, False, "t", "f", 1, None), 1.0)
     assert held.oldest((-1, "t"))[1] == ""
 
 
 def test_in_a_tenant_returning_before_new_before_parked_and_no_tenant_takes_the_part_of_another() -> None:
-    held = HeldTurns(lambda bucket: float(bucket.num_begun))
+    held = HeldTurns(lambda _turn, bucket: float(bucket.num_begun))
     held.put(turn("new of a"), Bucket(0, False, "a", "f", 1, None), 1.0)
     held.put(turn("next of a"), Bucket(0, False, "a", "f", 2, None), 1.0)
     held.put(turn("new of b"), Bucket(0, False, "b", "f", 9, None), 2.0)
@@ -38,8 +38,8 @@ def test_in_a_tenant_returning_before_new_before_parked_and_no_tenant_takes_the_
     assert [head.id for head in held.heads(10, [(0, "b"), (0, "a")])] == order
     assert [head.id for head in held.heads(2, [(0, "b"), (0, "a")])] == ["new of b", "back of a"]
     assert [head.id for head in held.heads(1, [(0, "b"), (0, "a")])] == ["new of b"]
-    held.take("new of b")
-    held.take("parked of b")
+    held.remove("new of b")
+    held.remove("parked of b")
     assert list(held.flows) == [(0, "a")]
 
 
@@ -50,7 +50,7 @@ FAMILIES = st.sampled_from("xyz")
 @settings(max_examples=300)
 def test_the_incremental_order_equals_a_full_sort(steps: list[tuple[str, str, int]]) -> None:
     ranks = dict.fromkeys("xyz", 0.0)
-    held = HeldTurns(lambda bucket: ranks[bucket.family_id] * bucket.num_begun)
+    held = HeldTurns(lambda _turn, bucket: ranks[bucket.family_id] * bucket.num_begun)
     present: dict[str, tuple[Bucket, int]] = {}
     for number, (action, family, value) in enumerate(steps):
         if action == "put":
@@ -59,7 +59,7 @@ def test_the_incremental_order_equals_a_full_sort(steps: list[tuple[str, str, in
             present[str(number)] = (bucket, number)
         elif action == "take" and present:
             turn_id = sorted(present)[value % len(present)]
-            held.take(turn_id)
+            held.remove(turn_id)
             del present[turn_id]
         elif action == "rank":
             ranks[family] = float(value)

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from policies.idle import LEAST_S, MOST_S, UNKNOWN_S, lease_s
-from policies.idle_times import IdleTimes
-from policies.types import Family, Session
+from policies.turns import LEAST_S, MOST_S, UNKNOWN_S, Turns
+from policies.types import Family, IdleTimes, Session
 
 SESSION = Session("s", "f", "t", num_begun=1)
+lease_s = Turns().lease_s
 
 
 def test_a_family_without_a_past_gets_the_default() -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from policies.admission_queue import Bucket, Line
+from policies.admission_queue import AdmissionQueue, Bucket
 from tests.policies.turns_of import turn
 
 BUCKET = Bucket(0, False, "t", "f", 1, None)
 FLOW = (0, "t")
 
 
-def queue(*names: str) -> Line:
-    line = Line(lambda bucket: 0.0)
+def queue(*names: str) -> AdmissionQueue:
+    line = AdmissionQueue(lambda _turn, bucket: 0.0)
     for name in names:
         line.put(turn(name), BUCKET, 0.0, None, 0.0)
     return line
@@ -21,7 +21,7 @@ def queue(*names: str) -> Line:
 def test_a_wait_is_as_many_admissions_as_wait_before_it() -> None:
     line = queue(*"abcdefgh")
     for second, name in enumerate("abcdef", 1):
-        line.take(name)
+        line.remove(name)
         line.admitted(100.0 * second)
     assert line.expected_wait_s(700.0, FLOW) == 3 * (700.0 - 100.0) / 6
     assert line.expected_wait_s(700.0, FLOW, "g") == (700.0 - 100.0) / 6
@@ -30,18 +30,18 @@ def test_a_wait_is_as_many_admissions_as_wait_before_it() -> None:
 def test_a_line_that_its_clients_left_says_nothing_about_later_waits() -> None:
     line = queue(*"abcdefgh")
     for second, name in enumerate("abcdef", 1):
-        line.take(name)
+        line.remove(name)
         line.admitted(100.0 * second)
     for name in "gh":
-        line.take(name)  # and is not let in
+        line.remove(name)  # and is not let in
     assert line.expected_wait_s(5_000.0, FLOW) == 0.0
 
 
-def flood(num: int) -> Line:
+def flood(num: int) -> AdmissionQueue:
     """A line with many turns of one tenant, which lets one go each second."""
     line = queue(*(f"t{number}" for number in range(num)))
     for second in range(1, 11):
-        line.take(f"t{second - 1}")
+        line.remove(f"t{second - 1}")
         line.admitted(float(second))
     return line
 

@@ -37,10 +37,11 @@ def test_an_idle_session_is_parked_where_both_are_known_and_it_has_much_longer_t
 
 def test_nobody_is_parked_for_another_tenant_or_a_lower_class() -> None:
     fleet = Fleet()
-    fleet.arrive(turn("a", ("a", 60), remaining=40, urgency=1))
+    fleet.arrive(turn("a", ("a", 60), remaining=40, priority_class=1))
     fleet.tell(done("a"), 1.0)
     assert not fleet.arrive(turn("lower", ("lower", 60), at=1.1, remaining=0))
-    assert not fleet.arrive(replace(turn("other", ("other", 60), at=1.2, remaining=0, urgency=1), tenant="other"))
+    other = turn("other", ("other", 60), at=1.2, remaining=0, priority_class=1)
+    assert not fleet.arrive(replace(other, tenant="other"))
 
 
 def test_a_sub_agent_is_not_parked() -> None:

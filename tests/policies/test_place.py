@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from policies.placement import Option, by_prefix
+from policies.policy import Option, by_prefix
 
 
 def option(

@@ -8,15 +8,15 @@ from dataclasses import replace
 import pytest
 
 from policies.admission_queue import FAIR
-from policies.dispatch_queue import Ready
+from policies.dispatch_queue import DispatchQueue
 from policies.types import Turn
 from tests.policies.turns_of import turn
 
 BOUND_S = 60.0
 
 
-def ready(*turns: tuple[Turn, float]) -> Ready:
-    waiting = Ready()
+def ready(*turns: tuple[Turn, float]) -> DispatchQueue:
+    waiting = DispatchQueue()
     for one, rank in turns:
         waiting.put(one, (rank,), 0.0)
     return waiting
@@ -56,7 +56,7 @@ def test_who_failed_at_another_replica_has_waited_since_it_came() -> None:
 
 
 def test_a_class_below_the_others_waits_for_as_long_as_they_come() -> None:
-    waiting = ready((turn("batch", urgency=-1), 1.0))
+    waiting = ready((turn("batch", priority_class=-1), 1.0))
     for second in range(1, 500):
         waiting.put(turn(f"t{second}", at=second), (0.0,), 0.0)
         assert waiting.pop(second - BOUND_S, 0.0).id != "batch"
@@ -66,18 +66,18 @@ def test_what_has_left_is_not_kept() -> None:
     waiting, chance = ready((turn("stays"), 9.0)), random.Random(1)
     for number in range(5_000):
         waiting.put(turn(f"t{number}"), (chance.random(),), 0.0)
-        waiting.take(f"t{number}")
+        waiting.remove(f"t{number}")
     assert len(waiting) == 1
     assert sum(len(queue.best) + len(queue.oldest) for queue in waiting._queues.values()) <= 200
     assert waiting.pop(-BOUND_S, 0.0).id == "stays"
 
 
-def of(tenant: str, name: str, urgency: int = 0, at: float = 0.0) -> Turn:
-    return replace(turn(name, urgency=urgency, at=at), tenant=tenant)
+def of(tenant: str, name: str, priority_class: int = 0, at: float = 0.0) -> Turn:
+    return replace(turn(name, priority_class=priority_class, at=at), tenant=tenant)
 
 
 def test_tenants_go_by_what_they_got_and_a_tenants_own_turns_by_their_order() -> None:
-    waiting = Ready()
+    waiting = DispatchQueue()
     for number in range(4):
         waiting.put(of("a", f"a{number}"), (-number,), 0.0)
     waiting.put(of("b", "b0"), (9.0,), 0.0)
@@ -92,7 +92,7 @@ def test_tenants_go_by_what_they_got_and_a_tenants_own_turns_by_their_order() ->
 
 def test_a_higher_class_goes_first_and_who_waits_too_long_beside_it_by_turns() -> None:
     waiting = ready(
-        *((of("vip", f"v{n}", urgency=1), 0.0) for n in range(9)), (of("a", "a"), 0.0), (of("b", "b"), 0.0)
+        *((of("vip", f"v{n}", priority_class=1), 0.0) for n in range(9)), (of("a", "a"), 0.0), (of("b", "b"), 0.0)
     )
     now = 2 * BOUND_S
     order = [waiting.pop(now - BOUND_S, now).id for _ in range(11)]

@@ -17,10 +17,10 @@ def test_the_queued_prefill_is_the_sum_over_those_who_run(steps: list[tuple[str,
     replica = Replica("r", slots=2)
     for action, turn_id, tokens in steps:
         if action == "begin":
-            replica.begin(turn_id, tokens)
+            replica.occupy_slot(turn_id, tokens)
         elif action == "end":
-            replica.end(turn_id)
+            replica.free_slot(turn_id)
         elif turn_id in replica.running:
-            replica.prefilled(turn_id)
+            replica.end_prefill(turn_id)
         assert replica.queued_prefill_tokens == sum(replica.running.values())
         assert replica.free_slots == max(0, 2 - len(replica.running))

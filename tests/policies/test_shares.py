@@ -16,7 +16,7 @@ A, B, C = (0, "a"), (0, "b"), (0, "c")
 
 
 def of(flow: Flow, name: str = "x", weight: float = 1.0) -> Turn:
-    return replace(turn(name, urgency=flow[0]), tenant=flow[1], weight=weight)
+    return replace(turn(name, priority_class=flow[0]), tenant=flow[1], weight=weight)
 
 
 def served(shares: Shares, flow: Flow, amount: float, now: float = 0.0, weight: float = 1.0) -> None:

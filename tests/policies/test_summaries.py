@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from policies.recognition.continuation import Call, Rule
+from policies.recognition.continuation import Call, Rule, passages
 from policies.recognition.lineage import Lineage
-from policies.recognition.summaries import passages
 from tests.policies.compacting import SYSTEM, TOOLS, Agent, Desk
 
 

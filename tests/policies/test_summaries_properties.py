@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from policies.recognition.continuation import Summaries, Telling
 from policies.recognition.conversations import Conversation
 from policies.recognition.lineage import Lineage, Sighting
-from policies.recognition.summaries import Summaries, Telling
 from tests.policies.compacting import Agent, Desk
 
 steps = st.tuples(

@@ -33,14 +33,14 @@ def test_a_tenant_that_holds_much_of_a_pool_makes_room_for_one_that_holds_little
 
 
 @pytest.mark.parametrize(
-    ("weight", "urgency"),
+    ("weight", "priority_class"),
     [pytest.param(0.4, 0, id="it has no more than its share"), pytest.param(1.0, -1, id="it is of a lower class")],
 )
-def test_it_makes_no_room_for_who_may_not_have_it(weight: float, urgency: int) -> None:
+def test_it_makes_no_room_for_who_may_not_have_it(weight: float, priority_class: int) -> None:
     fleet = Fleet(blocks=400)
     for name in "abc":
         idle(fleet, "rich", name, 100)
-    poor = of("poor", turn("x", ("x", 100), at=1.0, urgency=urgency), weight=weight)
+    poor = of("poor", turn("x", ("x", 100), at=1.0, priority_class=priority_class), weight=weight)
     assert fleet.arrive(poor) == []
 
 
@@ -84,10 +84,33 @@ def test_lengths_that_are_declared_are_not_believed_while_other_tenants_are_abou
     assert believed(1.0 + LATELY_S) == 40
 
 
+def test_a_session_id_gives_no_residency_to_a_prompt_that_does_not_continue_the_session() -> None:
+    """Among several tenants; else a client could keep its room in the cache with any prompt."""
+    fleet = Fleet(slots=100)
+    fleet.arrive(of("other", turn("x", ("x", 40))))
+    fleet.arrive(of("one", turn("a1", ("a", 30), session="a")))
+    fleet.tell(done("a1"), 0.0)
+    [goes_on] = fleet.arrive(of("one", turn("a2", ("a", 35), session="a", at=0.1)))
+    assert isinstance(goes_on, Dispatch)
+    assert goes_on.reason is Reason.RESIDENT
+    fleet.tell(done("a2"), 0.2)
+    assert fleet.arrive(of("one", turn("a3", ("another", 70), session="a", at=0.3))) == []
+    assert fleet.scheduler.view().replicas[0].num_residents == 1
+
+
+def test_one_tenant_alone_may_give_its_session_another_prompt() -> None:
+    fleet = Fleet(slots=100)
+    fleet.arrive(turn("a1", ("a", 30), session="a"))
+    fleet.tell(done("a1"), 0.0)
+    [decision] = fleet.arrive(turn("a2", ("another", 70), session="a", at=0.3))
+    assert isinstance(decision, Dispatch)
+    assert decision.reason is Reason.RESIDENT
+
+
 def urgency(fleet: Fleet, one: Turn) -> int:
     [decision] = fleet.arrive(one)
     assert isinstance(decision, Dispatch)
-    if not decision.hints.urgency > 10 * one.urgency:
+    if not decision.hints.urgency > 10 * one.priority_class:
         assert decision.hints.remaining_turns is None, "Dynamo orders by it, too"
     return decision.hints.urgency
 
@@ -97,8 +120,8 @@ def test_engines_get_the_least_urgency_of_a_class_as_soon_as_there_are_two_tenan
     assert urgency(fleet, of("one", turn("a", remaining=0))) == 80
     assert urgency(fleet, of("other", turn("x", remaining=0))) == 0
     assert urgency(fleet, of("one", turn("b", remaining=0))) == 0
-    assert urgency(fleet, of("one", turn("vip", remaining=0, urgency=2))) == 20
-    assert urgency(fleet, of("one", turn("batch", remaining=0, urgency=-10))) == -100
+    assert urgency(fleet, of("one", turn("vip", remaining=0, priority_class=2))) == 20
+    assert urgency(fleet, of("one", turn("batch", remaining=0, priority_class=-10))) == -100
 
 
 def test_another_gateway_at_the_same_engine_may_have_other_tenants() -> None:

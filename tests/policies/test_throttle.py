@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.throttle import CUT, MOST, START, Throttle
+from policies.capacity import CUT_FACTOR, FIRST_LIMIT, MAX_LIMIT, Throttle
 
 
 def test_it_doubles_per_round_until_something_is_refused() -> None:
@@ -31,7 +31,7 @@ def test_refusals_of_calls_from_before_a_cut_are_no_news() -> None:
         throttle.refused(begun_at=0, in_flight=100, now=1)
     assert throttle.limit == 70
     throttle.refused(begun_at=1.5, in_flight=100, now=2)
-    assert throttle.limit == int(CUT * 70)
+    assert throttle.limit == int(CUT_FACTOR * 70)
 
 
 def test_it_is_cut_from_what_was_in_flight() -> None:
@@ -44,10 +44,10 @@ def test_a_limit_that_nobody_reaches_does_not_grow() -> None:
     throttle = Throttle()
     for _ in range(1000):
         throttle.answered(3)
-    assert throttle.limit == START
+    assert throttle.limit == FIRST_LIMIT
 
 
-@pytest.mark.parametrize(("start", "limit"), [(0, 1), (1, 1), (5_000, MOST)])
+@pytest.mark.parametrize(("start", "limit"), [(0, 1), (1, 1), (5_000, MAX_LIMIT)])
 def test_it_starts_within_its_bounds(start: float, limit: int) -> None:
     assert Throttle(start).limit == limit
 
@@ -60,4 +60,4 @@ def test_it_stays_within_its_bounds(events: list[tuple[bool, int]]) -> None:
             throttle.refused(now - 0.5, in_flight, now)
         else:
             throttle.answered(in_flight)
-        assert 1 <= throttle.limit <= MOST
+        assert 1 <= throttle.limit <= MAX_LIMIT

@@ -29,7 +29,7 @@ def turn(
     remaining: int | None = None,
     max_wait_s: float = 1e9,
     deadline_at: float | None = None,
-    urgency: int = 0,
+    priority_class: int = 0,
     is_retry: bool = False,
     excluded: frozenset[str] = frozenset(),
 ) -> Turn:
@@ -48,7 +48,7 @@ def turn(
         remaining_turns=remaining,
         max_wait_s=max_wait_s,
         deadline_at=deadline_at,
-        urgency=urgency,
+        priority_class=priority_class,
         is_retry=is_retry,
         excluded=excluded,
     )

@@ -65,7 +65,7 @@ def is_rising(values: list[int]) -> bool:
 
 
 async def test_vllm_is_told_a_lower_number_with_each_turn_that_is_done(on_vllm: Wire) -> None:
-    """Lower goes first there. The last turn's urgency is 80 (`policies.hints`), earlier ones are a share of it."""
+    """Lower goes first there. The last turn's urgency is 80 (`policies.slots`), earlier ones are a share of it."""
     turns = await session(on_vllm, "north", "north-declared", is_declared=True)
     assert numbers(turns, VLLM_PRIORITY) == [-20, -27, -40, -80]
     assert len({turn.engine_headers["x-session-id"] for turn in turns}) == 1

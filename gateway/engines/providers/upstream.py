@@ -15,7 +15,7 @@ from gateway.core.transport import HeaderList, Timeouts, Upstream, UpstreamCut, 
 from gateway.engines.base import EngineAddress
 from gateway.engines.kinds import adapter_of
 from gateway.engines.providers.translation import WholeReply
-from policies.throttle import MOST, START, Throttle
+from policies.capacity import FIRST_LIMIT, MAX_LIMIT, Throttle
 from policies.types import ReplicaReported
 
 PATIENCE_S = 45.0
@@ -61,7 +61,7 @@ class ProviderUpstream:
         if provider is None:
             return fact
         if provider.is_rented or provider.throttle.was_cut:
-            fact = replace(fact, slots=min(provider.throttle.limit, fact.slots or MOST))
+            fact = replace(fact, slots=min(provider.throttle.limit, fact.slots or MAX_LIMIT))
         return replace(fact, capacity_tokens=ENDLESS_TOKENS) if provider.is_rented else fact
 
     def call(
@@ -119,7 +119,7 @@ class _Provider:
     def __init__(self, address: EngineAddress, upstream: Upstream, wall_clock: Callable[[], float]) -> None:
         adapter = adapter_of(address.kind)
         self.is_rented = adapter.is_rented(address)
-        self.throttle = Throttle(START if self.is_rented else MOST)
+        self.throttle = Throttle(FIRST_LIMIT if self.is_rented else MAX_LIMIT)
         self.in_flight = 0
         self._base_url = address.base_url
         self._client = adapter.client(upstream, address, wall_clock)

@@ -20,7 +20,7 @@ from benchmarks.simulation.workloads import BOUNDED, HEAVY, mixed, plain
 from gateway.cli.demo_fleet import FleetShape
 from gateway.embedded.model import EngineSpec
 from policies.admission import Limits
-from policies.passthrough import Passthrough
+from policies.fifo import Passthrough
 from policies.scheduler import Scheduler
 from policies.turns import Turns
 

@@ -11,7 +11,8 @@ from benchmarks.simulation.workloads import BOUNDED, HEAVY, AgentRun, ModelCall,
 from gateway.cli.demo_fleet import FleetShape
 from gateway.embedded.model import EngineSpec
 from policies.admission import Limits
-from policies.passthrough import Passthrough
+from policies.deadline import EarliestDeadline
+from policies.fifo import Passthrough
 from policies.scheduler import Scheduler
 from policies.turns import Turns
 from policies.types import Arrived, Decision, Fact, Left, Refusal, Reject, ReplicaReported, SessionEnded, TurnKind
@@ -85,6 +86,18 @@ def test_a_parent_waits_for_its_sub_agents_and_they_share_its_prefix() -> None:
             assert of[run.id, at + 1].wanted_at >= of[child.id, len(child.calls) - 1].done_at
             assert of[child.id, 0].wanted_at == of[run.id, at].done_at
             assert of[child.id, 0].cached_tokens >= run.calls[at].prompt_tokens - WORLD.spec.block_tokens
+
+
+def test_calls_with_a_deadline_wait_less_under_the_policy_for_deadlines() -> None:
+    runs = plain(FleetShape(60), 1)
+    urgent = {run.id for run in runs[::3]}
+    runs = [replace(run, deadline_s=40.0) if run.id in urgent else run for run in runs]
+    waits = {}
+    for policy in (Turns(), EarliestDeadline()):
+        result = Simulation(Scheduler(policy, Limits()), WORLD).run(runs)
+        first = [turn for turn in result.turns if turn.index == 0 and turn.session_id in urgent]
+        waits[policy.name] = sum(turn.dispatched_at - turn.wanted_at for turn in first) / len(first)
+    assert waits["deadline"] < 0.7 * waits["turns"]
 
 
 def test_a_closed_loop_keeps_as_many_sessions_running_as_it_is_told() -> None:

@@ -12,7 +12,7 @@ from gateway.core.transport import HeaderList, Timeouts, UpstreamReply
 from gateway.engines.base import EngineAddress
 from gateway.engines.providers.translation import WholeReply
 from gateway.engines.providers.upstream import ENDLESS_TOKENS, PATIENCE_S, ProviderUpstream
-from policies.throttle import START
+from policies.capacity import FIRST_LIMIT
 from policies.types import ReplicaReported
 
 BASE = "http://provider"
@@ -125,9 +125,9 @@ async def test_a_call_that_is_cancelled_is_in_flight_no_more(make: Make) -> None
 @pytest.mark.parametrize(
     ("address", "expected"),
     [
-        (EngineAddress("anthropic", BASE), (START, ENDLESS_TOKENS)),
-        (EngineAddress("bedrock", BASE), (START, ENDLESS_TOKENS)),
-        (EngineAddress("openai", "https://service", "key"), (START, ENDLESS_TOKENS)),
+        (EngineAddress("anthropic", BASE), (FIRST_LIMIT, ENDLESS_TOKENS)),
+        (EngineAddress("bedrock", BASE), (FIRST_LIMIT, ENDLESS_TOKENS)),
+        (EngineAddress("openai", "https://service", "key"), (FIRST_LIMIT, ENDLESS_TOKENS)),
         (EngineAddress("openai", BASE, "key"), (None, None)),
         (EngineAddress("vllm", ENGINE, "key"), (None, None)),
     ],
