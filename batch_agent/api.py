@@ -16,7 +16,7 @@ from batch_agent.connection import Connection, Json, error_text
 from batch_agent.environment import gateway_url
 from batch_agent.outage import Outage
 from batch_agent.plan import fill
-from batch_agent.results import AgentError, AgentFailed, AgentResult, BadAnswer, told
+from batch_agent.results import AgentError, AgentFailed, AgentResult, BadAnswer, error_of
 from batch_agent.runtimes.base import Runtime
 from batch_agent.spec import OUTAGE_S, BatchSpec, OnResult
 
@@ -179,7 +179,7 @@ async def _completions(calls: ModelCalls, asked: Json, prompts: Sequence[str], s
         answer = await calls.post("/completions", {**asked, "prompt": list(prompts)}, _APART)
         found = {choice["index"] + start: choice for choice in answer["choices"]}
     except (AgentFailed, TimeoutError) as error:
-        return [AgentResult(f"job-{index}", index, None, told(error)) for index in indexes]
+        return [AgentResult(f"job-{index}", index, None, error_of(error)) for index in indexes]
     except (KeyError, TypeError):
         raise BadAnswer("the gateway answered what is no completion") from None
     return [_result(index, found.get(index)) for index in indexes]

@@ -1,4 +1,4 @@
-"""How many model calls are open at once where nobody says."""
+"""Model calls: a bound on their number, the rules for sending one again, and the answers that they get."""
 
 from __future__ import annotations
 
@@ -17,19 +17,18 @@ import orjson
 from batch_agent.connection import Connection, Json, error_text, json_object
 from batch_agent.outage import Outage, is_no_answer
 from batch_agent.results import AgentFailed, BadAnswer, ConnectError, HTTPStatusError, OutageError, Usage
-from batch_agent.spec import Message
-from tool_runtime.types import Call
+from tool_runtime.agent_loop import TEXTS, BadCompletion, Message, message_of
 
 ENOUGH = 1024
-"""More than a handful of engines run at once. Further agents wait here, where they take no memory, not there."""
+"""More calls than a handful of engines run at once. Agents that wait in this process take no memory there."""
 _KEPT = 64
-"""Open files for everything but connections."""
+"""Open files that are left for everything but connections."""
 _PER_CALL = 3
-"""A gateway in this process has two more for each: the client's other end, and the engine's."""
+"""Open files of a call. A gateway in this process has two: the other end, and the connection to the engine."""
 
 
 def default_calls() -> int:
-    """As the limit on open files leaves room for, at most `ENOUGH`."""
+    """Return as many calls as the limit on open files leaves room for, at most `ENOUGH`."""
     try:
         import resource
     except ImportError:  # not a POSIX system
@@ -40,10 +39,9 @@ def default_calls() -> int:
     return max(16, min(ENOUGH, (soft - _KEPT) // _PER_CALL))
 
 
-# ---- a bound on model calls at once
-
-
 class Slots:
+    """A bound on model calls at once. A free slot goes to the agent with the fewest turns to come."""
+
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.used = 0
@@ -53,13 +51,13 @@ class Slots:
         self._room.set()
 
     async def room(self) -> int:
-        """How many slots nobody wants, as soon as there is one."""
-        while self.used >= self.limit:  # the one that was free when this was woken may be taken again
+        """Wait for free slots that no agent waits for, and return their number."""
+        while self.used >= self.limit:  # the free slot may be taken again before this wakes
             await self._room.wait()
         return self.limit - self.used
 
     async def take(self, remaining_turns: int) -> None:
-        """Returns with a slot, which `give` gives back."""
+        """Wait for a slot. `give` gives it back."""
         if self.used < self.limit:
             self.used += 1
             self._note()
@@ -90,12 +88,12 @@ class Slots:
             self._room.clear()
 
 
-# ---- model calls: a bound on how many run at once, and when a failed one is sent again
+# ---- model calls, sent again when a failure may pass
 
 PATIENCE_S = 3600.0
-"""How long one call waits in all where it is told to come back later; that is no failure until then."""
+"""Total time that a call waits as `Retry-After` says. Until then waiting is no failure."""
 LONGEST_PAUSE_S = 30.0
-"""Between two tries where nobody says how long."""
+"""Longest pause between two attempts without a `Retry-After`."""
 _MOST_MS = 999_999_999
 """The gateway reads nine digits."""
 
@@ -109,10 +107,10 @@ class _Sending:
     given: Mapping[str, str]
     num_sent: int = 0
     lost_at: float | None = None
-    """When the first one was sent that may have been begun and whose answer was lost."""
+    """When the first attempt was sent that the gateway may have begun, and whose answer was lost."""
 
     def headers(self, now: float) -> Mapping[str, str]:
-        """Of the next one. What a gateway has begun and lost, a call of a tool, is not to be begun again."""
+        """Return the headers of the next attempt. They keep the gateway from repeating a tool call."""
         headers = dict(self.given)
         if self.num_sent:
             headers["x-stainless-retry-count"] = str(self.num_sent)
@@ -123,7 +121,7 @@ class _Sending:
 
 
 class ModelCalls:
-    """All calls of one batch."""
+    """The model calls of one batch."""
 
     def __init__(
         self,
@@ -136,7 +134,7 @@ class ModelCalls:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         rng: random.Random | None = None,
     ) -> None:
-        """`timeout_s`: of each request, not of the pauses between them. `outage` None: none is waited out."""
+        """`timeout_s` bounds each request, but no pause between two. `outage` None: no outage is waited out."""
         self._connection = connection
         self._outage = outage or Outage(0)
         self._timeout_s = timeout_s
@@ -145,7 +143,7 @@ class ModelCalls:
         self._sleep = sleep
         self._rng = rng or random.Random()  # noqa: S311 - spreads retries
         self._asks_for_streams = False
-        """An earlier answer took longer than a plain one may; a stream is kept alive."""
+        """Whether an earlier answer took longer than a plain answer may. A stream is kept alive."""
 
     def chat(
         self,
@@ -154,12 +152,12 @@ class ModelCalls:
         remaining_turns: int = 0,
         on_retry: Callable[[], None] = lambda: None,
     ) -> Awaitable[Reply]:
-        """One answer; a slot is held only while a request runs, or an outage lasts. Raises AgentFailed,
+        """Get one answer. Holds a slot only while a request runs or an outage lasts. Raises AgentFailed,
         TimeoutError."""
         return self._until_answered(self._chat, body, headers, remaining_turns, on_retry)
 
     def post(self, path: str, body: Json, headers: Mapping[str, str]) -> Awaitable[Json]:
-        """The answer to anything else. Raises AgentFailed, TimeoutError."""
+        """Get the answer of another endpoint. Raises AgentFailed, TimeoutError."""
 
         async def ask(body: Json, headers: Mapping[str, str]) -> Json:
             return json_object((await self._connection.post(path, body, headers))[0])
@@ -169,12 +167,12 @@ class ModelCalls:
     async def _chat(self, body: Json, headers: Mapping[str, str]) -> Reply:
         if self._asks_for_streams:
             body = body | {"stream": True, "stream_options": {"include_usage": True}}
-            raw, told = await self._connection.post("/chat/completions", body, headers)
+            raw, received = await self._connection.post("/chat/completions", body, headers)
             answer = joined(events_of(raw))
         else:
-            raw, told = await self._connection.post("/chat/completions", body, headers)
+            raw, received = await self._connection.post("/chat/completions", body, headers)
             answer = json_object(raw)
-        return reply_of(answer, float(told.get("X-Turngate-Queue-Ms") or 0) / 1000)
+        return reply_of(answer, float(received.get("X-Turngate-Queue-Ms") or 0) / 1000)
 
     async def _until_answered(
         self,
@@ -192,21 +190,21 @@ class ModelCalls:
             try:
                 return await self._outage.through(once, self._connection.problem)
             except TimeoutError:
-                told_s = None
+                retry_after_s = None
                 num_failures += 1
                 if num_failures > self._max_retries:
                     raise TimeoutError(f"no answer within {self._timeout_s:g} s (timeout_per_turn)") from None
             except OutageError:
                 raise
             except AgentFailed as error:
-                told_s = error.retry_after_s if isinstance(error, HTTPStatusError) else None
-                num_failures += told_s is None or waited_s >= PATIENCE_S
+                retry_after_s = error.retry_after_s if isinstance(error, HTTPStatusError) else None
+                num_failures += retry_after_s is None or waited_s >= PATIENCE_S
                 if not error.retryable or num_failures > self._max_retries:
                     raise
                 self._asks_for_streams |= isinstance(error, HTTPStatusError) and error.status == 504
             finally:
                 self.slots.give()
-            pause_s = self._pause_s(told_s, num_failures)
+            pause_s = self._pause_s(retry_after_s, num_failures)
             waited_s += pause_s
             on_retry()
             await self._sleep(pause_s)
@@ -223,17 +221,14 @@ class ModelCalls:
                 sending.lost_at = sent_at if sending.lost_at is None else sending.lost_at
             raise
 
-    def _pause_s(self, told_s: float | None, num_failures: int) -> float:
-        """As told and a little more, so that those who were told the same do not come back as one."""
-        if told_s is not None:
-            return min(told_s, PATIENCE_S) * self._rng.uniform(1.0, 1.2)
+    def _pause_s(self, retry_after_s: float | None, num_failures: int) -> float:
+        """Add a little to `Retry-After`, so that calls with the same `Retry-After` do not return as one."""
+        if retry_after_s is not None:
+            return min(retry_after_s, PATIENCE_S) * self._rng.uniform(1.0, 1.2)
         return self._rng.uniform(0.5, 1.0) * min(LONGEST_PAUSE_S, 2.0 ** (num_failures - 1))
 
 
-# --- Reads chat completions, plain or streamed, as they came: nothing in them is written anew.
-
-_TEXTS = ("content", "reasoning", "reasoning_content", "refusal")
-_SENT_BACK = frozenset((*_TEXTS, "role", "tool_calls"))
+# ---- reads chat completions, whole or streamed
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,9 +236,7 @@ class Reply:
     """One answer of the model."""
 
     message: Message
-    """For the history; texts and tool arguments are the model's own."""
-    text: str
-    calls: list[Call]
+    """The answer as the history repeats it."""
     finish_reason: str
     usage: Usage
     queued_s: float = 0.0
@@ -252,20 +245,10 @@ class Reply:
 def reply_of(body: Json, queued_s: float = 0.0) -> Reply:
     """Raises BadAnswer."""
     try:
-        choice = body["choices"][0]
-        given: Message = choice["message"]
-        message = {key: value for key, value in given.items() if key in _SENT_BACK and value is not None}
-        message.setdefault("role", "assistant")
-        calls = [_call(position, call) for position, call in enumerate(message.pop("tool_calls", ()))]
-    except (KeyError, IndexError, TypeError, AttributeError):
+        message = message_of(body)
+    except BadCompletion:
         raise BadAnswer(f"the gateway answered what is no chat completion: {str(body)[:300]}") from None
-    if calls:
-        message["tool_calls"] = calls
-    message.setdefault("content", None if calls else "")
-    told = [Call(call["id"], call["function"]["name"], call["function"]["arguments"]) for call in calls]
-    return Reply(
-        message, _text(message["content"]), told, choice.get("finish_reason") or "", usage_of(body), queued_s
-    )
+    return Reply(message, body["choices"][0].get("finish_reason") or "", usage_of(body), queued_s)
 
 
 def usage_of(body: Json) -> Usage:
@@ -276,33 +259,17 @@ def usage_of(body: Json) -> Usage:
     )
 
 
-def _call(position: int, call: Json) -> Json:
-    """As it is sent back. Some engines leave the id out, or write arguments as an object."""
-    function = call["function"]
-    arguments = function.get("arguments") or ""
-    if not isinstance(arguments, str):
-        arguments = orjson.dumps(arguments).decode()
-    id_ = call.get("id") or f"call_{position}"
-    return {"id": id_, "type": "function", "function": {"name": function["name"], "arguments": arguments}}
-
-
-def _text(content: Any) -> str:
-    if isinstance(content, list):
-        return "".join(part.get("text") or "" for part in content if isinstance(part, dict))
-    return content or ""
-
-
 def events_of(stream: bytes) -> Iterator[bytes]:
-    """The data of each event of a whole stream, [DONE] left out."""
+    """Yield the data of each event of a whole stream, except [DONE]."""
     for line in stream.splitlines():
         if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
             yield data
 
 
 def joined(events: Iterable[bytes]) -> Json:
-    """A streamed completion as the plain one would be.
+    """Make a plain completion of a streamed one.
 
-    Raises ConnectError if the end is missing, HTTPStatusError if an event tells of an error.
+    Raises ConnectError if the end is missing, and HTTPStatusError for an event with an error.
     """
     texts: dict[str, list[str]] = {}
     calls: dict[int, _StreamedCall] = {}
@@ -315,11 +282,11 @@ def joined(events: Iterable[bytes]) -> Json:
         for choice in event.get("choices") or ():
             finish_reason = choice.get("finish_reason") or finish_reason
             delta = choice.get("delta") or {}
-            for key in _TEXTS:
+            for key in TEXTS:
                 if delta.get(key):
                     texts.setdefault(key, []).append(delta[key])
             for part in delta.get("tool_calls") or ():
-                calls.setdefault(part.get("index", 0), _StreamedCall()).add(part)
+                calls.setdefault(part.get("index", 0), _StreamedCall()).feed(part)
     if finish_reason is None:
         raise ConnectError("the stream ended before the answer did")
     message: Message = {"role": "assistant"} | {key: "".join(pieces) for key, pieces in texts.items()}
@@ -330,13 +297,13 @@ def joined(events: Iterable[bytes]) -> Json:
 
 @dataclass(slots=True)
 class _StreamedCall:
-    """The pieces of one call."""
+    """The pieces of one tool call."""
 
     id: Any = None
     names: list[str] = field(default_factory=list)
     arguments: list[str] = field(default_factory=list)
 
-    def add(self, part: Json) -> None:
+    def feed(self, part: Json) -> None:
         self.id = part.get("id") or self.id
         function = part.get("function") or {}
         self.names.append(function.get("name") or "")

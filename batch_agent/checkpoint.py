@@ -1,4 +1,4 @@
-"""Finished turns and results of a batch on disk, found again by content: SQLite, one thread, grouped commits."""
+"""Finished steps and results of a batch on disk, found by content: SQLite, one thread, grouped commits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import hashlib
 import secrets
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +16,7 @@ import orjson
 
 from batch_agent.results import AgentResult, OutputValidationError, Usage
 from batch_agent.schema import OutputSchema
-from batch_agent.spec import Message
+from tool_runtime.agent_loop import Step
 
 FILE = "turns.sqlite"
 _TABLES = """
@@ -32,37 +31,37 @@ CREATE TABLE IF NOT EXISTS outputs (agent BLOB PRIMARY KEY, output BLOB NOT NULL
 
 @dataclass(slots=True)
 class Saved:
-    """What is known of an agent."""
+    """The record of one agent."""
 
     key: bytes = b""
-    messages: list[Message] = field(default_factory=list)
-    """Those after its task."""
-    num_steps: int = 0
-    turns: int = 0
-    usage: Usage = field(default_factory=Usage)
-    prompt_tokens: int = 0
-    """Of the last model call."""
+    steps: dict[int, Step] = field(default_factory=dict)
+    """By position behind the task. The usage of a model call is a `Usage`."""
     is_done: bool = False
     output: Any = None
     """As JSON, of an agent that is done."""
     patch: str = ""
 
     def result(self, index: int, schema: OutputSchema | None) -> AgentResult | None:
-        """Of an agent that was done before. None: it was not, or the schema does not read what it wrote, as with a
-        field that is written by another name; then the output is made again of the last answer."""
+        """Return the result of an agent that is done.
+
+        None: the agent is not done, or the schema does not read the stored output, as with a field that is written
+        under another name. The output is then read from the last answer again.
+        """
         if not self.is_done:
             return None
         try:
             output = self.output if schema is None else schema.validated(self.output)
         except OutputValidationError:
             return None
+        usages = [step.usage for step in self.steps.values() if step.usage is not None]
+        usage = sum(usages, Usage())
         return AgentResult(
-            f"job-{index}", index, output, attempts=0, turns=self.turns, usage=self.usage, patch=self.patch
+            f"job-{index}", index, output, attempts=0, turns=len(usages), usage=usage, patch=self.patch
         )
 
 
 class Checkpoint:
-    """Opened once per batch. A write that has returned survives the death of this process."""
+    """The record of one batch. A write that has returned survives the death of this process."""
 
     def __init__(self, directory: str | Path) -> None:
         self._directory = Path(directory)
@@ -74,7 +73,7 @@ class Checkpoint:
         self._seen: Counter[bytes] = Counter()
         self.batch_id = ""
         self.is_resumed = False
-        """Whether it was there before."""
+        """Whether the record was there before."""
 
     async def open(self) -> None:
         """Raises OSError."""
@@ -84,7 +83,7 @@ class Checkpoint:
             raise OSError(f"the checkpoint in {self._directory} cannot be opened: {error}") from None
 
     async def close(self) -> None:
-        """What was to be written before is written first."""
+        """Finish the writes that have begun, then close."""
         if self._next is not None:
             await asyncio.wait([self._next])
         async with self._one_at_a_time:
@@ -92,7 +91,7 @@ class Checkpoint:
         self._thread.shutdown()
 
     def key(self, *content: Any) -> bytes:
-        """Of an agent: what it is asked, and how many were asked the same before it in this batch."""
+        """Return the key of an agent: its content, and the number of agents with the same content before it."""
         digest = hashlib.sha256(orjson.dumps(content, option=orjson.OPT_SORT_KEYS, default=str)).digest()
         self._seen[digest] += 1
         return digest[:16] + self._seen[digest].to_bytes(4, "big")
@@ -101,18 +100,17 @@ class Checkpoint:
         saved: Saved = await self._in_thread(lambda: self._load(key))
         return saved
 
-    async def step(self, key: bytes, step: int, messages: Iterable[Message], usage: Usage | None = None) -> None:
-        """What one step added: the model's answer with its usage, or what follows it."""
-        counted = None if usage is None else orjson.dumps(usage)
-        row = (key, step, orjson.dumps(list(messages)), counted)
+    async def keep(self, key: bytes, position: int, step: Step) -> None:
+        usage = None if step.usage is None else orjson.dumps(step.usage)
+        row = (key, position, orjson.dumps([step.message]), usage)
         await self._write("INSERT OR REPLACE INTO steps VALUES (?, ?, ?, ?)", row)
 
     async def forget(self, key: bytes) -> None:
-        """All steps of an agent."""
+        """Remove all steps of an agent."""
         await self._write("DELETE FROM steps WHERE agent = ?", (key,))
 
-    async def done(self, key: bytes, output: Any, patch: str = "") -> None:
-        """Only for an agent that has an output: others are tried again."""
+    async def finish(self, key: bytes, output: Any, patch: str = "") -> None:
+        """Record an output. An agent without one is tried again."""
         row = (key, orjson.dumps(output), patch)
         await self._write("INSERT OR REPLACE INTO outputs VALUES (?, ?, ?)", row)
 
@@ -124,7 +122,7 @@ class Checkpoint:
 
     async def _commit(self) -> None:
         async with self._one_at_a_time:
-            self._next = None  # who writes from here on needs the transaction after this one
+            self._next = None  # later writes go into the next transaction
             rows, self._pending = self._pending, []
             await self._in_thread(lambda: self._execute(rows))
 
@@ -152,15 +150,17 @@ class Checkpoint:
     def _load(self, key: bytes) -> Saved:
         assert self._database is not None
         saved = Saved(key)
-        select = "SELECT messages, usage FROM steps WHERE agent = ? ORDER BY step"
-        for messages, usage in self._database.execute(select, (key,)):
-            saved.messages += orjson.loads(messages)
-            saved.num_steps += 1
+        select = "SELECT step, messages, usage FROM steps WHERE agent = ? ORDER BY step"
+        position = 0
+        for first, messages, usage in self._database.execute(select, (key,)):
+            # A row of an older version holds several messages, and its number counts rows: it is never larger.
+            position = max(position, first)
+            for message in orjson.loads(messages):
+                saved.steps[position] = Step(message)
+                position += 1
             if usage is not None:
-                used = Usage(**orjson.loads(usage))
-                saved.usage += used
-                saved.prompt_tokens = used.prompt_tokens
-                saved.turns += 1
+                last = saved.steps[position - 1]
+                saved.steps[position - 1] = Step(last.message, Usage(**orjson.loads(usage)))
         row = self._database.execute("SELECT output, patch FROM outputs WHERE agent = ?", (key,)).fetchone()
         if row:
             saved.is_done, saved.output, saved.patch = True, orjson.loads(row[0]), row[1]

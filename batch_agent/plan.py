@@ -12,7 +12,8 @@ from typing import Any
 
 from batch_agent.results import HTTPStatusError
 from batch_agent.schema import OutputSchema
-from batch_agent.spec import BatchSpec, Message
+from batch_agent.spec import BatchSpec
+from tool_runtime.agent_loop import Message
 from tool_runtime.types import Tool
 
 _FIELD = re.compile(r"\{([A-Za-z_]\w*)(?:[.\[][^{}!:]*)?(?:![rsa])?(?::[^{}]*)?\}")
@@ -130,8 +131,8 @@ class Plan:
         self.engine_enforces = False
         return True
 
-    def ended(self, turns: int) -> None:
-        """An agent has its output after so many model calls."""
+    def record_turns(self, turns: int) -> None:
+        """Record that an agent has its output after so many model calls."""
         self._num_turns[turns] += 1
 
     def remaining_turns(self, turn: int) -> int:

@@ -1,4 +1,4 @@
-"""What comes of each agent: its output or its error, and what it took."""
+"""The result of each agent: its output or its error, its cost, and the exceptions that become errors."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pydantic import BaseModel
 
 @dataclass(frozen=True)
 class AgentError:
-    """Why an agent has no output."""
+    """The reason why an agent has no output."""
 
     type: str
-    """Name of a class, such as `TimeoutError`, `HTTPStatusError`, `OutputValidationError`; or `OVERSIZED`."""
+    """The name of a class, such as `TimeoutError`, `HTTPStatusError`, `OutputValidationError`; or `OVERSIZED`."""
     message: str
     retryable: bool = False
     """Whether the same agent may succeed when it is run again."""
@@ -110,7 +110,7 @@ def as_json(result: AgentResult) -> dict[str, Any]:
     return line | {key: value for key, value in optional.items() if value}
 
 
-# --- Why agents fail. The names of the classes are what `AgentError.type` says.
+# ---- failures of agents. `AgentError.type` is the name of the class
 
 
 class AgentFailed(Exception):
@@ -129,11 +129,11 @@ class HTTPStatusError(AgentFailed):
         self.status = status
         self.retryable = retryable
         self.retry_after_s = retry_after_s
-        """When to come back. None: not told."""
+        """Seconds until the call may be repeated. None: the answer does not say."""
 
 
 class ConnectError(AgentFailed, ConnectionError):
-    """There was no whole answer: refused, reset, cut."""
+    """There was no whole answer: the connection was refused, reset or cut."""
 
     retryable = True
 
@@ -144,17 +144,17 @@ class ConnectError(AgentFailed, ConnectionError):
 
 
 class OutageError(AgentFailed, ConnectionError):
-    """The gateway did not answer, for longer than is waited."""
+    """The gateway did not answer for longer than `outage_s`."""
 
     retryable = True
 
 
 class BadAnswer(AgentFailed):
-    """What was answered is no chat completion."""
+    """The answer is no chat completion."""
 
 
 class AnswerFailed(AgentFailed):
-    """What the model wrote leads nowhere: a further try begins anew, also where finished turns are kept."""
+    """The answers of the model lead nowhere. A further attempt starts over, even where finished turns are kept."""
 
 
 class OutputValidationError(AnswerFailed, ValueError):
@@ -179,7 +179,7 @@ class WorkerError(AgentFailed):
     """A command-line agent ended badly."""
 
 
-def told(error: Exception) -> AgentError:
-    """An exception as data."""
+def error_of(error: Exception) -> AgentError:
+    """Make data of an exception."""
     retryable = error.retryable if isinstance(error, AgentFailed) else isinstance(error, TimeoutError)
     return AgentError(type(error).__name__, str(error) or type(error).__name__, retryable)

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from batch_agent.results import AgentResult
+from tool_runtime.agent_loop import Message
 
 OUTAGE_S = 600.0
 """Longer than a gateway takes to be started again, by a person who was called."""
 
-Message: TypeAlias = dict[str, Any]
-"""Of a chat completion, as it goes over the wire."""
 OnResult: TypeAlias = Callable[[AgentResult], Any]
 Compact: TypeAlias = Callable[[list[Message], int], list[Message] | Awaitable[list[Message] | None] | None]
 """Told the messages and the tokens of the last prompt; returns what replaces them, or None to leave them."""

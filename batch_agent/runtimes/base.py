@@ -23,7 +23,7 @@ from batch_agent.connection import Connection
 from batch_agent.environment import gateway_url
 from batch_agent.outage import Look, Outage
 from batch_agent.plan import Plan
-from batch_agent.results import AgentResult, Timings, Usage, WorkerError, jsonable, told
+from batch_agent.results import AgentResult, Timings, Usage, WorkerError, error_of, jsonable
 from batch_agent.schema import OutputSchema, output_of
 from batch_agent.spec import BatchSpec
 
@@ -236,14 +236,14 @@ class Workers:
             self.slots.give()
             await asyncio.to_thread(self._clear, link)
         if self.checkpoint is not None and failure is None:
-            await self.checkpoint.done(key, jsonable(output), patch)
+            await self.checkpoint.finish(key, jsonable(output), patch)
         self.budget.spend(worker.usage)
         total_s = asyncio.get_running_loop().time() - started_at
         return AgentResult(
             job_id=f"job-{index}",
             index=index,
             output=output,
-            error=told(failure) if failure else None,
+            error=error_of(failure) if failure else None,
             turns=worker.turns,
             usage=worker.usage,
             timings=Timings(started_at - self.began_at, total_s),

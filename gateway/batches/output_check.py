@@ -1,7 +1,7 @@
 """Says whether a value fits a JSON Schema.
 
-The schemas are tenants', and a regular expression, or a schema that refers to itself, can take for ever. So this
-is the file of a `tool_runtime.killable.Killable`: it imports nothing of ours.
+Schemas come from tenants. A regular expression, or a schema that refers to itself, can take for ever. So a
+`tool_runtime.killable.Killable` runs this file in its own process. The file imports nothing of the gateway.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_PROBLEM_CHARS = 500
 
 
 def answer(request: dict[str, Any]) -> tuple[str, str]:
-    """Kind, and what is wrong. A request has `schema` and `value`."""
+    """Return the kind of answer, and what is wrong. A request has `schema` and `value`."""
     schema = request["schema"]
     try:
         validator = validator_for(schema, default=Draft202012Validator)(schema, registry=Registry())

@@ -62,7 +62,7 @@ async def test_what_may_pass_is_sent_again(gateway: Scripted, make: Make, status
         with pytest.raises(ConnectError, match="ended before"):  # it asked for a stream then, and got none
             await make(max_retries=1).chat(BODY, {})
         return
-    assert (await make().chat(BODY, {})).text == "done"
+    assert (await make().chat(BODY, {})).message["content"] == "done"
     assert [asked.headers.get("x-stainless-retry-count") for asked in gateway.asked] == [None, "1", "2"]
 
 
@@ -127,7 +127,7 @@ async def test_waiting_when_told_to_is_no_failure_until_patience_is_over(
     gateway: Scripted, make: Make, sleeps: Sleeps
 ) -> None:
     gateway.script = failing(20, lambda: refusal(429, "later", Retry_After="60"))
-    assert (await make(max_retries=0).chat(BODY, {})).text == "done"
+    assert (await make(max_retries=0).chat(BODY, {})).message["content"] == "done"
     gateway.script = lambda asked: refusal(429, "later", Retry_After="900")
     with pytest.raises(HTTPStatusError):
         await make(max_retries=0).chat(BODY, {})
@@ -157,7 +157,7 @@ async def test_a_cut_answer_is_asked_for_again(gateway: Scripted, make: Make) ->
         return response
 
     gateway.script = cut
-    assert (await make().chat(BODY, {})).text == "done"
+    assert (await make().chat(BODY, {})).message["content"] == "done"
 
 
 async def test_an_answer_that_says_nothing_for_long_is_lost_unless_it_may_take_for_ever(gateway: Scripted) -> None:
@@ -176,7 +176,7 @@ async def test_an_answer_that_says_nothing_for_long_is_lost_unless_it_may_take_f
         with pytest.raises(ConnectError):
             await ModelCalls(hasty, Slots(1), 0).chat(BODY, {})
         goes_on.set()
-        assert (await waits).text == "done"
+        assert (await waits).message["content"] == "done"
 
 
 async def test_nobody_at_the_address_says_so() -> None:

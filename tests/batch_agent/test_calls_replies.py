@@ -7,6 +7,7 @@ import pytest
 
 from batch_agent.calls import events_of, joined, reply_of
 from batch_agent.results import BadAnswer, ConnectError, HTTPStatusError
+from tool_runtime.agent_loop import calls_of, text_in
 
 
 def answer(**message: Any) -> dict[str, Any]:
@@ -22,23 +23,26 @@ def test_texts_and_arguments_go_into_the_history_as_the_model_wrote_them() -> No
     }
     reply = reply_of(answer(**given, refusal=None, annotations=None, provider_specific_fields={"x": 1}))
     assert reply.message == {"role": "assistant"} | given
-    assert reply.calls[0].arguments == function["arguments"]
+    assert calls_of(reply.message)[0].arguments == function["arguments"]
 
 
 @pytest.mark.parametrize("content", [None, "", []])
 def test_an_empty_answer_is_an_empty_text(content: Any) -> None:
-    assert reply_of(answer(content=content, tool_calls=None)).text == ""
+    assert text_in(reply_of(answer(content=content, tool_calls=None)).message) == ""
 
 
 def test_content_may_be_a_list_of_parts() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    assert reply_of(answer(content=parts)).text == "ab"
+    assert text_in(reply_of(answer(content=parts)).message) == "ab"
 
 
 def test_arguments_that_are_an_object_and_calls_without_an_id_are_understood() -> None:
     calls = [{"function": {"name": "f", "arguments": {"a": 1}}}, {"id": "", "function": {"name": "g"}}]
     reply = reply_of(answer(content=None, tool_calls=calls))
-    assert [(call.id, call.arguments) for call in reply.calls] == [("call_0", '{"a":1}'), ("call_1", "")]
+    assert [(call.id, call.arguments) for call in calls_of(reply.message)] == [
+        ("call_0", '{"a":1}'),
+        ("call_1", ""),
+    ]
     assert [call["id"] for call in reply.message["tool_calls"]] == ["call_0", "call_1"]
 
 
@@ -71,8 +75,8 @@ def test_a_streamed_answer_is_the_plain_one() -> None:
         {"delta": {}, "finish_reason": "tool_calls"},
     )
     reply = reply_of(joined(events_of(stream + b'data: {"usage":{"prompt_tokens":3}}\n\ndata: [DONE]\n\n')))
-    told = [(call.id, call.name, call.arguments) for call in reply.calls]
-    assert told == [("c1", "f", '{"a": 1}'), ("c2", "g", "{}")]
+    calls = [(call.id, call.name, call.arguments) for call in calls_of(reply.message)]
+    assert calls == [("c1", "f", '{"a": 1}'), ("c2", "g", "{}")]
     assert (reply.finish_reason, reply.usage.prompt_tokens) == ("tool_calls", 3)
 
 

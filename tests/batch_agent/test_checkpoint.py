@@ -3,11 +3,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sqlite3
 import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from pydantic import BaseModel, Field
 
@@ -15,6 +17,7 @@ from batch_agent import Tool
 from batch_agent.checkpoint import Checkpoint
 from tests.batch_agent.conftest import Run
 from tests.batch_agent.scripted import Asked, Scripted, calls, refusal, says
+from tool_runtime.agent_loop import Step
 
 
 class Found(BaseModel):
@@ -234,10 +237,31 @@ async def test_a_resumed_agent_knows_how_long_its_prompt_was(gateway: Scripted, 
     assert told == [10, 10]
 
 
+async def test_rows_of_an_older_version_with_several_messages_are_read(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path)
+    await checkpoint.open()
+    with sqlite3.connect(tmp_path / "turns.sqlite") as database:
+        for number, (size, usage) in enumerate(((1, b'{"prompt_tokens":7}'), (2, None), (1, b"{}"))):
+            messages = orjson.dumps([{"content": f"{number}.{n}"} for n in range(size)])
+            row = (b"a", number, messages, usage)
+            database.execute("INSERT INTO steps VALUES (?, ?, ?, ?)", row)
+    await checkpoint.keep(b"a", 5, Step({"content": "behind a gap"}))
+    steps = (await checkpoint.load(b"a")).steps
+    await checkpoint.close()
+    assert {position: step.message["content"] for position, step in steps.items()} == {
+        0: "0.0",
+        1: "1.0",
+        2: "1.1",
+        3: "2.0",
+        5: "behind a gap",
+    }
+    assert [position for position, step in steps.items() if step.usage is not None] == [0, 3]
+
+
 async def test_a_write_that_nobody_waits_for_any_more_is_on_disk_before_the_end(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path)
     await checkpoint.open()
-    write = asyncio.ensure_future(checkpoint.done(b"a", "x"))
+    write = asyncio.ensure_future(checkpoint.finish(b"a", "x"))
     await asyncio.sleep(0)
     write.cancel()
     await checkpoint.close()
