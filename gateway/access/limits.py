@@ -1,6 +1,6 @@
 """Limits of keys: what each key may use, and what one request takes of that.
 
-A request takes one request and one place at once, tokens by an estimate, and in the end what it really used.
+A request takes one request and one place, then an estimate of its tokens. In the end its real use is counted.
 """
 
 from __future__ import annotations

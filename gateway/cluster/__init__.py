@@ -1,1 +1,1 @@
-"""Several processes that serve as one: who is home to a session, and what members tell each other."""
+"""Several processes that serve as one: the home of each session, and the exchange between members."""

@@ -1,4 +1,7 @@
-"""Who serves together, and who of them is home to a session: all decide alike, without talking."""
+"""The processes that serve together, the home of each session, and each member's share of the replicas.
+
+All members decide alike, without waiting for each other.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +28,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One process."""
+    """One process of those that serve together."""
 
     gateway: str
     """Workers of one machine are one gateway: they share its port."""
     worker: int
     url: str
-    """Of its private listener, without a closing slash."""
+    """Base URL of its private listener, without a closing slash."""
 
     @property
     def id(self) -> str:
@@ -39,10 +42,10 @@ class Member:
 
 
 def by_preference(members: Iterable[Member], origin: Origin) -> list[Member]:
-    """The home first, then who takes over when it is gone, by rendezvous.
+    """Sort members by rendezvous hashing: the home of a session first, then those that replace a lost home.
 
-    A family lives at one gateway, whose ledger counts its shared prefix once. Inside a gateway its sessions are
-    spread over all workers, since a fleet of one family must be able to use all cores.
+    A family lives at one gateway, whose ledger counts its shared prefix once. Inside a gateway the sessions of a
+    family are spread over all workers, so that a fleet of one family can use all cores.
     """
 
     def preference(member: Member) -> tuple[int, int]:
@@ -51,12 +54,12 @@ def by_preference(members: Iterable[Member], origin: Origin) -> list[Member]:
     return sorted(members, key=preference, reverse=True)
 
 
-# ---- what members tell each other each second, and where: the board
+# ---- the board: where members exchange their states each second
 
 
 @dataclass(frozen=True, slots=True)
 class MemberState:
-    """One member, as it was a moment ago."""
+    """The state of one member a moment ago."""
 
     member: Member
     demand: dict[ReplicaId, float] = field(default_factory=dict)
@@ -69,42 +72,42 @@ class MemberState:
         )
 
 
-def decode(text: bytes) -> MemberState:
-    """Raises ValueError for what no member of this release writes."""
+def decode_state(text: bytes) -> MemberState:
+    """Read the state of a member. Raises ValueError when no member of this release has written it."""
     try:
-        told = orjson.loads(text)
-        member = Member(str(told["gateway"]), int(told["worker"]), str(told["url"]))
-        return MemberState(
-            member, {str(name): float(tokens) for name, tokens in fields.obj(told, "demand").items()}
-        )
+        row = orjson.loads(text)
+        member = Member(str(row["gateway"]), int(row["worker"]), str(row["url"]))
+        demand = {str(name): float(tokens) for name, tokens in fields.obj(row, "demand").items()}
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"no state of a member: {error}") from None
+    return MemberState(member, demand)
 
 
 def placed_of(rows: Any) -> Placed:
-    """Raises ValueError."""
+    """Read a list of placements. Raises ValueError."""
     if not isinstance(rows, list) or not all(isinstance(row, list) and len(row) == 2 for row in rows):
         raise ValueError("no list of placements")
     return [(str(root), str(replica_id)) for root, replica_id in rows]
 
 
 class BoardGone(Exception):
-    """Nothing can be told or heard now."""
+    """The other members, or the Redis of all, cannot be reached now."""
 
 
 class Board(Protocol):
-    """A place to meet. All of it is bounded in time."""
+    """A place where members exchange their states. Each call is bounded in time."""
 
     expected: Sequence[Member]
-    """Members whether heard or not: all agree on the home of a session from the first request on."""
+    """Members that count before they are heard, so that all agree on the home of a session from the first request
+    on."""
 
     async def exchange(self, mine: MemberState, trail: Trail) -> list[MemberState]:
-        """Tell what is mine, and return the other members that were here lately; placements go both ways.
-        Raises BoardGone."""
+        """Publish the state of this member and return the states of the others that were heard lately. Placements
+        of sessions are exchanged with them. Raises BoardGone."""
         ...
 
     async def leave(self, me: Member) -> None:
-        """Say that this member takes no more."""
+        """Publish that this member takes no more requests."""
         ...
 
     async def close(self) -> None: ...
@@ -113,15 +116,15 @@ class Board(Protocol):
 # ---- the board of several gateways: Redis or Valkey
 
 TIMEOUT_S = 0.5
-"""Of one answer: whoever waits for it has a turn to decide on."""
+"""Bound on one answer of Redis, for which turns may wait."""
 GONE_MS = 3500
-"""After this time without a word a member is gone."""
+"""A member that has not written its state for this long is lost."""
 MAX_PLACED = 20_000
-"""Entries of the stream of placements; one holds those of a second."""
+"""Entries of the stream of placements. One entry holds the placements of a second."""
 
 
 def connected(url: str) -> Redis:
-    """Connects when it is first asked. Raises ConfigError."""
+    """Return a client that connects at its first call. Raises ConfigError."""
     try:
         return client(url, TIMEOUT_S, retry=None, max_connections=64)
     except ImportError:
@@ -129,8 +132,8 @@ def connected(url: str) -> Redis:
 
 
 @asynccontextmanager
-async def asking() -> AsyncIterator[None]:
-    """Any failure of the server or the way to it is a BoardGone."""
+async def redis_call() -> AsyncIterator[None]:
+    """Turn every failure of Redis, or of the way to it, into a BoardGone."""
     from redis.exceptions import RedisError
 
     try:
@@ -140,7 +143,7 @@ async def asking() -> AsyncIterator[None]:
 
 
 class RedisBoard:
-    """A `Board`. Keys: `members` (ids), `member:ID` (a state that expires), `placed` (a stream)."""
+    """A `Board` in Redis. Keys: `members` (ids), `member:ID` (a state that expires), `placed` (a stream)."""
 
     expected: Sequence[Member] = ()
 
@@ -148,14 +151,14 @@ class RedisBoard:
         self.redis = redis
         self.prefix = prefix
         self._read_to = "0"
-        self._num_told = 0
-        """Placements by this process that are in the stream."""
+        self._num_published = 0
+        """Placements of this process that are in the stream."""
 
     async def exchange(self, mine: MemberState, trail: Trail) -> list[MemberState]:
-        async with asking():
+        async with redis_call():
             num_news = trail.num_news
-            ids, placed = await self._tell(mine, trail.news(self._num_told))
-            self._num_told = num_news
+            ids, placed = await self._publish(mine, trail.news(self._num_published))
+            self._num_published = num_news
             others = [name for name in ids if name != mine.member.id]
             found = await self.redis.mget([self._key(f"member:{name}") for name in others]) if others else []
             if gone := [name for name, text in zip(others, found, strict=True) if text is None]:
@@ -163,17 +166,18 @@ class RedisBoard:
         for entry_id, entry in placed:
             self._read_to = entry_id.decode()
             trail.learn(placed_of(orjson.loads(entry[b"rows"])))
-        return [decode(text) for text in found if isinstance(text, bytes)]
+        return [decode_state(text) for text in found if isinstance(text, bytes)]
 
     async def leave(self, me: Member) -> None:
-        async with asking():
+        async with redis_call():
             await self.redis.delete(self._key(f"member:{me.id}"))
 
     async def close(self) -> None:
         await self.redis.aclose()
 
-    async def _tell(self, mine: MemberState, news: Placed) -> tuple[list[str], list[Any]]:
-        """Ids of all members, and the placements since the last time."""
+    async def _publish(self, mine: MemberState, news: Placed) -> tuple[list[str], list[Any]]:
+        """Write the state and the placements of this member. Return the ids of all members, and the placements
+        since the last call."""
         async with self.redis.pipeline(transaction=False) as pipe:
             pipe.set(self._key(f"member:{mine.member.id}"), mine.encode(), px=GONE_MS)
             pipe.sadd(self._key("members"), mine.member.id)
@@ -188,17 +192,20 @@ class RedisBoard:
         return f"{self.prefix}:{name}"
 
 
-# --- How much of each replica is whose: by demand, less a part that all have alike.
+# ---- shares: how much of each replica a member may fill
 
 EQUAL = 0.1
-"""Shared alike, so that whoever begins to have work can begin with it."""
+"""Part of a replica that is shared equally, so that a member without work can begin to have some."""
 
 
 def shares(
     me: str, demands: Mapping[str, Mapping[ReplicaId, float]], replicas: Iterable[ReplicaId]
 ) -> dict[ReplicaId, float]:
-    """What `me` may fill of each replica, between 0 and 1. `demands`: by member, of all members, in tokens that
-    are resident or wait. Members that know the same demands have shares that add up to 1."""
+    """Return the share of each replica that `me` may fill, between 0 and 1.
+
+    `demands`: the tokens that are resident or wait, by member, of all members. The shares of members that know the
+    same demands add up to 1.
+    """
     return {replica: _share(me, demands, replica) for replica in replicas}
 
 
@@ -208,22 +215,33 @@ def _share(me: str, demands: Mapping[str, Mapping[ReplicaId, float]], replica: R
     return EQUAL * equal + (1 - EQUAL) * (demands[me].get(replica, 0.0) / total if total else equal)
 
 
-# ---- each second
+def demand_of(view: FleetView) -> dict[ReplicaId, float]:
+    """Return the resident tokens of each replica, with an equal part of the tokens of waiting turns, which may go
+    to any replica."""
+    waiting = view.waiting.get(Hold.RESIDENCY, 0) / max(1, len(view.replicas))
+    return {replica.id: replica.residency_tokens + waiting * _session_tokens(replica) for replica in view.replicas}
+
+
+def _session_tokens(replica: ReplicaView) -> float:
+    return replica.residency_tokens / replica.num_residents if replica.num_residents else SESSION_TOKENS
+
+
+# ---- the exchange of each second
 
 LOG = logging.getLogger(__name__)
 
 INTERVAL_S = 1.0
 WITHIN_S = 2.5
 LOST_S = 5.0
-"""A member that refused a connection is not tried again for this long, unless it says something."""
+"""Seconds for which a member that refused a connection gets no requests, unless it is heard again."""
 LEAST_CHANGE = 0.005
-"""Smaller changes of a share are not told."""
+"""Smaller changes of a share are not applied."""
 SESSION_TOKENS = 8192.0
-"""Of a waiting turn, while nobody is resident to compare it with."""
+"""Tokens of a waiting turn while no session is resident to compare it with."""
 
 
-class Peers:
-    """Owns what is known of the other members. Between two exchanges `lost` is the only writer."""
+class Membership:
+    """The members as last heard, and this member's shares. Between two exchanges `lost` is the only writer."""
 
     def __init__(
         self,
@@ -231,18 +249,18 @@ class Peers:
         board: Board,
         trail: Trail,
         view: Callable[[], FleetView],
-        give: Callable[[ReplicaId, float], None],
+        apply_share: Callable[[ReplicaId, float], None],
         clock: Callable[[], float],
     ) -> None:
-        """`give` is told of each share of a replica that changed."""
+        """`apply_share`: called for each share of a replica that changed."""
         self.me = me
         self.trail = trail
         self.problem = ""
-        """Why nothing was heard at the last exchange; empty when something was."""
+        """Why the last exchange failed; empty when it worked."""
         self.shares: dict[ReplicaId, float] = {}
         self._board = board
         self._view = view
-        self._give = give
+        self._apply_share = apply_share
         self._clock = clock
         self._states: dict[Member, MemberState] = {}
         self._lost_at: dict[Member, float] = {}
@@ -251,22 +269,22 @@ class Peers:
 
     @property
     def members(self) -> list[Member]:
-        """All that take requests, this one too."""
+        """All members that take requests, this one first."""
         now, others = self._clock(), dict.fromkeys((*self._board.expected, *self._states))
         return [self.me, *(one for one in others if now - self._lost_at.get(one, -LOST_S) >= LOST_S)]
 
     def lost(self, member: Member) -> None:
-        """It refused a connection."""
+        """Note that a member refused a connection."""
         self._lost_at[member] = self._clock()
 
     async def run(self) -> None:
-        """Exchange until this member leaves."""
+        """Exchange states until this member leaves."""
         while not self._has_left:
-            await self.once()
+            await self.exchange_once()
             await asyncio.sleep(INTERVAL_S)
 
-    async def once(self) -> None:
-        """One exchange. Where it fails, members and shares stay as they are."""
+    async def exchange_once(self) -> None:
+        """Exchange states once. If that fails, members and shares stay as they are."""
         view = self._view()
         mine = MemberState(self.me, demand_of(view))
         try:
@@ -280,14 +298,14 @@ class Peers:
         if self.problem:
             LOG.info("the other gateways are heard again")
         self.problem = ""
-        self._heard({state.member: state for state in states})
+        self._hear({state.member: state for state in states})
         demands: dict[str, dict[ReplicaId, float]] = {one.id: {} for one in self.members} | {
             one.member.id: one.demand for one in (mine, *states)
         }
-        self._take(shares(self.me.id, demands, (replica.id for replica in view.replicas)), view)
+        self._apply_shares(shares(self.me.id, demands, (replica.id for replica in view.replicas)), view)
 
     async def leave(self) -> None:
-        """Others send no more; what is on its way still comes."""
+        """Make the others send no more requests. Requests that are under way still arrive."""
         self._has_left = True
         try:
             async with asyncio.timeout(WITHIN_S):
@@ -295,7 +313,7 @@ class Peers:
         except (BoardGone, TimeoutError):
             LOG.info("left without a word")
 
-    def _heard(self, states: Mapping[Member, MemberState]) -> None:
+    def _hear(self, states: Mapping[Member, MemberState]) -> None:
         for member in states.keys() - self._states.keys():
             LOG.info("%s is here", member.id)
         for member in self._states.keys() - states.keys():
@@ -303,21 +321,11 @@ class Peers:
         self._states = dict(states)
         self._lost_at = {member: at for member, at in self._lost_at.items() if member not in states}
 
-    def _take(self, mine: Mapping[ReplicaId, float], view: FleetView) -> None:
-        """A share grows one exchange after it was due: the others have heard of it then, and have less."""
-        before, self._due = self._due, mine
+    def _apply_shares(self, due: Mapping[ReplicaId, float], view: FleetView) -> None:
+        """A share grows one exchange after it was due: by then the others have heard of it, and have less."""
+        before, self._due = self._due, due
         for replica in view.replicas:
-            share = min(mine[replica.id], before.get(replica.id, 1.0))
+            share = min(due[replica.id], before.get(replica.id, 1.0))
             if replica.is_healthy and abs(share - self.shares.get(replica.id, 1.0)) >= LEAST_CHANGE:
                 self.shares[replica.id] = share
-                self._give(replica.id, share)
-
-
-def demand_of(view: FleetView) -> dict[ReplicaId, float]:
-    """Tokens that are resident, and of those turns that wait, by replica: they may go to any."""
-    waiting = view.waiting.get(Hold.RESIDENCY, 0) / max(1, len(view.replicas))
-    return {replica.id: replica.residency_tokens + waiting * _session_tokens(replica) for replica in view.replicas}
-
-
-def _session_tokens(replica: ReplicaView) -> float:
-    return replica.residency_tokens / replica.num_residents if replica.num_residents else SESSION_TOKENS
+                self._apply_share(replica.id, share)

@@ -1,6 +1,6 @@
-"""From one member to another: a client's request on its way home, and questions that members ask each other.
+"""Calls between members: client requests on the way to their home, and pages that members ask each other for.
 
-A member's private listener answers nobody who does not know the members' secret, and never passes a request on.
+A member's private listener answers only calls with the members' secret, and never passes a request on.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 import orjson
 
-from gateway.cluster.membership import Member, MemberState, decode, placed_of
+from gateway.cluster.membership import Member, MemberState, decode_state, placed_of
 from gateway.core.transport import (
     BodyTooLarge,
     Direct,
@@ -34,17 +34,17 @@ from gateway.sessions.session_locations import Trail
 
 HOP = "x-turngate-hop"
 FOR_ADMIN = "x-turngate-hop-admin"
-"""Says that a question came in at the admin listener."""
+"""Marks a call whose request came to the admin listener."""
 PAGES = "/cluster/"
 CONNECT_S = 1.0
 ANSWER_S = 660.0
-"""To the status line; the home gives up before."""
+"""Bound on the time to the status line. The home gives up before."""
 PAGE = Timeouts(connect_s=0.5, first_byte_s=2.0, idle_s=2.0)
 MAX_PAGE_BYTES = 32 * 2**20
 
 
-class Hops:
-    """Calls other members."""
+class PeerClient:
+    """Calls the private listeners of other members."""
 
     def __init__(self, upstream: Upstream, secret: str) -> None:
         self._upstream = upstream
@@ -53,8 +53,8 @@ class Hops:
     async def relay(
         self, member: Member, request: Request, raw: bytes, responder: Responder, idle_s: float | None
     ) -> None:
-        """The member's answer, byte for byte. A break in the middle of it breaks the client's connection too.
-        `idle_s`: of an answer that has begun.
+        """Relay the member's answer byte for byte. If it breaks off, the client's connection is broken too.
+        `idle_s`: bound on the silence within an answer.
 
         Raises UpstreamRefused when the member has not seen the request, UpstreamCut when it may have.
         """
@@ -76,7 +76,8 @@ class Hops:
     async def ask(
         self, member: Member, path: str, request: Request | None = None, for_admin: bool = False
     ) -> tuple[int, bytes]:
-        """Status and body of a member's page, or of its answer to a client's GET. Status 0: it is not there."""
+        """Return status and body of a member's page, or of its answer to a client's GET. Status 0: the member
+        cannot be reached."""
         headers = [(HOP, self._secret)] if request is None else self._headers(request)
         if for_admin:
             headers.append((FOR_ADMIN, "yes"))
@@ -92,7 +93,7 @@ class Hops:
 
 
 async def _pump(reply: UpstreamReply, responder: Responder) -> None:
-    """All bytes, without waking this task for those that the client takes at once."""
+    """Relay all bytes, without waking this task for bytes that the client takes at once."""
     direct = responder if isinstance(responder, Direct) else None
     chunks = aiter(reply.chunks())
 
@@ -112,12 +113,12 @@ async def _pump(reply: UpstreamReply, responder: Responder) -> None:
 
 
 def private(secret: str, pages: Mapping[str, Callable[[str], bytes]], home: Handler, admin: Handler) -> Handler:
-    """What a private listener does: members' pages by their first path segment, told the rest of it; and requests
-    that have come home."""
+    """Return the handler of a private listener: it serves `pages` by their first path segment, and requests that
+    have come home. A page is called with the rest of its path."""
 
     async def handle(request: Request, responder: Responder) -> None:
-        claimed = sendable(request.headers.get(HOP, "")).encode()
-        if not hmac.compare_digest(claimed, secret.encode()):
+        shown = sendable(request.headers.get(HOP, "")).encode()
+        if not hmac.compare_digest(shown, secret.encode()):
             await responder.reply(403, [("Content-Type", "text/plain")], b"This is for other members only.\n")
             return
         if not request.path.startswith(PAGES):
@@ -135,7 +136,7 @@ class ReadRequest(HandedOn):
     """A `transport.Request` whose body has been read."""
 
     def __init__(self, request: Request, raw: bytes | None, begun: Continuation | None = None) -> None:
-        """`raw`: None: it was too long."""
+        """`raw` is None when the body is too long."""
         self.method, self.path, self.query = request.method, request.path, request.query
         self.headers: Mapping[str, str] = request.headers
         self.header_list: HeaderList = request.header_list
@@ -152,19 +153,19 @@ class ReadRequest(HandedOn):
         yield await self.read(limit_bytes)
 
 
-# ---- the board of one machine's workers: each asks the others' private listeners
+# ---- the board of one machine's workers: each asks the private listeners of the others
 
 
-class Siblings:
-    """A `Board`. `pages` is what this worker tells those who ask."""
+class SiblingBoard:
+    """A `Board` without a server. `pages` serves the other workers."""
 
-    def __init__(self, siblings: Sequence[Member], hops: Hops, trail: Trail) -> None:
+    def __init__(self, siblings: Sequence[Member], peer_client: PeerClient, trail: Trail) -> None:
         self.expected = siblings
-        self._hops = hops
+        self._peer_client = peer_client
         self._trail = trail
         self._mine = b""
         self._heard: dict[Member, int] = {}
-        """How many of its placements are known."""
+        """How many placements of each worker are known."""
 
     @property
     def pages(self) -> Mapping[str, Callable[[str], bytes]]:
@@ -179,21 +180,21 @@ class Siblings:
         self._mine = b""
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: no connection is held."""
 
     async def _ask(self, sibling: Member, trail: Trail) -> MemberState | None:
-        status, text = await self._hops.ask(sibling, PAGES + "state")
+        status, text = await self._peer_client.ask(sibling, PAGES + "state")
         if status != 200 or not text:
-            self._heard.pop(sibling, None)  # it may begin anew
+            self._heard.pop(sibling, None)  # another process may take its place, with placements of its own
             return None
-        status, rows = await self._hops.ask(sibling, f"{PAGES}placed/{self._heard.get(sibling, 0)}")
+        status, rows = await self._peer_client.ask(sibling, f"{PAGES}placed/{self._heard.get(sibling, 0)}")
         if status == 200:
             self._heard[sibling], placed = orjson.loads(rows)
             trail.learn(placed_of(placed))
-        return decode(text)
+        return decode_state(text)
 
     def _placed(self, heard: str) -> bytes:
-        """`heard`: how many the asker knows; 0, or more than there are: it knows another process than this."""
+        """`heard`: how many placements the caller knows. 0, or more than there are: it knows another process."""
         trail, since = self._trail, int(heard) if heard.isdigit() else 0
         is_new = not 0 < since <= trail.num_news
         return orjson.dumps([trail.num_news, trail.known() if is_new else trail.news(since)])

@@ -15,8 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.access.keys import Keys
 from gateway.cluster.destination import Destination, Join, Site
-from gateway.cluster.membership import Member, Peers, by_preference
-from gateway.cluster.peer_client import PAGES, Hops, ReadRequest
+from gateway.cluster.membership import Member, Membership, by_preference
+from gateway.cluster.peer_client import PAGES, PeerClient, ReadRequest
 from gateway.config.live_settings import RequestSettings
 from gateway.core.errors import Failure, Refused
 from gateway.core.transport import BodyTooLarge, Handler, Request, Responder, UpstreamCut, UpstreamRefused
@@ -28,45 +28,45 @@ from gateway.sessions.session_locations import origin_of
 GONE = Failure(503, "server_error", "The worker that had this request is gone. Try again.", code="worker_gone")
 
 
-class Forwarded:
-    """What became of requests that another member is home to."""
+class ForwardCounter:
+    """Counts how requests ended that were sent to another member."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         text = "Requests sent to the member that is home to them"
         self._results = Counter("turngate_forwarded", text, ("result",), registry=registry)
 
     def __call__(self, result: str) -> None:
-        """`relayed`, `refused` (the next one took it), or `cut` before an answer began."""
+        """`relayed`, `refused` (the next member is tried), or `cut`."""
         self._results.labels(result).inc()
 
 
 @dataclass(frozen=True, slots=True)
-class Front:
-    """Sends each request to its home, once. What arrives at a private listener is home, and never comes here."""
+class MemberRouter:
+    """Sends each request to its home, once. Requests at a private listener are at home and never come here."""
 
     serve: Handler
-    """Of this process."""
-    peers: Peers
-    hops: Hops
+    """The handler of this process."""
+    membership: Membership
+    peer_client: PeerClient
     keys: Keys
     homes: Homes
     destination: Callable[[str, str], Destination]
-    """By method and path."""
+    """Returns the destination of a method and a path."""
     own_page: Callable[[], bytes]
-    """The metrics of this process."""
+    """Returns the metrics of this process."""
     problems: Callable[[], dict[str, str]]
-    """What is degraded, for /health."""
-    forwarded: Forwarded
+    """Returns what is degraded, for /health."""
+    forwarded: ForwardCounter
     volatile: Sequence[Pattern[str]]
     settings: Callable[[], RequestSettings]
-    """Those for a request that begins now."""
+    """Returns the settings of a request that begins now."""
     max_file_bytes: int
     shares_batches: bool
-    """Any member serves files and batches."""
+    """Whether any member serves files and batches."""
     runs_tools: bool
-    """A request that was cut may have run tools, so it is not sent again."""
+    """Whether a request that was cut may have run tools, so that it is not sent again."""
     is_admin: bool = False
-    """Whether it stands before the admin listener."""
+    """Whether this is the router of the admin listener."""
 
     async def handle(self, request: Request, responder: Responder) -> None:
         """A `transport.Handler`."""
@@ -77,12 +77,13 @@ class Front:
             case Site.RESPONSE:
                 settings = self.settings()
                 holder = await self._holder(stored_answer_id(request.path) or "")
-                homes = [holder] if holder is not None else [self.peers.me]
-                await self._go(request, settings.limits.body_bytes, responder, homes, settings)
+                homes = [holder] if holder is not None else [self.membership.me]
+                await self._serve_owned(request, settings.limits.body_bytes, responder, homes, settings)
             case Site.FILES if not self.shares_batches:
-                await self._go(request, self.max_file_bytes, responder, [self._first_worker()], self.settings())
+                homes = [self._first_worker()]
+                await self._serve_owned(request, self.max_file_bytes, responder, homes, self.settings())
             case Site.METRICS | Site.HEALTH | Site.ALL:
-                await self._together(destination, request, responder)
+                await self._serve_joined(destination, request, responder)
             case _:
                 await self.serve(request, responder)
 
@@ -107,13 +108,13 @@ class Front:
             await self.serve(read, responder)
             return
         origin = origin_of(caller.tenant, request.headers, body, self.volatile)
-        homes = by_preference(self.peers.members, origin)
+        homes = by_preference(self.membership.members, origin)
         if (stored_id := body.get("previous_response_id")) and isinstance(stored_id, str):
             holder = await self._holder(stored_id)
             homes = [holder] if holder is not None else homes
         await self._serve_at(homes, read, raw, responder, settings)
 
-    async def _go(
+    async def _serve_owned(
         self,
         request: Request,
         limit_bytes: int,
@@ -121,15 +122,15 @@ class Front:
         homes: list[Member],
         settings: RequestSettings,
     ) -> None:
-        """A request that belongs to one certain member."""
-        if homes == [self.peers.me]:
+        """Serve a request that belongs to one certain member."""
+        if homes == [self.membership.me]:
             await self.serve(request, responder)
             return
         try:
             raw = await request.read(limit_bytes) if request.method == "POST" else b""
         except BodyTooLarge:
             text = f"The body is longer than {limit_bytes} bytes."
-            await _tell(request, responder, Failure(413, "invalid_request_error", text))
+            await _refuse(request, responder, Failure(413, "invalid_request_error", text))
             return
         await self._serve_at(homes, ReadRequest(request, raw), raw, responder, settings)
 
@@ -141,46 +142,46 @@ class Front:
         responder: Responder,
         settings: RequestSettings,
     ) -> None:
-        """At the first that is there."""
+        """Serve a request at the first member that can be reached."""
         for member in homes:
-            if member == self.peers.me:
+            if member == self.membership.me:
                 await self.serve(request, responder)
                 return
             try:
-                await self.hops.relay(member, request, raw, responder, settings.timeouts.idle_s)
+                await self.peer_client.relay(member, request, raw, responder, settings.timeouts.idle_s)
             except UpstreamRefused:
                 self.forwarded("refused")
-                self.peers.lost(member)
+                self.membership.lost(member)
             except UpstreamCut:
                 self.forwarded("cut")
-                self.peers.lost(member)
+                self.membership.lost(member)
                 if self.runs_tools or responder.has_started:
                     break
             else:
                 self.forwarded("relayed")
                 return
-        await _tell(request, responder, GONE, ("Retry-After", "1"))
+        await _refuse(request, responder, GONE, ("Retry-After", "1"))
 
     async def _holder(self, answer_id: str) -> Member | None:
-        """Who has a stored answer; None: nobody, or nobody but this member."""
+        """Return the member that holds a stored answer; None when no other member is known to."""
         if self.homes.is_known(answer_id):
-            return self.peers.me
+            return self.membership.me
         others = self._others()
-        found = await asyncio.gather(*(self.hops.ask(one, f"{PAGES}holds/{answer_id}") for one in others))
-        return next((one for one, (_, told) in zip(others, found, strict=True) if told == b"yes"), None)
+        found = await asyncio.gather(*(self.peer_client.ask(one, f"{PAGES}holds/{answer_id}") for one in others))
+        return next((one for one, (_, page) in zip(others, found, strict=True) if page == b"yes"), None)
 
     def _others(self, in_gateway: bool = False) -> list[Member]:
-        me = self.peers.me
-        return [m for m in self.peers.members if m != me and (m.gateway == me.gateway or not in_gateway)]
+        me = self.membership.me
+        return [m for m in self.membership.members if m != me and (m.gateway == me.gateway or not in_gateway)]
 
     def _first_worker(self) -> Member:
-        """Has the files and batches of its gateway."""
-        mine = [self.peers.me, *self._others(in_gateway=True)]
+        """The member that has the files and batches of its gateway."""
+        mine = [self.membership.me, *self._others(in_gateway=True)]
         return min(mine, key=lambda member: member.worker)
 
-    # ---- of all
+    # ---- pages of all members
 
-    async def _together(self, destination: Destination, request: Request, responder: Responder) -> None:
+    async def _serve_joined(self, destination: Destination, request: Request, responder: Responder) -> None:
         """Join the answer of this process with those of the others. Its refusals are final."""
         own = InProcessResponder()
         await self.serve(request, own)
@@ -209,19 +210,19 @@ class Front:
         return (200, pages[0]) if pages else (status, body)
 
     async def _ask(self, path: str, members: Sequence[Member], request: Request | None) -> list[bytes]:
-        found = await asyncio.gather(*(self.hops.ask(member, path, request, self.is_admin) for member in members))
-        return [body for status, body in found if status == 200]
+        asks = (self.peer_client.ask(member, path, request, self.is_admin) for member in members)
+        return [body for status, body in await asyncio.gather(*asks) if status == 200]
 
     def _about(self) -> dict[str, object]:
         return {
-            "me": self.peers.me.id,
-            "members": [member.id for member in self.peers.members],
-            "shares": self.peers.shares,
+            "me": self.membership.me.id,
+            "members": [member.id for member in self.membership.members],
+            "shares": self.membership.shares,
             "problems": self.problems(),
         }
 
 
-async def _tell(request: Request, responder: Responder, failure: Failure, *more: tuple[str, str]) -> None:
+async def _refuse(request: Request, responder: Responder, failure: Failure, *more: tuple[str, str]) -> None:
     dialect = dialect_of(request.path)
     headers = [("Content-Type", "application/json"), *more]
     await responder.reply(failure.status, headers, dialect.error_body(failure))

@@ -1,4 +1,4 @@
-"""Puts the parts of a member together, starts them in order and stops them in reverse."""
+"""Puts the parts of a member together, starts them in order, and stops them in reverse order."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 
+from policies.view import FleetView
 from prometheus_client import CollectorRegistry, Gauge
 
 from gateway.access.counters import Counters
 from gateway.access.keys import Keys
 from gateway.cluster.destination import Destination
 from gateway.cluster.limit_sync import LimitTally, RedisTally, SharedCounters, SiblingTally, run
-from gateway.cluster.membership import Board, Member, Peers, RedisBoard, connected
-from gateway.cluster.peer_client import Hops, Siblings, private
-from gateway.cluster.router import Forwarded, Front
+from gateway.cluster.membership import Board, Member, Membership, RedisBoard, connected
+from gateway.cluster.peer_client import PeerClient, SiblingBoard, private
+from gateway.cluster.router import ForwardCounter, MemberRouter
 from gateway.cluster.tool_results import RedisResults
 from gateway.cluster.workers import WorkerIdentity
 from gateway.config import loading
@@ -35,15 +36,15 @@ from policies.types import ReplicaReported
 
 @dataclass(frozen=True, slots=True)
 class MemberContext:
-    """What a member needs of its gateway."""
+    """The parts of its gateway that a member uses."""
 
     upstream: Upstream
     server: Callable[[Handler], Server]
-    """For the private listener."""
+    """Makes the private listener."""
     close: Callable[[Server], Awaitable[None]]
-    """Within what is left of the time to stop."""
+    """Closes it within the rest of the grace period."""
     secret: bytes
-    """Of identity."""
+    """`identity.secret`."""
     keys: Keys
     homes: Homes
     trail: Trail
@@ -51,7 +52,7 @@ class MemberContext:
     gate: Gate
     metrics: Metrics
     settings: Callable[[], RequestSettings]
-    """Those for a client's request that begins now."""
+    """Returns the settings of a client's request that begins now."""
     clock: Callable[[], float]
     destination: Callable[[str, str], Destination]
     """Where a method and a path are answered."""
@@ -59,53 +60,58 @@ class MemberContext:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A process that is a member."""
+    """The listeners' handlers of a process that is a member."""
 
     public: Handler
     admin: Handler
     leave: Callable[[], Awaitable[None]]
-    """Others send no more; what is on its way still comes."""
+    """Makes the others send no more requests. Requests that are under way still arrive."""
 
 
 @asynccontextmanager
 async def joined(
-    settings: Settings, place: WorkerIdentity | None, serve: Handler, admin: Handler, around: MemberContext
+    settings: Settings, place: WorkerIdentity | None, serve: Handler, admin: Handler, context: MemberContext
 ) -> AsyncIterator[Joined]:
-    """`serve` and `admin`: the handlers of this process alone. Raises OSError, ConfigError."""
-    secret = hmac.new(around.secret, b"turngate members", hashlib.sha256).hexdigest()
-    hops = Hops(around.upstream, secret)
+    """Join the other members until the end of the context. Raises OSError, ConfigError.
+
+    `serve` and `admin`: the handlers of this process alone.
+    """
+    secret = hmac.new(context.secret, b"turngate members", hashlib.sha256).hexdigest()
+    peer_client = PeerClient(context.upstream, secret)
     async with AsyncExitStack() as running:
         pages: dict[str, Callable[[str], bytes]] = {
-            "metrics": lambda _: around.metrics.exposition(),
-            "holds": lambda answer_id: b"yes" if around.homes.is_known(answer_id) else b"no",
+            "metrics": lambda _: context.metrics.exposition(),
+            "holds": lambda answer_id: b"yes" if context.homes.is_known(answer_id) else b"no",
         }
-        server = around.server(private(secret, pages, serve, admin))
-        running.push_async_callback(around.close, server)
+        server = context.server(private(secret, pages, serve, admin))
+        running.push_async_callback(context.close, server)
         me = await _listening(settings, place, server)
-        board = _board(settings, place, me, hops, around, pages)
+        board = _board(settings, place, me, peer_client, context, pages)
         running.push_async_callback(board.close)
 
-        def give(replica_id: str, share: float) -> None:
-            around.gate.tell(
-                ReplicaReported(replica_id, share=share, has_strangers=share < 1 and around.keys.num_tenants > 1)
-            )
+        def apply_share(replica_id: str, share: float) -> None:
+            has_strangers = share < 1 and context.keys.num_tenants > 1
+            context.gate.tell(ReplicaReported(replica_id, share=share, has_strangers=has_strangers))
 
-        peers = Peers(me, board, around.trail, lambda: around.gate.view(counts_sessions=False), give, around.clock)
-        _gauges(around.metrics.registry, peers)
-        await peers.once()
-        task = asyncio.create_task(peers.run(), name="exchange between members")
+        def view() -> FleetView:
+            return context.gate.view(counts_sessions=False)
+
+        membership = Membership(me, board, context.trail, view, apply_share, context.clock)
+        _gauges(context.metrics.registry, membership)
+        await membership.exchange_once()
+        task = asyncio.create_task(membership.run(), name="exchange between members")
         running.push_async_callback(_ended, task)
-        if isinstance(around.counters, SharedCounters):
-            tally = _tally(board, peers, hops, around.counters, pages)
-            counting = run(tally, around.counters, around.keys, lambda: peers.members)
+        if isinstance(context.counters, SharedCounters):
+            tally = _tally(board, membership, peer_client, context.counters, pages)
+            counting = run(tally, context.counters, context.keys, lambda: membership.members)
             rounds = asyncio.create_task(counting, name="limits of all members")
             running.push_async_callback(_ended, rounds)
-        front = _front(settings, serve, peers, hops, around)
-        yield Joined(front.handle, replace(front, serve=admin, is_admin=True).handle, peers.leave)
+        router = _router_of(settings, serve, membership, peer_client, context)
+        yield Joined(router.handle, replace(router, serve=admin, is_admin=True).handle, membership.leave)
 
 
 async def _listening(settings: Settings, place: WorkerIdentity | None, server: Server) -> Member:
-    """This member, whose private listener is up."""
+    """Start the private listener, and return this member."""
     host = settings.cluster.host
     if place is None:
         port = await server.start(host, settings.cluster.port)
@@ -124,38 +130,38 @@ def _board(
     settings: Settings,
     place: WorkerIdentity | None,
     me: Member,
-    hops: Hops,
-    around: MemberContext,
+    peer_client: PeerClient,
+    context: MemberContext,
     pages: dict[str, Callable[[str], bytes]],
 ) -> Board:
     if settings.cluster.redis is not None:
-        return RedisBoard(connected(redis_url(settings)), prefix_of(around.secret))
-    assert place is not None, "who has no Redis is a worker"
+        return RedisBoard(connected(redis_url(settings)), prefix_of(context.secret))
+    assert place is not None, "a member without Redis is a worker"
     ports = enumerate(place.private_ports)
     siblings = [Member(me.gateway, n, _url(settings.cluster.host, p)) for n, p in ports if n != me.worker]
-    board = Siblings(siblings, hops, around.trail)
+    board = SiblingBoard(siblings, peer_client, context.trail)
     pages.update(board.pages)
     return board
 
 
 def _tally(
     board: Board,
-    peers: Peers,
-    hops: Hops,
+    membership: Membership,
+    peer_client: PeerClient,
     counters: SharedCounters,
     pages: dict[str, Callable[[str], bytes]],
 ) -> LimitTally:
-    if not isinstance(board, Siblings):
+    if not isinstance(board, SiblingBoard):
         assert isinstance(board, RedisBoard)
-        me, members = peers.me.id, lambda: (member.id for member in peers.members)
+        me, members = membership.me.id, lambda: (member.id for member in membership.members)
         return RedisTally(board.redis, board.prefix, me, members)
-    tally = SiblingTally(board.expected, hops, counters)
+    tally = SiblingTally(board.expected, peer_client, counters)
     pages.update(tally.pages)
     return tally
 
 
 def results_of(settings: Settings, secret: bytes, running: AsyncExitStack) -> RedisResults | None:
-    """Of tools, shared by gateways. None: there are no others."""
+    """Return the results of tools that gateways share. None: there are no other gateways."""
     if settings.cluster.redis is None:
         return None
     results = RedisResults(connected(redis_url(settings)), prefix_of(secret))
@@ -164,40 +170,42 @@ def results_of(settings: Settings, secret: bytes, running: AsyncExitStack) -> Re
 
 
 def redis_url(settings: Settings) -> str:
-    """With its password, if it has one. Raises ConfigError."""
+    """Return `cluster.redis`, with its password if it has one. Raises ConfigError."""
     url = settings.cluster.redis or ""
     return loading.secret(url) if url.startswith(("env:", "file:")) else url
 
 
 def prefix_of(secret: bytes) -> str:
-    """Of all keys in Redis: gateways with another secret are strangers."""
+    """Return the prefix of all keys in Redis. Gateways with another secret have another prefix."""
     return "turngate:" + hmac.new(secret, b"turngate redis", hashlib.sha256).hexdigest()[:16]
 
 
-def _front(settings: Settings, serve: Handler, peers: Peers, hops: Hops, around: MemberContext) -> Front:
-    return Front(
+def _router_of(
+    settings: Settings, serve: Handler, membership: Membership, peer_client: PeerClient, context: MemberContext
+) -> MemberRouter:
+    return MemberRouter(
         serve=serve,
-        peers=peers,
-        hops=hops,
-        keys=around.keys,
-        homes=around.homes,
-        destination=around.destination,
-        own_page=around.metrics.exposition,
-        problems=lambda: {"exchange": peers.problem} if peers.problem else {},
-        forwarded=Forwarded(around.metrics.registry),
+        membership=membership,
+        peer_client=peer_client,
+        keys=context.keys,
+        homes=context.homes,
+        destination=context.destination,
+        own_page=context.metrics.exposition,
+        problems=lambda: {"exchange": membership.problem} if membership.problem else {},
+        forwarded=ForwardCounter(context.metrics.registry),
         volatile=[re.compile(pattern) for pattern in settings.identity.volatile_patterns],
-        settings=around.settings,
+        settings=context.settings,
         max_file_bytes=settings.batches.file_bytes + 2**20,
         shares_batches=settings.batches.redis is not None,
         runs_tools=bool(settings.tools.use or settings.tools.mcp),
     )
 
 
-def _gauges(registry: CollectorRegistry, peers: Peers) -> None:
+def _gauges(registry: CollectorRegistry, membership: Membership) -> None:
     members = Gauge("turngate_cluster_members", "Processes that serve as one, as last heard", registry=registry)
-    members.set_function(lambda: len(peers.members))
+    members.set_function(lambda: len(membership.members))
     heard = Gauge("turngate_cluster_heard", "Whether the last exchange between members worked", registry=registry)
-    heard.set_function(lambda: not peers.problem)
+    heard.set_function(lambda: not membership.problem)
 
 
 async def _ended(task: asyncio.Task[None]) -> None:

@@ -1,4 +1,4 @@
-"""The outcome of a tool call as processes tell each other."""
+"""Tool calls of gateways that share a Redis or Valkey: calls that must run only once, and shared results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import orjson
 
-from gateway.cluster.membership import BoardGone, asking
+from gateway.cluster.membership import BoardGone, redis_call
 from tool_runtime.attempts import KEPT_S, MAX_LOST, Claimed, LocalAttempts, key_in
 from tool_runtime.results import Outcome
 from tool_runtime.types import Status
@@ -24,8 +24,8 @@ def written(outcome: Outcome) -> bytes:
 
 
 def read(text: bytes) -> Outcome:
-    told = orjson.loads(text)
-    return Outcome(**told | {"status": Status(told["status"])})
+    row = orjson.loads(text)
+    return Outcome(**row | {"status": Status(row["status"])})
 
 
 # ---- tool calls that may run once only, in Redis or Valkey
@@ -35,10 +35,10 @@ BEAT_S = 1.0
 ATTEMPT_POLL_S = 0.05
 KEPT_MS = int(1000 * KEPT_S)
 NOBODY = "-" * 32
-"""In the place of a process: its attempt is lost although it lives."""
+"""Owner of a call whose attempt is lost although its process lives."""
 
 Started: TypeAlias = tuple[str, str]
-"""A call: its KEY, and its number under it."""
+"""A call that has begun: its key, and its number under that key."""
 
 _START = """
 local calls, prefix, me = KEYS[1], ARGV[1], ARGV[2]
@@ -62,7 +62,8 @@ redis.call('HSET', calls, ARGV[5], me .. told)
 redis.call('PEXPIRE', calls, ARGV[7])
 return {lost and told or '', {}}
 """
-"""Takes over the first call of a lost attempt; else, unless others may be lost, writes down a new one."""
+"""Takes over the first call of a lost attempt. Without one, it records a new call, unless other attempts may be
+lost: then it returns them."""
 _KNOW = """
 local was = redis.call('HGET', KEYS[1], ARGV[1])
 if was then redis.call('HSET', KEYS[1], ARGV[1], string.sub(was, 1, 32) .. ARGV[2]) end
@@ -74,11 +75,11 @@ if was then redis.call('HSET', KEYS[1], ARGV[1], ARGV[2] .. string.sub(was, 33))
 
 
 class RedisAttempts:
-    """What this process has started, and what others had. Owns its heartbeat until `close`."""
+    """The calls that this process has started, and those of lost attempts. Owns the heartbeat of this process."""
 
     def __init__(self, redis: Any, prefix: str, clock: Callable[[], float]) -> None:
-        self.told, self.untold = LocalAttempts(clock), LocalAttempts(clock)
-        """What lost attempts of this process have started: with Redis' knowledge, and without."""
+        self.recorded, self.unrecorded = LocalAttempts(clock), LocalAttempts(clock)
+        """Calls of lost attempts of this process: those that Redis knows, and those that it does not know."""
         self._redis = redis
         self._prefix = prefix
         self._me = secrets.token_hex(16)
@@ -87,16 +88,19 @@ class RedisAttempts:
         self._open: set[Started] = set()
         self._leaving: set[asyncio.Task[None]] = set()
         self._left: dict[Started, bool] = {}
-        """What could not be told: calls that were left, and whether their answers were whole."""
+        """Calls that were left while Redis could not be reached, and whether their answers were whole."""
         self._start, self._know, self._lose = map(redis.register_script, (_START, _KNOW, _LOSE))
 
     def attempt(self, answer: bytes, is_retry: bool, lost_s: float | None = None) -> RedisAttempt:
-        """`lost_s` says no more than `is_retry` here: Redis outlives the process that was asked."""
+        """Return a new attempt at an answer. `lost_s` is not used: Redis outlives the process that is asked."""
         return RedisAttempt(self, answer, is_retry)
 
-    async def start(self, call: Started, unknown: Outcome) -> Outcome | None:
-        """What is known of the call that a lost attempt started; None: none did, and this one may start. Waits for
-        as long as it takes to tell an attempt that goes on from one whose process died. Raises BoardGone."""
+    async def start_call(self, call: Started, unknown: Outcome) -> Outcome | None:
+        """Return the outcome of a call that a lost attempt started, as far as it is known. None: no attempt did,
+        and this call may start.
+
+        Waits until an attempt that goes on can be distinguished from one whose process died. Raises BoardGone.
+        """
         if self._beating is None:
             self._beating = asyncio.create_task(self._keep_beating(), name="attempts of this process")
         if self._leaving:
@@ -106,9 +110,9 @@ class RedisAttempts:
         alive, seen, all_live = self._key("alive", ""), dict[bytes, bytes](), ""
         while True:
             beat = next(self._beats)
-            told = [alive, self._me, beat, ALIVE_MS, number, written(unknown), KEPT_MS, all_live]
-            async with asking():
-                outcome, others = await self._start([self._key("calls", name)], told)
+            arguments = [alive, self._me, beat, ALIVE_MS, number, written(unknown), KEPT_MS, all_live]
+            async with redis_call():
+                outcome, others = await self._start([self._key("calls", name)], arguments)
             if outcome:
                 return read(outcome)
             if not others:
@@ -121,7 +125,7 @@ class RedisAttempts:
 
     async def know(self, call: Started, outcome: Outcome) -> None:
         with suppress(BoardGone):
-            async with asking():
+            async with redis_call():
                 await self._know([self._key("calls", call[0])], [call[1], written(outcome)])
 
     def leave(self, calls: list[Started], is_whole: bool) -> None:
@@ -133,19 +137,19 @@ class RedisAttempts:
             task.add_done_callback(self._leaving.discard)
 
     async def close(self) -> None:
-        """What is open is lost from now on."""
+        """End the heartbeat. Calls that are open are lost from now on."""
         if self._leaving:
             await asyncio.wait(self._leaving)
         if self._beating is not None:
             self._beating.cancel()
             with suppress(BoardGone):
-                async with asking():
+                async with redis_call():
                     await self._redis.delete(self._key("alive", self._me))
 
     async def _leave(self) -> None:
         left, self._left = self._left, {}
         try:
-            async with asking(), self._redis.pipeline(transaction=False) as pipe:
+            async with redis_call(), self._redis.pipeline(transaction=False) as pipe:
                 for (name, number), is_whole in left.items():
                     if is_whole:
                         pipe.hdel(self._key("calls", name), number)
@@ -159,7 +163,7 @@ class RedisAttempts:
         while True:
             await asyncio.sleep(BEAT_S)
             with suppress(BoardGone):
-                async with asking(), self._redis.pipeline(transaction=False) as pipe:
+                async with redis_call(), self._redis.pipeline(transaction=False) as pipe:
                     pipe.set(self._key("alive", self._me), next(self._beats), px=ALIVE_MS)
                     for name, _ in self._open:
                         pipe.pexpire(self._key("calls", name), KEPT_MS)
@@ -176,13 +180,13 @@ class _Call:
     key: bytes
     started: Started
     outcome: Outcome
-    is_told: bool = False
-    """Whether Redis knows of it."""
+    is_recorded: bool = False
+    """Whether Redis knows of the call."""
 
 
 @dataclass(slots=True)
 class RedisAttempt:
-    """A `tool_runtime.attempts.Attempt`."""
+    """A `tool_runtime.attempts.Attempt` over Redis."""
 
     attempts: RedisAttempts
     answer: bytes
@@ -192,16 +196,16 @@ class RedisAttempt:
     @asynccontextmanager
     async def claimed(self, key: bytes, unknown: Outcome) -> AsyncIterator[Claimed]:
         key, attempts = key_in(self.answer, key), self.attempts
-        told, untold = attempts.told.take(key), attempts.untold.take(key)
+        recorded, unrecorded = attempts.recorded.take(key), attempts.unrecorded.take(key)
         started = key.hex(), f"{time.time_ns():020d}{secrets.token_hex(4)}"
-        call = _Call(key, started, untold or told or unknown)
+        call = _Call(key, started, unrecorded or recorded or unknown)
         self.calls.append(call)
         claimed = Claimed()
         try:
-            claimed.outcome = await attempts.start(started, unknown) or untold
-            call.is_told = True
+            claimed.outcome = await attempts.start_call(started, unknown) or unrecorded
+            call.is_recorded = True
         except BoardGone:
-            claimed.outcome = untold or told or (unknown if self.is_retry else None)
+            claimed.outcome = unrecorded or recorded or (unknown if self.is_retry else None)
         call.outcome = claimed.outcome or unknown
         yield claimed
         if claimed.kept is not None:
@@ -211,7 +215,7 @@ class RedisAttempt:
     def ended(self, is_whole: bool) -> None:
         calls, self.calls = self.calls, []
         for call in calls if not is_whole else ():
-            (self.attempts.told if call.is_told else self.attempts.untold).lose(call.key, call.outcome)
+            (self.attempts.recorded if call.is_recorded else self.attempts.unrecorded).lose(call.key, call.outcome)
         self.attempts.leave([call.started for call in calls], is_whole)
 
 
@@ -239,7 +243,7 @@ class RedisResults:
         name, token = key.hex(), secrets.token_hex(16)
         claimed = Claimed()
         try:
-            async with asking():
+            async with redis_call():
                 claimed.outcome = await self._found(name, token)
         except BoardGone:
             yield claimed
@@ -263,7 +267,7 @@ class RedisResults:
         await self._redis.aclose()
 
     async def _found(self, name: str, token: str) -> Outcome | None:
-        """The outcome that is kept, or that another one comes to; None once the claim is this process's."""
+        """Return the outcome that is kept, or that another process reaches. None: this process has the claim."""
         claim = self._key("claim", name)
         while True:
             if (text := await self._redis.get(self._key("result", name))) is not None:
@@ -274,16 +278,16 @@ class RedisResults:
             if other is None:
                 continue
             while True:
-                told, now = await self._redis.mget(self._key("told", other.decode()), claim)
-                if told is not None:
-                    return read(told)
+                outcome, now = await self._redis.mget(self._key("told", other.decode()), claim)
+                if outcome is not None:
+                    return read(outcome)
                 if now != other:
                     break  # it died, or gave up
                 await asyncio.sleep(POLL_S)
 
     async def _end(self, name: str, token: str, claimed: Claimed) -> None:
-        """The outcome is there before the claim is gone: nobody executes the call in between."""
-        async with asking(), self._redis.pipeline(transaction=True) as pipe:
+        """Publish the outcome before the claim is gone, so that no process executes the call in between."""
+        async with redis_call(), self._redis.pipeline(transaction=True) as pipe:
             if claimed.kept is not None:
                 text = written(claimed.kept)
                 pipe.set(self._key("told", token), text, px=TOLD_MS)
@@ -296,7 +300,7 @@ class RedisResults:
         while True:
             await asyncio.sleep(RENEW_S)
             with suppress(BoardGone):
-                async with asking():
+                async with redis_call():
                     await self._renew([self._key("claim", name)], [token, CLAIM_MS])
 
     def _key(self, kind: str, name: str) -> str:

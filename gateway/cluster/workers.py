@@ -1,4 +1,7 @@
-"""A worker's place among its siblings, as the supervisor tells it on standard input."""
+"""Several workers on one machine: the identity of each worker, and the supervisor that starts them.
+
+A worker reads its identity from its standard input, which is a line from the supervisor.
+"""
 
 from __future__ import annotations
 
@@ -26,39 +29,40 @@ MAX_LINE_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True)
 class WorkerIdentity:
-    """Which of the workers a process is."""
+    """The number of one worker, and the ports and secrets of all."""
 
     worker: int
     port: int
-    """The public one, which all share."""
+    """The public port, which all workers share."""
     private_ports: tuple[int, ...]
-    """Of all workers, by their number."""
+    """The private ports of all workers, by number."""
     admin_port: int | None
-    """Likewise, where there is an admin listener."""
+    """The admin port, which all workers share. None: there is no admin listener."""
     secret: str
-    """Of the members and, where none is configured, of identity; of this start only."""
+    """Secret of the members for this start only. It replaces `identity.secret` where none is configured."""
     hosted: Mapping[str, str] = field(default_factory=dict)
-    """Base URLs of embedded engines, which the supervisor runs, by name."""
+    """Base URLs, by name, of the embedded engines that the supervisor runs."""
 
     def encode(self) -> bytes:
         return orjson.dumps(asdict(self)) + b"\n"
 
     def of(self, settings: Settings) -> Settings:
-        """The settings of this worker: files that one process writes are the first one's, or one's each."""
-        told: dict[str, Any] = {"listen": settings.listen.model_copy(update={"port": self.port})}
+        """Return the settings of this worker. Where one process must write a file alone, it is the first worker's,
+        or each worker has its own."""
+        changes: dict[str, Any] = {"listen": settings.listen.model_copy(update={"port": self.port})}
         if self.admin_port is not None:
-            told["admin"] = settings.admin.model_copy(update={"port": self.admin_port})
+            changes["admin"] = settings.admin.model_copy(update={"port": self.admin_port})
         if self.worker:
             if settings.batches.redis is None:
-                told["batches"] = settings.batches.model_copy(update={"directory": None})
+                changes["batches"] = settings.batches.model_copy(update={"directory": None})
             if settings.logging.facts:
                 facts = f"{settings.logging.facts}.{self.worker}"
-                told["logging"] = settings.logging.model_copy(update={"facts": facts})
-        return settings.model_copy(update=told)
+                changes["logging"] = settings.logging.model_copy(update={"facts": facts})
+        return settings.model_copy(update=changes)
 
 
 def is_member(settings: Settings, place: WorkerIdentity | None) -> bool:
-    """Whether there can be others. Raises ConfigError."""
+    """Whether there can be other members. Raises ConfigError."""
     if settings.cluster.redis is not None and settings.identity.secret is None:
         raise ConfigError(
             "cluster.redis: gateways that share engines need one `identity.secret`, so that ids are equal at all"
@@ -66,14 +70,8 @@ def is_member(settings: Settings, place: WorkerIdentity | None) -> bool:
     return place is not None or settings.cluster.redis is not None
 
 
-def decode(line: bytes) -> WorkerIdentity:
-    """Raises ValueError."""
-    told = orjson.loads(line)
-    return WorkerIdentity(**told | {"private_ports": tuple(told["private_ports"])})
-
-
 class Supervised:
-    """The line to the supervisor: it ends when the supervisor does."""
+    """A worker's line to the supervisor, which ends when the supervisor does."""
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
         self._reader = reader
@@ -86,31 +84,32 @@ class Supervised:
         return cls(reader)
 
     async def place(self) -> WorkerIdentity:
-        """Raises ValueError when there is no supervisor."""
-        return decode(await self._reader.readline())
+        """Read the identity of this worker. Raises ValueError when there is no supervisor."""
+        row = orjson.loads(await self._reader.readline())
+        return WorkerIdentity(**row | {"private_ports": tuple(row["private_ports"])})
 
     async def gone(self) -> None:
-        """Returns when the supervisor is gone."""
+        """Return when the supervisor is gone."""
         await self._reader.read()
 
 
-# --- The parent of all workers: starts them, starts one that dies again, passes signals on, ends when they have.
+# ---- the supervisor: it starts the workers, restarts those that die, passes signals on, and ends after them
 
 LOG = logging.getLogger(__name__)
 
 READY = b"Ready."
-"""Opens the last line of a worker's banner."""
+"""Begins the last line of a worker's banner."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 10.0
-"""Before a worker that died is started again; doubled each time, until one has lived for `STEADY_S`."""
+"""Pause before a worker that died is restarted. It doubles each time, until a worker has lived for `STEADY_S`."""
 STEADY_S = 30.0
 LATE_S = 5.0
-"""Beyond the grace period, in which a worker has to end."""
+"""Time beyond the grace period after which a worker that has not ended is killed."""
 
 
 async def supervise(settings: Settings, arguments: Sequence[str]) -> int:
-    """Runs `cluster.workers` processes of the same command until a signal. Raises OSError, ConfigError.
+    """Run `cluster.workers` processes of the same command until a signal. Raises OSError, ConfigError.
 
-    Exit status: that of a worker that could not start, else 0.
+    Return the exit status: that of a worker that could not start, else 0.
     """
     async with AsyncExitStack() as running:
         place = await _place(settings, running)
@@ -118,7 +117,7 @@ async def supervise(settings: Settings, arguments: Sequence[str]) -> int:
 
 
 class Supervisor:
-    """Owns the processes."""
+    """Owns the worker processes."""
 
     def __init__(self, settings: Settings, arguments: Sequence[str], place: WorkerIdentity) -> None:
         self._grace_s = settings.timeouts.shutdown_grace_s
@@ -155,14 +154,14 @@ class Supervisor:
                 process.send_signal(number)
 
     async def _keep(self, place: WorkerIdentity) -> None:
-        """One worker after the other in this place."""
+        """Run one worker after the other with this identity."""
         pause_s = FIRST_PAUSE_S
         while not self._stop.is_set():
             began_at = time.monotonic()
             status = await self._worker(place)
             if self._stop.is_set():
                 return
-            if not self._has_begun:  # what one cannot do, such as read the configuration, none can
+            if not self._has_begun:  # what one worker cannot do, such as read the configuration, no worker can
                 self._status = status or 1
                 self._on_stop()
                 return
@@ -175,8 +174,8 @@ class Supervisor:
             pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
 
     async def _worker(self, place: WorkerIdentity) -> int:
-        """From its start to its end; its status. In a session of its own, so that a terminal's signals come to the
-        supervisor alone."""
+        """Run one process to its end and return its status. It has a session of its own, so that a terminal sends
+        signals to the supervisor alone."""
         command = [sys.executable, "-m", "gateway", *self._arguments, "--worker"]
         process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, start_new_session=True)
         assert process.stdin is not None
@@ -188,7 +187,7 @@ class Supervisor:
             process.stdin.write(place.encode())
             banner, is_ready = b"", False
             while line := await process.stdout.readline():
-                if is_ready and not place.worker:  # what all say, such as after a reload
+                if is_ready and not place.worker:  # all workers print the same, such as after a reload
                     print(line.decode(), end="", flush=True)
                 banner += b"" if is_ready else line
                 if line.startswith(READY):
@@ -207,7 +206,7 @@ class Supervisor:
             return await process.wait()
 
     def _is_ready(self, worker: int, banner: bytes) -> None:
-        """The first time, all say so with one voice."""
+        """Print one banner for all workers, once each of them is ready for the first time."""
         self._banners[worker] = banner
         if not self._has_begun and len(self._banners) == len(self._places):
             self._has_begun = True
@@ -216,8 +215,8 @@ class Supervisor:
 
 
 async def _place(settings: Settings, running: AsyncExitStack) -> WorkerIdentity:
-    """What all places have in common. Ports are kept from others for as long as the supervisor runs, and embedded
-    engines are run by it: each worker alone would have its own."""
+    """Return the part of the identity that all workers share. The supervisor keeps the ports from other processes
+    while it runs. It also runs the embedded engines, since each worker would have engines of its own."""
     listen, admin, cluster = settings.listen, settings.admin, settings.cluster
     hosted = {}
     for address in loading.addresses(settings):
@@ -237,11 +236,12 @@ async def _place(settings: Settings, running: AsyncExitStack) -> WorkerIdentity:
 
 
 def _kept(host: str, port: int, running: AsyncExitStack) -> int:
-    """A port that only processes of this user can listen on until the end. Raises OSError when somebody does."""
+    """Return a port on which, until the end, only processes of this user can listen. Raises OSError when another
+    process already does."""
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     with socket.socket(family) as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        other.bind(address)  # without SO_REUSEPORT it fails where somebody listens
+        other.bind(address)  # without SO_REUSEPORT, this fails when a process listens there
     kept = running.enter_context(socket.socket(family))
     kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     kept.bind(address)

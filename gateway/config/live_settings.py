@@ -1,4 +1,4 @@
-"""The one holder of what the configuration says now, and what of it each request follows to its end."""
+"""The holder of the current configuration, and the part of it that each request follows to its end."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from gateway.config.settings import Models, Policy, RequestLimits, Settings, Str
 from gateway.core.transport import Timeouts
 
 PLAIN_DEADLINE_S = 590.0
-"""An answer that is not streamed comes before this: SDKs give up at 600 s (facts, clients 5)."""
+"""Bound on an answer that is not streamed: SDKs give up at 600 s (facts, clients 5)."""
 LINE_DEADLINE_S = 6 * 3600.0
-"""Of one attempt to answer a line of a batch."""
+"""Bound on one attempt to answer a line of a batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestSettings:
-    """What one request follows from its beginning to its end, whatever is reloaded meanwhile. Made once for each
-    configuration, and shared by all requests that begin under it."""
+    """The settings that one request follows to its end, whatever is reloaded meanwhile. All requests that begin
+    under one configuration share them."""
 
     models: Models = Models()
     limits: RequestLimits = RequestLimits()
@@ -24,13 +24,13 @@ class RequestSettings:
     max_wait_s: float = Policy().max_wait_s
     max_wait_plain_s: float = Policy().max_wait_plain_s
     timeouts: Timeouts = Timeouts()
-    """Of each call to an engine."""
+    """Time-outs of each call to an engine."""
     plain_deadline_s: float = PLAIN_DEADLINE_S
-    """An answer that is not streamed comes before this."""
+    """Bound on an answer that is not streamed."""
 
     @staticmethod
     def of(settings: Settings) -> RequestSettings:
-        """Of a client's request."""
+        """Return the settings of a client's request."""
         policy, times = settings.policy, settings.timeouts
         return RequestSettings(
             settings.models,
@@ -42,7 +42,7 @@ class RequestSettings:
         )
 
     def for_lines(self) -> RequestSettings:
-        """Of a line of a batch: without the bounds that clients' timers impose."""
+        """Return the settings of a line of a batch, without the bounds that clients' timers impose."""
         return replace(
             self,
             max_wait_plain_s=LINE_DEADLINE_S,
@@ -52,25 +52,25 @@ class RequestSettings:
 
 
 class LiveSettings:
-    """Written by `reload` alone.
+    """The current settings. Only `reload` writes them.
 
-    Law: nobody keeps a copy of a value that a reload may change. Whatever serves a request reads the holder once,
-    when the request begins, and hands on what it read, so that the request ends as it began.
+    Law: no part of the gateway keeps a copy of a value that a reload may change. A handler reads this holder once,
+    when its request begins, and passes the settings on, so that the request ends as it began.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.become(settings)
 
     def become(self, settings: Settings) -> None:
-        """What begins from now on follows these."""
+        """Replace the settings for requests that begin from now on."""
         self.current = settings
         self._of_clients = RequestSettings.of(settings)
         self._of_lines = self._of_clients.for_lines()
 
     def of_clients(self) -> RequestSettings:
-        """For a client's request that begins now."""
+        """Return the settings of a client's request that begins now."""
         return self._of_clients
 
     def of_lines(self) -> RequestSettings:
-        """For a line of a batch, or one model call of its agent run, that begins now."""
+        """Return the settings of a line of a batch, or of a model call of its agent run, that begins now."""
         return self._of_lines

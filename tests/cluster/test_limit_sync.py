@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.access.limits import Meter, Quantity
-from gateway.cluster.limit_sync import HeardCounts, LimitClaim, SharedCounters, free_of, grant
+from gateway.cluster.limit_sync import LimitClaim, SharedCounters, free_of
 
 LIMIT, WINDOW_S, NOW = 100, 60.0, 6_000.0
 METER = Meter("k", Quantity.REQUESTS, LIMIT, WINDOW_S)
@@ -22,17 +22,11 @@ def spend(counters: SharedCounters) -> bool:
 
 
 def talk(member: SharedCounters, others: list[SharedCounters]) -> None:
-    """A round of one member, as `rounds` has it."""
-    window = "k", int(NOW // WINDOW_S)
+    """One round of one member."""
     member.num_members = len(others) + 1
     member.learn(name for other in others for name, _ in other.windows(NOW))
-    if window not in member.windows(NOW):
-        return
-    claims = {str(n): other.claim(window) for n, other in enumerate(others)}
-    member.heard = HeardCounts({window: sum(claim.used for claim in claims.values())})
-    own, faded = member.claim(window).used, member.faded("k", NOW)
-    free = free_of(LIMIT, faded, own, claims, member.num_members)
-    member.raise_to(window, own + grant(free, LIMIT, member.num_members, member.is_wanted("k")))
+    claims = {str(n): {w: other.claim(w) for w in other.windows(NOW)} for n, other in enumerate(others)}
+    member.hear_claims(claims, NOW)
 
 
 @given(Steps)
@@ -49,7 +43,7 @@ def test_members_never_spend_more_than_the_limit(steps: list[tuple[str, int]]) -
     assert spent <= LIMIT
 
 
-def test_what_is_left_can_all_be_spent_by_one_who_wants_it() -> None:
+def test_the_rest_of_a_limit_can_be_spent_by_the_one_member_that_wants_it() -> None:
     members = [SharedCounters(lambda: [METER]) for _ in range(3)]
     for member in members:
         member.num_members = 3
@@ -62,7 +56,7 @@ def test_what_is_left_can_all_be_spent_by_one_who_wants_it() -> None:
     assert spent >= 0.98 * LIMIT
 
 
-def test_who_is_gone_claims_only_what_it_used() -> None:
+def test_a_lost_member_claims_only_what_it_used() -> None:
     assert free_of(100, 0, 10, {"gone": LimitClaim(20, 20)}, 1) == 70
 
 
