@@ -193,7 +193,7 @@ class App:
         sessions = Sessions(settings.identity.max_sessions, settings.identity.session_ttl_s)
         breaks = PrefixBreaks(settings.identity, observer.metrics)
         limiter = Limiter(self._counters, settings.prices, time.time, observer.limited)
-        toolbox = self.tools.toolbox if self.tools is not None else None
+        toolbox = self.tools.toolbox(self.identity.residency) if self.tools is not None else None
         self.views = self._views(limiter, sessions, breaks, toolbox)
         return RequestHandler(
             self.settings.of_clients,
@@ -235,8 +235,8 @@ class App:
 
         settings, registry = self.settings.current, self.observer.metrics.registry
         shared = results_of(settings, self._secret, self._running)
-        tools = OwnTools(settings.tools, upstream, registry, self._clock, self.identity.residency, shared)
-        self._running.push_async_callback(tools.close)
+        tools = OwnTools(settings.tools, upstream, registry, self._clock, shared)
+        self._running.push_async_callback(tools.stop)
         return tools
 
     async def _join(self, trail: Trail, public: Handler, for_admin: Handler) -> Joined:

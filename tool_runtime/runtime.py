@@ -125,6 +125,12 @@ class ToolRuntime:
         self._answered(result)
         return result
 
+    def refuse(self, call: Call, context: Context, reason: str) -> Result:
+        """Return the result of a call that its caller may not make, and audit it."""
+        result = self._refused(call, context, reason)
+        self._answered(result)
+        return result
+
     def expected_s(self, name: str) -> float | None:
         """Return how long nearly all executions of a tool take, as learned. None: not known yet."""
         executor = self._executors.get(name)

@@ -72,7 +72,7 @@ class Views:
         return 200, self.live_page.headers, self.live_page.body
 
     def tools(self, request: Request, viewer: Viewer) -> Page:
-        return json_page({"tools": self.toolbox.listing(viewer.tools) if self.toolbox is not None else []})
+        return json_page({"tools": self.toolbox.catalog.listing(viewer.tools) if self.toolbox is not None else []})
 
     def limits(self, request: Request, viewer: Viewer) -> Page:
         limits = self.keys.all_limits if viewer.tenant is None else [viewer.limits] if viewer.limits else []

@@ -70,8 +70,8 @@ def _meaning(settings: Settings) -> Iterator[str]:
     yield f"Placement {policy.placement}"
     yield f"Wait at most {policy.max_wait_s:g} s streamed, {policy.max_wait_plain_s:g} s not streamed"
     if settings.tools.use or settings.tools.mcp:
-        own_tools, _ = python_tools(settings.tools)
-        names = [*(t.name for t in own_tools), *(f"those of MCP server {e.name}" for e in settings.tools.mcp)]
+        own_tools = python_tools(settings.tools)
+        names = [*own_tools, *(f"those of MCP server {e.name}" for e in settings.tools.mcp)]
         yield f"Tools of the gateway: {', '.join(names)}"
     if settings.batches.directory is not None:
         yield f"Batches are kept in {settings.batches.directory}"

@@ -40,14 +40,14 @@ async def _with_tools(section: ToolSettings, name: str | None, arguments: str) -
         upstream = AiohttpUpstream()
         running.push_async_callback(upstream.close)
         tools = OwnTools(section, upstream, CollectorRegistry(), asyncio.get_running_loop().time)
-        running.push_async_callback(tools.close)
+        running.push_async_callback(tools.stop)
         await tools.start()
         return _list(tools) if name is None else await _call(tools, name, arguments)
 
 
 def _list(tools: OwnTools) -> int:
     """Print one line per tool; 1 when a server is not up or a tool is left out."""
-    rows = tools.toolbox.listing(("*",))
+    rows = tools.catalog.listing(("*",))
     for row in rows:
         summary = row["description"].partition("\n")[0]
         print(f"{row['name']}: {row['source']}, {row['mode']}, {row['effect']}. {summary}")

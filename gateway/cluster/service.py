@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 
-from policies.view import FleetView
 from prometheus_client import CollectorRegistry, Gauge
 
 from gateway.access.counters import Counters
@@ -31,6 +30,7 @@ from gateway.request.gate import Gate
 from gateway.request.stored_responses import Homes
 from gateway.sessions.session_locations import Trail
 from gateway.telemetry.metrics import Metrics
+from policies.fleet import FleetView
 from policies.types import ReplicaReported
 
 

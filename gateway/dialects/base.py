@@ -59,7 +59,7 @@ class Opening(Protocol):
 
 
 class Dialect:
-    """One wire format. It never changes what it reads, and what it writes is ready to send.
+    """One wire format. Readers change nothing; writers return bytes that are ready to send.
 
     As it stands, it is the format of the paths without a conversation, such as `/tokenize`.
     """

@@ -1,1 +1,1 @@
-"""Server-side tools inside an ordinary answer: which calls are ours, running them, and one public lifecycle."""
+"""Tools of the gateway inside an ordinary answer: which calls run here, and one public lifecycle."""

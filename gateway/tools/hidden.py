@@ -1,8 +1,9 @@
-"""What clients were not shown of their answers, until they send their history again.
+"""Answers in full, kept until their clients send their history again.
 
-The engine must see what it wrote: calls of ours and their results, in the place of the answer that the client has
-made of them. An answer is found by its own mark and the marks of all answers before it, in its session. Memory is
-bounded per tenant; what is lost is lost whole by session, and the engine then sees what the client sends.
+A client's history lacks the calls and results of the gateway's tools, but the engine must see its own words. So an
+answer in full takes the place of the one that the client sends. It is found by its mark and the marks of all
+answers before it in its session. Memory is bounded per tenant. A session is lost as a whole, and the engine then
+sees the client's history.
 """
 
 from __future__ import annotations
@@ -19,17 +20,18 @@ from gateway.core.json_edit import Edit
 from gateway.dialects.rounds import ToolFormat
 
 _STORED = "stored "
-"""Before ids of answers, which share the memory with ids of sessions."""
+"""Stands before ids of stored answers, which share the memory with ids of sessions."""
 _CHAIN_BYTES = 16
 _ENTRY_BYTES = 200
-"""Of an entry's own objects, about."""
+"""About what the objects of an entry take."""
 
 
 @dataclass(slots=True)
 class _Session:
-    """What was said in full, by the chain of marks up to the public answer."""
+    """The answers of one session."""
 
     said: dict[bytes, bytes] = field(default_factory=dict)
+    """Each in full, by the chain of marks up to it."""
     num_bytes: int = 0
     until: float = 0.0
 
@@ -41,8 +43,8 @@ class _Tenant:
     num_bytes: int = 0
 
 
-class Hidden:
-    """At most `max_bytes` per tenant, and nothing that was not used for `ttl_s`."""
+class HiddenHistory:
+    """Holds at most `max_bytes` per tenant, and each session until it was not used for `ttl_s`."""
 
     def __init__(self, max_bytes: int, ttl_s: float) -> None:
         self._max_bytes = max_bytes
@@ -53,7 +55,7 @@ class Hidden:
         return self._tenants[tenant].num_bytes if tenant in self._tenants else 0
 
     def knows(self, tenant: str, session_id: str, parent_id: str | None) -> bool:
-        """Whether anything is kept of a session, or of the one that it forks from."""
+        """Return whether anything is kept of a session, or of the one that it forks from."""
         kept = self._tenants.get(tenant)
         return kept is not None and (session_id in kept.sessions or parent_id in kept.sessions)
 
@@ -66,7 +68,7 @@ class Hidden:
         history: Sequence[Json],
         now: float,
     ) -> tuple[list[Edit], bytes]:
-        """The edits that put back what a history hides, and the chain of its answers."""
+        """Return the edits that put answers back in full, and the chain of the answers of a history."""
         session = self._session(tenant, session_id, parent_id, now)
         edits: list[Edit] = []
         chain = b""
@@ -78,7 +80,7 @@ class Hidden:
         return edits, chain
 
     def put(self, tenant: str, session_id: str, chain: bytes, said: Sequence[Json], now: float) -> None:
-        """An answer that ends this chain was in full what `said` holds."""
+        """Keep `said` as the full text of the answer that ends this chain."""
         kept = self._tenants.setdefault(tenant, _Tenant())
         session = kept.sessions.setdefault(session_id, _Session())
         text = trimmed(orjson.dumps(said))
@@ -89,12 +91,12 @@ class Hidden:
         self._used(kept, session_id, now)
 
     def put_stored(self, tenant: str, public_id: str, engine_id: str, results: Sequence[Json], now: float) -> None:
-        """A stored answer, which clients follow up by its id: the engine knows it by that of its last round, and
-        waits for these results too."""
+        """Keep what the follow-up of a stored answer needs. Clients name the answer by its public id. The engine
+        knows it by the id of its last round, and waits for these results too."""
         self.put(tenant, _STORED + public_id, b"", [{"id": engine_id}, *results], now)
 
     def stored(self, tenant: str, public_id: str) -> tuple[str, list[Json]] | None:
-        """The engine's id, and the results that a follow-up has to bring. None: nothing is hidden of it."""
+        """Return the engine's id, and the results that a follow-up has to bring. None: nothing is hidden of it."""
         kept = self._tenants.get(tenant)
         session = kept.sessions.get(_STORED + public_id) if kept is not None else None
         if session is None:
@@ -103,7 +105,7 @@ class Hidden:
         return about["id"], results
 
     def _session(self, tenant: str, session_id: str, parent_id: str | None, now: float) -> _Session | None:
-        """A fork begins with what is known of its parent."""
+        """Return what is kept of a session. A fork begins with the answers of its parent."""
         kept = self._tenants.get(tenant)
         if kept is None:
             return None
@@ -131,5 +133,5 @@ class Hidden:
 
 
 def follow(chain: bytes, mark: bytes) -> bytes:
-    """The chain of the answers up to and including one with this mark."""
+    """Return the chain of the answers up to and including one with this mark."""
     return blake2b(chain + mark, digest_size=_CHAIN_BYTES).digest()

@@ -1,11 +1,10 @@
-"""Asks a callback URL whether a tool call may run."""
+"""The gateway's tools out of its configuration: their rules, approval of calls, audit, and what runs them."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -17,22 +16,18 @@ from gateway.core import fields
 from gateway.core.errors import ConfigError
 from gateway.core.fields import Json, excerpt
 from gateway.core.transport import Timeouts, Upstream
-from gateway.dialects.base import Script
-from gateway.exchange import Exchange
 from gateway.telemetry.metrics import Bounded
-from gateway.tools.hidden import Hidden
-from gateway.tools.loop import Means, Residency, RoundLimits
-from gateway.tools.toolbox import Toolbox, matches
-from policies.types import Blocks
+from gateway.tools.hidden import HiddenHistory
+from gateway.tools.loop import Residency, ToolContext
+from gateway.tools.toolbox import Toolbox, ToolCatalog, matches
 from tool_runtime.attempts import SharedExecutions
 from tool_runtime.loading import load
 from tool_runtime.runtime import ToolRuntime
 from tool_runtime.types import (
-    Call,
+    ALWAYS,
     Context,
     Effect,
     Execution,
-    Limits,
     Origin,
     Result,
     Scope,
@@ -47,11 +42,10 @@ if TYPE_CHECKING:
 
 _TIMEOUTS = Timeouts(connect_s=5.0, first_byte_s=600.0, idle_s=30.0)
 _MAX_BYTES = 64 * 1024
-_ASK_NOBODY = "always"
 
 
 class Approvals:
-    """A `tool_runtime.Approve`: POSTs who asks for what, and reads `{"approved": true}`. Anything else is a no."""
+    """A `tool_runtime.Approve`: POSTs a call and its caller, and takes `{"approved": true}` for a yes."""
 
     def __init__(self, upstream: Upstream) -> None:
         self._upstream = upstream
@@ -59,7 +53,7 @@ class Approvals:
     async def __call__(self, tool: Tool, arguments: Json, context: Context) -> Verdict:
         """Raises what the upstream raises; then the call is refused as well."""
         url = tool.limits.approval
-        if url == _ASK_NOBODY:
+        if url == ALWAYS:
             return Verdict(False, "it needs approval, and no callback is configured that could give it")
         question = {
             "tool": tool.name,
@@ -86,18 +80,17 @@ class Approvals:
         return Verdict(False, fields.text(answer, "reason") or "it was not approved")
 
 
-# ---- tells what became of tool calls
+# ---- logs and counts tool calls
 
 LOG = logging.getLogger("turngate.tool")
 
 BUCKETS_S = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
-_MAX_NAME_CHARS = 64
 UNKNOWN = "unknown"
-"""Label of a name that the model made up: those are not bounded."""
+"""Label for the names that models make up, of which there is no end."""
 
 
 class ToolAudit:
-    """Told by the ToolRuntime, and by loops that refuse a call before it gets there."""
+    """Metrics and log lines of a `ToolRuntime`."""
 
     def __init__(self, registry: CollectorRegistry, is_tool: Callable[[str], bool]) -> None:
         """`is_tool`: whether there is a tool of this name now."""
@@ -138,35 +131,14 @@ class ToolAudit:
             self._failed(label, result.status.value).inc()
         self._saved(label).inc(result.saved_s)
 
-    def refused(self, call: Call, context: Context, now: float) -> Result:
-        """The result of a call that its request may not make."""
-        digest = sha256(call.arguments.encode("utf-8", "surrogatepass")).hexdigest()
-        execution = Execution(
-            tool=excerpt(call.name, _MAX_NAME_CHARS),
-            source="",
-            call_id=call.id,
-            context=context,
-            arguments_sha256=digest,
-            started_at=now,
-            seconds=0.0,
-            status=Status.REFUSED,
-            shared_by=1,
-        )
-        self.executed(execution)
-        result = Result(
-            call=call, status=Status.REFUSED, text="Error: this tool cannot be called here, or not again now."
-        )
-        self.answered(result)
-        return result
-
     def _label(self, name: str) -> str:
         return name if self._is_tool(name) else UNKNOWN
 
 
 def _line(execution: Execution) -> Json:
     context = execution.context
-    told = {
-        "tool": execution.tool,
+    known = {
+        "tool": excerpt(execution.tool),
         "source": execution.source,
         "status": execution.status,
         "error": execution.error,
@@ -179,7 +151,7 @@ def _line(execution: Execution) -> Json:
         "ms": round(execution.seconds * 1000, 1),
         "shared_by": execution.shared_by,
     }
-    return {key: value for key, value in told.items() if value not in (None, "")}
+    return {key: value for key, value in known.items() if value not in (None, "")}
 
 
 # ---- from the section `tools` to tools that run
@@ -195,44 +167,38 @@ _LIMITS = (
 )
 
 
-def python_tools(section: ToolSettings) -> tuple[list[Tool], dict[str, ToolSourceSettings]]:
-    """The tools of `tools.use`, and the rules of each by its name. Raises ConfigError."""
-    tools: list[Tool] = []
-    rules: dict[str, ToolSourceSettings] = {}
+def python_tools(section: ToolSettings) -> dict[str, tuple[Tool, ToolSourceSettings]]:
+    """Return the tools of `tools.use` by name, each with its settings. Raises ConfigError."""
+    tools: dict[str, tuple[Tool, ToolSourceSettings]] = {}
     for entry in section.use:
         secrets = {name: secret(reference) for name, reference in entry.secrets.items()}
         try:
-            found = ruled(load(entry.use, entry.options | secrets), entry)
+            found = limited(load(entry.use, entry.options | secrets), entry)
         except (ValueError, TypeError) as error:
             raise ConfigError(f"tools.use: {error}") from None
         for tool in found:
-            if tool.name in rules:
+            if tool.name in tools:
                 raise ConfigError(f"tools.use: two tools are called {tool.name!r}: leave one out by its `names`")
-            rules[tool.name] = entry
-        tools += found
-    return tools, rules
+            tools[tool.name] = tool, entry
+    return tools
 
 
-def ruled(tools: list[Tool], rules: ToolSourceSettings) -> list[Tool]:
-    """Those that the rules name, under their limits. Raises ValueError when they contradict each other."""
-    return [_limited(tool, rules) for tool in tools if matches(tool.name, rules.names)]
-
-
-def _limited(tool: Tool, rules: ToolSourceSettings) -> Tool:
-    given = {name: value for name in _LIMITS if (value := getattr(rules, name)) is not None}
-    if rules.scope is not None:
-        given["scope"] = Scope(rules.scope)
-    limits: Limits = replace(tool.limits, **given)
-    return replace(tool, limits=limits, effect=Effect(rules.effect) if rules.effect else tool.effect)
-
-
-def no_residency(exchange: Exchange, script: Script) -> tuple[Blocks, int]:
-    """For tools that are called by hand: there is no prompt."""
-    return (), 0
+def limited(tools: Iterable[Tool], settings: ToolSourceSettings) -> list[Tool]:
+    """Return the tools that the settings name, under their limits. Raises ValueError where limits contradict each
+    other."""
+    given = {name: value for name in _LIMITS if (value := getattr(settings, name)) is not None}
+    if settings.scope is not None:
+        given["scope"] = Scope(settings.scope)
+    effect = Effect(settings.effect) if settings.effect else None
+    return [
+        replace(tool, limits=replace(tool.limits, **given), effect=effect or tool.effect)
+        for tool in tools
+        if matches(tool.name, settings.names)
+    ]
 
 
 class OwnTools:
-    """The gateway's tools and what runs them, between `start` and `close`."""
+    """The gateway's tools and what runs them, from `start` to `stop`."""
 
     def __init__(
         self,
@@ -240,16 +206,16 @@ class OwnTools:
         upstream: Upstream,
         registry: CollectorRegistry,
         clock: Callable[[], float],
-        residency: Residency = no_residency,
         shared: SharedExecutions | None = None,
     ) -> None:
-        """`shared`: with other gateways. Raises ConfigError."""
-        tools, rules = python_tools(section)
+        """`shared`: executions in common with other gateways. Raises ConfigError."""
+        self._section, self._clock = section, clock
+        tools = python_tools(section)
+        self._settings = {name: settings for name, (_, settings) in tools.items()}
         audit = ToolAudit(registry, self._is_tool)
-        self._mcp = {f"mcp:{entry.name}": entry for entry in section.mcp}
         try:
             self.runtime = ToolRuntime(
-                tools,
+                [tool for tool, _ in tools.values()],
                 clock=clock,
                 approve=Approvals(upstream),
                 audit=audit.executed,
@@ -260,24 +226,28 @@ class OwnTools:
             self._servers = self._mcp_servers() if section.mcp else None
         except ValueError as error:
             raise ConfigError(f"tools: {error}") from None
-        hidden = Hidden(section.hidden_bytes, section.hidden_ttl_s)
-        bounds = RoundLimits(section.max_rounds, section.max_calls)
-        means = Means(self.runtime, hidden, bounds, residency, audit.refused, clock)
-        self.toolbox = Toolbox(self.runtime, {**rules, **self._mcp}, means)
+        self.catalog = ToolCatalog(self.runtime, self._settings)
+
+    def toolbox(self, residency: Residency) -> Toolbox:
+        """Return what gives requests these tools. `residency` measures a prompt that has grown."""
+        section = self._section
+        hidden = HiddenHistory(section.hidden_bytes, section.hidden_ttl_s)
+        context = ToolContext(self.runtime, hidden, section.max_rounds, section.max_calls, residency, self._clock)
+        return Toolbox(self.catalog, context)
 
     async def start(self) -> None:
-        """MCP servers that are slow come up while others work."""
+        """Begin to start MCP servers; slow ones come up while others work."""
         if self._servers is not None:
             await self._servers.start()
 
-    async def close(self) -> None:
-        """End what runs."""
+    async def stop(self) -> None:
+        """End the servers and all executions."""
         if self._servers is not None:
             await self._servers.close()
         await self.runtime.close()
 
     def problems(self) -> list[str]:
-        """One line per MCP server that is not up, and per tool that it cannot offer."""
+        """Return one line per MCP server that is not up, and per tool that it cannot offer."""
         states = self._servers.states if self._servers is not None else []
         lines = [f"MCP server {state.name}: {state.problem}" for state in states if state.problem]
         return lines + [
@@ -295,14 +265,16 @@ class OwnTools:
             from tool_runtime.mcp.server import McpServers
         except ImportError as error:
             raise ConfigError(f"tools.mcp: {error.name} is not installed: pip install 'turngate[mcp]'") from None
-        return McpServers(map(_server, self._mcp.values()), self._offered)
+        self._settings |= {f"mcp:{entry.name}": entry for entry in self._section.mcp}
+        return McpServers(map(_server, self._section.mcp), self._offer)
 
-    def _offered(self, source: str, tools: Iterable[Tool]) -> None:
-        self.runtime.replace(source, ruled(list(tools), self._mcp[source]))
+    def _offer(self, source: str, tools: Iterable[Tool]) -> None:
+        """Make these all the tools of an MCP server."""
+        self.runtime.replace(source, limited(tools, self._settings[source]))
 
 
 def _server(entry: McpEntry) -> dict[str, Any]:
-    """Settings of one server, as the tool runtime reads them."""
+    """Return the settings of one server, as the tool runtime reads them."""
     secrets = {name: secret(reference) for name, reference in entry.env.items()}
     headers = {name: secret(reference) for name, reference in entry.headers.items()}
     where = {"command": entry.command[0], "args": entry.command[1:]} if entry.command else {"url": entry.url or ""}

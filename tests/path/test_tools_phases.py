@@ -196,7 +196,7 @@ async def test_a_client_that_leaves_leaves_no_slot_no_task_and_no_call(
 def ours(before: set[asyncio.Task[Any]]) -> list[str]:
     """Tasks of the loop or of a tool that were not there before."""
     names = [repr(task.get_coro()) for task in asyncio.all_tasks() - before if not task.done()]
-    return [name for name in names if "toolloop" in name or "tool_runtime" in name or "ToolLoop" in name]
+    return [name for name in names if "tool_runtime" in name or "ToolLoop" in name]
 
 
 async def test_a_client_that_leaves_while_its_second_round_is_queued_gives_its_place_back(

@@ -1,4 +1,4 @@
-"""What we add to a stream, read by the official SDK."""
+"""Openings and failures that the gateway writes, as the official SDK reads them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FAILURE = Failure(503, "server_error", "No engine is left.")
 
 
 class Player:
-    """A server that plays `stream` to everybody, and a client of it."""
+    """A server that plays `stream` to each request, and a client of it."""
 
     def __init__(self) -> None:
         self.stream: list[bytes] = []

@@ -1,11 +1,11 @@
-"""What clients were not shown, and whether it comes back to the right session."""
+"""Laws of what clients were not shown: whether it comes back, and to the right session."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from gateway.dialects.chat import ChatTools
-from gateway.tools.hidden import Hidden, follow
+from gateway.tools.hidden import HiddenHistory, follow
 
 CHAT = ChatTools()
 USER = {"role": "user", "content": "hi"}
@@ -26,7 +26,9 @@ def chain_of(*texts: str) -> bytes:
     return chain
 
 
-def restored(hidden: Hidden, session: str, *history: dict[str, Any], now: float = 0.0, **more: Any) -> list[int]:
+def restored(
+    hidden: HiddenHistory, session: str, *history: dict[str, Any], now: float = 0.0, **more: Any
+) -> list[int]:
     """Positions of the answers that are put back."""
     tenant, parent = more.get("tenant", "t"), more.get("parent")
     edits, _ = hidden.restore(tenant, session, parent, CHAT, list(history), now)
@@ -34,7 +36,7 @@ def restored(hidden: Hidden, session: str, *history: dict[str, Any], now: float 
 
 
 def test_an_answer_is_put_back_where_it_stands_among_the_answers_before_it() -> None:
-    hidden = Hidden(10_000, 60)
+    hidden = HiddenHistory(10_000, 60)
     hidden.put("t", "s", chain_of("one", "two"), SAID, 0.0)
     assert restored(hidden, "s", USER, answer("one"), USER, answer("two")) == [3]
     assert restored(hidden, "s", answer("one"), answer("two"), answer("three")) == [1]
@@ -43,7 +45,7 @@ def test_an_answer_is_put_back_where_it_stands_among_the_answers_before_it() -> 
 
 
 def test_what_a_client_changes_in_its_own_messages_does_not_matter() -> None:
-    hidden = Hidden(10_000, 60)
+    hidden = HiddenHistory(10_000, 60)
     hidden.put(
         "t",
         "s",
@@ -56,7 +58,7 @@ def test_what_a_client_changes_in_its_own_messages_does_not_matter() -> None:
 
 
 def test_no_session_sees_another_s_but_a_fork_its_parent_s() -> None:
-    hidden = Hidden(10_000, 60)
+    hidden = HiddenHistory(10_000, 60)
     hidden.put("t", "s", chain_of("one"), SAID, 0.0)
     history = (USER, answer("one"))
     assert restored(hidden, "s", *history, tenant="other") == []
@@ -66,7 +68,7 @@ def test_no_session_sees_another_s_but_a_fork_its_parent_s() -> None:
 
 
 def test_the_longest_unused_session_goes_first_when_a_tenant_is_over_its_bound() -> None:
-    hidden = Hidden(700, 60)
+    hidden = HiddenHistory(700, 60)
     for session in "abc":
         hidden.put("t", session, chain_of("one"), SAID, 0.0)
         restored(hidden, "a", USER)
@@ -77,7 +79,7 @@ def test_the_longest_unused_session_goes_first_when_a_tenant_is_over_its_bound()
 
 
 def test_what_is_not_used_for_its_time_is_forgotten() -> None:
-    hidden = Hidden(10_000, 60)
+    hidden = HiddenHistory(10_000, 60)
     hidden.put("t", "old", chain_of("one"), SAID, 0.0)
     hidden.put("t", "new", chain_of("one"), SAID, 50.0)
     assert restored(hidden, "new", USER, answer("one"), now=70.0) == [1]
@@ -86,7 +88,7 @@ def test_what_is_not_used_for_its_time_is_forgotten() -> None:
 
 
 def test_memory_returns_to_zero() -> None:
-    hidden = Hidden(10_000, 1)
+    hidden = HiddenHistory(10_000, 1)
     for n in range(5):
         hidden.put("t", "s", chain_of("one"), SAID * (n + 1), 0.0)
         hidden.put("t", "s", chain_of("one", str(n)), SAID, 0.0)

@@ -1,4 +1,4 @@
-"""Calls as they come in pieces."""
+"""Laws of tool rounds: calls that come in pieces."""
 
 from __future__ import annotations
 
