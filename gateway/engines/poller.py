@@ -110,7 +110,7 @@ class EnginePoller:
         breaker = self._breakers.get(replica_id)
         if breaker is not None and breaker.worked(self._clock()) and self.engine.is_up:
             LOG.info("replica %s works again", replica_id)
-            self._report(self.engine.report)
+            self._report_replicas()
 
     def erred(self, replica_id: ReplicaId, may_open: bool) -> None:
         """A call failed. `may_open`: other replicas can do its work; else it gets calls as long as it is up."""
@@ -154,7 +154,7 @@ class EnginePoller:
         engine, adapter = self.engine, self.engine.adapter
         has_come_back = not engine.is_up
         if engine.is_up and engine.is_rented and self._clock() < self._due_at:
-            self._report(engine.report)  # its breaker and its throttling may have changed
+            self._report_replicas()  # its breaker and its throttling may have changed
             return ""
         if has_come_back:
             self._missing.clear()
@@ -172,12 +172,12 @@ class EnginePoller:
         report = adapter.parse_report(self._fixed_pages | pages)
         if not report.models:
             return f"{UP_PAGE} lists no model yet"
-        self._report(report)
+        self._take_over(report)
         self._due_at = self._clock() + RENTED_POLL_S
         if has_come_back and self._context.probes_hints and not engine.is_rented:
             await self._probe()
             if engine.is_up:  # once more: a reader of the fact reads the abilities too
-                self._report(report)
+                self._report_replicas()
         return ""
 
     async def _pages(self, paths: Sequence[str]) -> dict[str, str]:
@@ -204,7 +204,8 @@ class EnginePoller:
             abilities.refused_fields |= before.refused_fields - defaults
         return abilities
 
-    def _report(self, report: Report) -> None:
+    def _take_over(self, report: Report) -> None:
+        """Make `report` the state of the engine, and report its replicas."""
         engine = self.engine
         engine.abilities.num_pools = len(report.pools)
         if len(report.pools) > 1 and not engine.abilities.can_address_pools:
@@ -219,8 +220,12 @@ class EnginePoller:
             LOG.info("engine %s is up: %s, %s", engine.name, ", ".join(report.models), counted_pools(report))
         for replica_id in sorted(known.difference(engine.replica_ids)):
             self._tell(ReplicaLost(replica_id))
-        for pool in report.pools:
-            models = frozenset(report.models)
+        self._report_replicas()
+
+    def _report_replicas(self) -> None:
+        engine = self.engine
+        models = frozenset(engine.report.models)
+        for pool in engine.report.pools:
             replica_id = engine.replica_id(pool.name)
             if (state := self.state(replica_id)) is not BreakerState.OPEN:
                 self._tell(

@@ -14,9 +14,9 @@ def batch(*events: Any, at: float = 0.0, rank: int | None = 0) -> bytes:
 
 
 def stored(*hashes: int | bytes, parent: int | bytes | None = None, size: int = 16, **more: Any) -> dict[str, Any]:
-    """As a map; token ids are there, and nobody looks at them."""
-    told = {"block_hashes": hashes, "parent_block_hash": parent, "token_ids": [7] * size * len(hashes)}
-    return {"type": "BlockStored", **told, "block_size": size, **more}
+    """As a map; token ids are there, and are not read."""
+    event = {"block_hashes": hashes, "parent_block_hash": parent, "token_ids": [7] * size * len(hashes)}
+    return {"type": "BlockStored", **event, "block_size": size, **more}
 
 
 def removed(*hashes: int | bytes, **more: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ def opened(at: float = 0.0) -> Breaker:
     return breaker
 
 
-def test_it_opens_at_so_many_failures_and_not_before() -> None:
+def test_a_circuit_opens_at_so_many_failures_and_not_before() -> None:
     assert opened().state(0.0) is BreakerState.OPEN
 
 
@@ -57,14 +57,14 @@ def test_an_answer_to_a_call_from_before_it_opened_does_not_close_it() -> None:
     assert breaker.state(1.0) is BreakerState.OPEN
 
 
-def test_it_can_be_forbidden_to_open() -> None:
+def test_a_circuit_can_be_forbidden_to_open() -> None:
     breaker = Breaker(RULES)
     assert not any(breaker.failed(0.0, may_open=False) for _ in range(9))
     assert breaker.state(0.0) is BreakerState.CLOSED
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.sampled_from(["worked", "failed"]))))
-def test_it_never_stays_away_for_longer_than_the_bound(calls: list[tuple[float, str]]) -> None:
+def test_a_circuit_is_never_open_for_longer_than_the_bound(calls: list[tuple[float, str]]) -> None:
     breaker, now = Breaker(RULES), 0.0
     for after_s, what in calls:
         now += after_s

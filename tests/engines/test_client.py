@@ -1,4 +1,4 @@
-"""Laws of asking an engine what it honours."""
+"""Laws of probing the abilities of an engine."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def test_a_hint_that_the_probe_sees_refused_is_never_sent(watched: Watched
         (503, "the tool is broken", None),
     ],
 )
-async def test_an_engine_that_refuses_tools_is_told_apart_from_one_that_fails(
+async def test_an_engine_that_refuses_tools_is_distinguished_from_one_that_fails(
     watched: Watched, new_engine: NewEngine, status: int, message: str, takes: bool | None
 ) -> None:
     engine = new_engine("vllm-0.32")

@@ -74,12 +74,12 @@ def test_an_engine_that_is_down_says_why_and_what_to_try_and_gets_no_advice_abou
 
 def test_an_engine_of_another_kind_than_its_address_says_is_pointed_out() -> None:
     engine = adapter_of("vllm")
-    for prefix, told in (("dynamo_frontend_", "dynamo://"), ("turngate_", "no engine"), ("vllm:", None)):
+    for prefix, expected in (("dynamo_frontend_", "dynamo://"), ("turngate_", "no engine"), ("vllm:", None)):
         abilities = engine.abilities()
         engine.learn({"/metrics": f"# HELP x\n{prefix}x 1\n"}, abilities)
         one = replace(running("vllm", "vllm-0.32"), abilities=abilities)
         advice = [f"{found.problem} {found.remedy}" for found in doctor.advice_of(one)]
-        assert any(told in text for text in advice) if told else not abilities.looks_like
+        assert any(expected in text for text in advice) if expected else not abilities.looks_like
 
 
 def test_the_embedded_engine_goes_by_its_own_name_and_gets_no_advice_about_flags() -> None:
@@ -100,7 +100,7 @@ def test_an_unknown_size_says_what_happens_instead() -> None:
     assert "size not known" in doctor.as_text([engine])
 
 
-def test_it_says_whether_kv_events_arrive() -> None:
+def test_the_text_says_whether_kv_events_arrive() -> None:
     engine = running("vllm", "vllm-0.32")
     assert "KV events" not in doctor.as_text([engine])
     engine.address = replace(engine.address, kv_events=(KvEventSource("tcp://gpu1:5557"),))
@@ -111,7 +111,7 @@ def test_it_says_whether_kv_events_arrive() -> None:
     assert "already in use" in doctor.as_text([engine])
 
 
-def test_an_engine_that_refuses_tools_is_told_with_its_flag() -> None:
+def test_an_engine_that_refuses_tools_is_shown_with_its_flag() -> None:
     engine = running("vllm", "vllm-0.32")
     engine.abilities.takes_tools = False
     text = doctor.as_text([engine])

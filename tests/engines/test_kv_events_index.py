@@ -35,7 +35,7 @@ def test_a_session_keeps_the_prefix_before_what_was_evicted() -> None:
     assert index.cached_tokens("s") == 2 * SIZE
 
 
-def test_a_session_of_which_nothing_is_left_is_told_so() -> None:
+def test_a_session_of_which_nothing_is_left_is_reported_as_lost() -> None:
     index = BlockIndex()
     store(index, [1], session_id="s")
     assert remove(index, 1).kept_tokens == {"s": 0}
@@ -137,11 +137,11 @@ def test_the_horizon_is_the_idle_time_of_evicted_chains() -> None:
     assert index.horizon_s() == pytest.approx(12.0)
 
 
-def test_a_trickle_of_blocks_is_told_in_steps() -> None:
+def test_a_trickle_of_blocks_is_reported_in_steps() -> None:
     index = BlockIndex()
     index.apply([Stored(list(range(1, 65)), block_size=16, session_id="s")], 0.0)
-    told = [remove(index, block).kept_tokens for block in range(64, 0, -1)]
-    assert [kept["s"] for kept in told if kept] == [*range(64 * 16 - 128, 0, -128), 0]
+    losses = [remove(index, block).kept_tokens for block in range(64, 0, -1)]
+    assert [kept["s"] for kept in losses if kept] == [*range(64 * 16 - 128, 0, -128), 0]
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 6)), max_size=30), st.randoms(use_true_random=False))

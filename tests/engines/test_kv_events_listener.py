@@ -35,12 +35,12 @@ class Publisher:
         self.sent: list[bytes] = []
 
     async def heard(self) -> None:
-        """Until somebody has subscribed."""
+        """Return when a listener has subscribed."""
         async with asyncio.timeout(DEADLINE_S):
             assert await self.pub.recv() == b"\x01"
 
     async def left(self) -> None:
-        """Until nobody has."""
+        """Return when it has left."""
         async with asyncio.timeout(DEADLINE_S):
             assert await self.pub.recv() == b"\x00"
 
@@ -58,15 +58,15 @@ class Publisher:
         return int.from_bytes(start, "big")
 
 
-class Told:
+class Heard:
     """Facts and evictions as they arrive."""
 
     def __init__(self) -> None:
         self.facts: asyncio.Queue[Fact] = asyncio.Queue()
         self.evicted: list[tuple[str, int, float | None]] = []
 
-    def evict(self, *told: Any) -> None:
-        self.evicted.append(told)
+    def evict(self, *eviction: Any) -> None:
+        self.evicted.append(eviction)
 
     async def next(self) -> Fact:
         async with asyncio.timeout(DEADLINE_S):
@@ -87,104 +87,104 @@ def engine(source: KvEventSource, *pools: str) -> RunningEngine:
     return RunningEngine(address, kind, kind.abilities(), report)
 
 
-async def test_an_eviction_is_told_with_what_the_session_has_left(publisher: Publisher) -> None:
-    told, running = Told(), engine(KvEventSource(publisher.url))
-    async with kv_events_heard([running], told.facts.put_nowait, told.evict):
+async def test_an_eviction_is_reported_with_what_the_session_has_left(publisher: Publisher) -> None:
+    heard, running = Heard(), engine(KvEventSource(publisher.url))
+    async with kv_events_heard([running], heard.facts.put_nowait, heard.evict):
         await publisher.heard()
         await publisher.send(stored(1, 2, 3, size=256, session_id="s"))
         await publisher.send(removed(3))
-        assert await told.next() == CacheLost("gpu", {"s": 512})
-    assert told.evicted == [("gpu", 1, 0.0)]
+        assert await heard.next() == CacheLost("gpu", {"s": 512})
+    assert heard.evicted == [("gpu", 1, 0.0)]
     assert running.kv_events.num_batches == 2
 
 
-async def test_a_reset_is_told(publisher: Publisher) -> None:
-    told = Told()
-    async with kv_events_heard([engine(KvEventSource(publisher.url))], told.facts.put_nowait, told.evict):
+async def test_a_reset_is_reported(publisher: Publisher) -> None:
+    heard = Heard()
+    async with kv_events_heard([engine(KvEventSource(publisher.url))], heard.facts.put_nowait, heard.evict):
         await publisher.heard()
         await publisher.send(cleared())
-        assert await told.next() == CacheLost("gpu", None)
+        assert await heard.next() == CacheLost("gpu", None)
 
 
 @pytest.mark.parametrize("has_topic", [True, False])
 async def test_a_gap_is_filled_from_the_replay(publisher: Publisher, has_topic: bool) -> None:
-    told = Told()
+    heard = Heard()
     source = KvEventSource(publisher.url, publisher.replay_url)
-    async with kv_events_heard([engine(source)], told.facts.put_nowait, told.evict), asyncio.timeout(DEADLINE_S):
+    async with kv_events_heard([engine(source)], heard.facts.put_nowait, heard.evict), asyncio.timeout(DEADLINE_S):
         await publisher.heard()
         await publisher.send(stored(1, 2, size=256, session_id="s"), is_lost=True)
         await publisher.send(stored(3, size=256), is_lost=True)
         await publisher.send(removed(2))
         assert await publisher.answer_replay(has_topic) == 0
-        assert await told.next() == CacheLost("gpu", {"s": 256})
-    assert told.evicted == [("gpu", 1, 0.0)]
+        assert await heard.next() == CacheLost("gpu", {"s": 256})
+    assert heard.evicted == [("gpu", 1, 0.0)]
 
 
-async def test_at_a_gap_without_replay_what_was_known_is_forgotten(publisher: Publisher) -> None:
-    told = Told()
-    async with kv_events_heard([engine(KvEventSource(publisher.url))], told.facts.put_nowait, told.evict):
+async def test_at_a_gap_without_replay_the_index_is_forgotten(publisher: Publisher) -> None:
+    heard = Heard()
+    async with kv_events_heard([engine(KvEventSource(publisher.url))], heard.facts.put_nowait, heard.evict):
         await publisher.heard()
         await publisher.send(stored(1, 2, size=256, session_id="s"))
         await publisher.send(is_lost=True)
         await publisher.send(removed(2))
         await publisher.send(cleared())
-        assert await told.next() == CacheLost("gpu", None)
+        assert await heard.next() == CacheLost("gpu", None)
 
 
-async def test_a_publisher_that_counts_anew_has_lost_its_cache(publisher: Publisher) -> None:
-    told = Told()
-    async with kv_events_heard([engine(KvEventSource(publisher.url))], told.facts.put_nowait, told.evict):
+async def test_a_publisher_that_counts_from_the_beginning_has_lost_its_cache(publisher: Publisher) -> None:
+    heard = Heard()
+    async with kv_events_heard([engine(KvEventSource(publisher.url))], heard.facts.put_nowait, heard.evict):
         await publisher.heard()
         await publisher.send(stored(1))
         await publisher.send(stored(2))
         publisher.sent.clear()
         await publisher.send(stored(3))
-        assert await told.next() == CacheLost("gpu", None)
+        assert await heard.next() == CacheLost("gpu", None)
 
 
 async def test_events_are_of_the_rank_that_they_name(publisher: Publisher) -> None:
-    told = Told()
+    heard = Heard()
     async with kv_events_heard(
-        [engine(KvEventSource(publisher.url), "0", "1")], told.facts.put_nowait, told.evict
+        [engine(KvEventSource(publisher.url), "0", "1")], heard.facts.put_nowait, heard.evict
     ):
         await publisher.heard()
         await publisher.send(cleared())
-        assert await told.next() == CacheLost("gpu/0", None)
+        assert await heard.next() == CacheLost("gpu/0", None)
 
 
 async def test_a_message_that_cannot_be_read_is_shown_and_does_not_end_the_listening(publisher: Publisher) -> None:
-    told, running = Told(), engine(KvEventSource(publisher.url))
-    async with kv_events_heard([running], told.facts.put_nowait, told.evict):
+    heard, running = Heard(), engine(KvEventSource(publisher.url))
+    async with kv_events_heard([running], heard.facts.put_nowait, heard.evict):
         await publisher.heard()
         await publisher.pub.send_multipart([b"noise"])
         await publisher.send(cleared())
-        assert await told.next() == CacheLost("gpu", None)
+        assert await heard.next() == CacheLost("gpu", None)
     assert publisher.url in running.kv_events.problem
 
 
 async def test_the_side_with_the_star_binds(publisher: Publisher) -> None:
     """An engine that is given a host connects; then the gateway has to be there."""
-    told, url = Told(), f"tcp://127.0.0.1:{free_port()}"
-    async with kv_events_heard([engine(KvEventSource(f"@{url}"))], told.facts.put_nowait, told.evict):
+    heard, url = Heard(), f"tcp://127.0.0.1:{free_port()}"
+    async with kv_events_heard([engine(KvEventSource(f"@{url}"))], heard.facts.put_nowait, heard.evict):
         publisher.pub.connect(url)
         await publisher.heard()
         await publisher.send(cleared())
-        assert await told.next() == CacheLost("gpu", None)
+        assert await heard.next() == CacheLost("gpu", None)
 
 
 async def test_a_port_that_is_taken_is_said_and_costs_nothing_else(publisher: Publisher) -> None:
     running = engine(KvEventSource(f"@{publisher.url}"))
-    async with kv_events_heard([running], lambda fact: None, lambda *told: None):
+    async with kv_events_heard([running], lambda fact: None, lambda *eviction: None):
         assert "in use" in running.kv_events.problem
 
 
 async def test_a_port_that_is_free_again_is_heard(publisher: Publisher, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_events, "OPEN_AGAIN_S", 0.01)
-    told, url = Told(), f"tcp://127.0.0.1:{free_port()}"
+    heard, url = Heard(), f"tcp://127.0.0.1:{free_port()}"
     running = engine(KvEventSource(f"@{url}"))
     with zmq.Context() as other, other.socket(zmq.PUB) as holder:
         holder.bind(url)
-        async with kv_events_heard([running], told.facts.put_nowait, told.evict):
+        async with kv_events_heard([running], heard.facts.put_nowait, heard.evict):
             assert "in use" in running.kv_events.problem
             holder.close(linger=0)
             async with asyncio.timeout(DEADLINE_S):
@@ -193,25 +193,25 @@ async def test_a_port_that_is_free_again_is_heard(publisher: Publisher, monkeypa
             publisher.pub.connect(url)
             await publisher.heard()
             await publisher.send(cleared())
-            assert await told.next() == CacheLost("gpu", None)
+            assert await heard.next() == CacheLost("gpu", None)
 
 
 async def test_without_a_configured_source_nothing_is_opened() -> None:
     kind = adapter_of("vllm")
     running = RunningEngine(EngineAddress("vllm", "http://gpu:8000"), kind, kind.abilities())
-    async with kv_events_heard([running], lambda fact: None, lambda *told: None):
+    async with kv_events_heard([running], lambda fact: None, lambda *eviction: None):
         assert running.kv_events.num_batches == 0
 
 
 async def test_engines_that_come_are_heard_and_those_that_go_are_not(publisher: Publisher) -> None:
-    told = Told()
-    async with kv_events_heard([], told.facts.put_nowait, told.evict) as follow:
+    heard = Heard()
+    async with kv_events_heard([], heard.facts.put_nowait, heard.evict) as follow:
         for _ in range(2):
             await follow([engine(KvEventSource(publisher.url))])
             await publisher.heard()
             publisher.sent.clear()
             await publisher.send(cleared())
-            assert await told.next() == CacheLost("gpu", None)
+            assert await heard.next() == CacheLost("gpu", None)
             await follow([])
             await publisher.left()
 
@@ -219,7 +219,7 @@ async def test_engines_that_come_are_heard_and_those_that_go_are_not(publisher: 
 async def test_an_engine_that_goes_leaves_its_port(publisher: Publisher) -> None:
     port = free_port()
     running = engine(KvEventSource(f"@tcp://127.0.0.1:{port}"))
-    async with kv_events_heard([running], lambda fact: None, lambda *told: None) as follow:
+    async with kv_events_heard([running], lambda fact: None, lambda *eviction: None) as follow:
         assert not is_free(port)
         await follow([])
         async with asyncio.timeout(DEADLINE_S):

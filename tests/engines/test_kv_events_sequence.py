@@ -12,11 +12,11 @@ def test_batches_in_order_are_next() -> None:
         sequence.mark_applied(number)
 
 
-def test_whoever_comes_late_has_a_gap() -> None:
+def test_a_listener_that_comes_late_has_a_gap() -> None:
     assert BatchSequence().classify(7) is HeardBatch.GAP
 
 
-def test_what_the_replay_brought_is_old_when_it_arrives_again() -> None:
+def test_a_replayed_batch_is_old_when_it_arrives_again() -> None:
     sequence = BatchSequence()
     assert sequence.classify(3) is HeardBatch.GAP
     for number in range(6):

@@ -15,11 +15,11 @@ from tests.engines.kv_event_batches import as_array, batch, cleared, removed, st
 
 
 def test_events_are_read_from_maps() -> None:
-    told = decode(
+    read = decode(
         batch(stored(1, 2, parent=9, session_id="s", group_idx=0), removed(3), cleared(), at=5.5, rank=2)
     )
-    assert (told.at, told.rank) == (5.5, 2)
-    first, second, third = told.events
+    assert (read.at, read.rank) == (5.5, 2)
+    first, second, third = read.events
     assert isinstance(first, Stored)
     assert (first.block_hashes, first.parent_block_hash, first.block_size) == ([1, 2], 9, 16)
     assert first.session_id == "s"
@@ -41,7 +41,7 @@ def test_events_are_read_from_arrays_of_any_age() -> None:
 
 
 def test_every_field_of_vllm_0_32_is_taken() -> None:
-    """As recorded; what is not needed has any shape."""
+    """As recorded; fields that are not needed have any shape."""
     more: dict[str, Any] = {"lora_id": None, "medium": "GPU", "extra_keys": [None, ["salt"]], "group_idx": 0}
     last = {"kv_cache_spec_kind": "full_attention", "locality": None, "ownership": None, "session_id": "s"}
     (event,) = decode(batch(stored(1, 2) | more | last)).events
@@ -68,8 +68,8 @@ def test_a_batch_without_rank_is_one() -> None:
 
 
 def test_events_of_later_releases_are_left_out_and_their_new_fields_ignored() -> None:
-    told = decode(batch({"type": "BlockMoved", "x": 1}, ["BlockMoved", 1], removed(1, why="age"), 5))
-    assert [type(event) for event in told.events] == [Removed]
+    read = decode(batch({"type": "BlockMoved", "x": 1}, ["BlockMoved", 1], removed(1, why="age"), 5))
+    assert [type(event) for event in read.events] == [Removed]
 
 
 @given(st.binary(max_size=64))
@@ -90,6 +90,6 @@ def test_both_encodings_say_the_same() -> None:
     )
 
 
-def test_what_is_no_batch_is_refused() -> None:
+def test_bytes_that_are_no_batch_are_refused() -> None:
     with pytest.raises(ValueError, match="not a batch"):
         decode(msgspec.msgpack.encode({"ts": 1}))

@@ -12,9 +12,9 @@ from tests.engines.watched_engine import NewEngine, Watched
 from tests.path.faults import ENGINE, fault, faults
 
 
-async def test_after_start_every_engine_that_answers_is_told(watched: Watched, new_engine: NewEngine) -> None:
+async def test_after_start_every_engine_that_answers_is_reported(watched: Watched, new_engine: NewEngine) -> None:
     monitor = await watched.start(new_engine("vllm-0.32"), new_engine("vllm-0.32-plain"))
-    assert {fact.replica_id: fact for fact in watched.told() if isinstance(fact, ReplicaReported)} == {
+    assert {fact.replica_id: fact for fact in watched.take_facts() if isinstance(fact, ReplicaReported)} == {
         "e0": ReplicaReported("e0", frozenset({"tiny"}), 64000, None, 0, running=0, is_on_trial=False),
         "e1": ReplicaReported("e1", frozenset({"plain"}), 9600, None, 0, running=0, is_on_trial=False),
     }
@@ -31,10 +31,10 @@ async def test_an_engine_that_is_not_up_is_waited_for(watched: Watched, new_engi
     assert not late.is_up
     assert "does not accept connections" in late.problem
     await watched.ticks.next_poll()
-    assert watched.told() == []
+    assert watched.take_facts() == []
     await engine.start()
     await watched.ticks.next_poll()
-    assert [fact.replica_id for fact in watched.told() if isinstance(fact, ReplicaReported)] == ["late"]
+    assert [fact.replica_id for fact in watched.take_facts() if isinstance(fact, ReplicaReported)] == ["late"]
     assert late.is_up
     assert late.problem == ""
 
@@ -55,12 +55,12 @@ async def test_a_failed_connection_takes_it_out_at_once_and_a_poll_brings_it_bac
 ) -> None:
     monitor = await watched.start(new_engine("vllm-0.32"))
     (engine,) = monitor.engines
-    watched.told()
+    watched.take_facts()
     monitor.failed(engine)
     monitor.failed(engine)
-    assert watched.told() == [ReplicaLost("e0")]
+    assert watched.take_facts() == [ReplicaLost("e0")]
     await watched.ticks.next_poll()
-    assert [type(fact) for fact in watched.told()] == [ReplicaReported]
+    assert [type(fact) for fact in watched.take_facts()] == [ReplicaReported]
 
 
 async def test_an_engine_is_not_taken_out_for_one_that_had_its_name(
@@ -70,9 +70,9 @@ async def test_an_engine_is_not_taken_out_for_one_that_had_its_name(
     (gone,) = monitor.engines
     monitor.remove_engine("e0")
     await monitor.add_engine(gone.address)
-    watched.told()
+    watched.take_facts()
     monitor.failed(gone)
-    assert watched.told() == []
+    assert watched.take_facts() == []
 
 
 @fault(ENGINE, "a poll fails", "once: nothing; twice in a row: no turn until one works", faults("poll"))
@@ -81,12 +81,12 @@ async def test_one_failed_poll_is_a_hiccup_and_two_are_a_dead_engine(
 ) -> None:
     engine = new_engine("vllm-0.32")
     await watched.start(engine)
-    watched.told()
+    watched.take_facts()
     del engine.pages["/v1/models"]
     await watched.ticks.next_poll()
-    assert watched.told() == []
+    assert watched.take_facts() == []
     await watched.ticks.next_poll()
-    assert watched.told() == [ReplicaLost("e0")]
+    assert watched.take_facts() == [ReplicaLost("e0")]
 
 
 async def test_a_dead_engine_is_asked_ever_more_rarely_up_to_a_bound(
@@ -102,9 +102,9 @@ async def test_a_dead_engine_is_asked_ever_more_rarely_up_to_a_bound(
 
 async def test_the_workers_behind_a_frontend_are_replicas(watched: Watched, new_engine: NewEngine) -> None:
     monitor = await watched.start(new_engine("dynamo-1.6-four"), kind="dynamo")
-    told = [fact for fact in watched.told() if isinstance(fact, ReplicaReported)]
-    assert len({fact.replica_id for fact in told}) == 4
-    assert {(fact.capacity_tokens, fact.slots) for fact in told} == {(40000, 64)}
+    reports = [fact for fact in watched.take_facts() if isinstance(fact, ReplicaReported)]
+    assert len({fact.replica_id for fact in reports}) == 4
+    assert {(fact.capacity_tokens, fact.slots) for fact in reports} == {(40000, 64)}
     target = monitor.target("e0/3082979183884705254")
     assert (target.engine, target.pool) == (monitor.engines[0], "3082979183884705254")
     assert monitor.target("e0").pool == ""
@@ -113,25 +113,25 @@ async def test_the_workers_behind_a_frontend_are_replicas(watched: Watched, new_
 async def test_a_worker_that_leaves_is_lost_alone(watched: Watched, new_engine: NewEngine) -> None:
     engine = new_engine("dynamo-1.6-four")
     await watched.start(engine, kind="dynamo")
-    watched.told()
+    watched.take_facts()
     gone = "3082979183884705254"
     health = orjson.loads(engine.pages["/health"])
     health["instances"] = [row for row in health["instances"] if str(row["instance_id"]) != gone]
     engine.pages["/health"] = orjson.dumps(health).decode()
     await watched.ticks.next_poll()
-    assert [fact for fact in watched.told() if isinstance(fact, ReplicaLost)] == [ReplicaLost(f"e0/{gone}")]
+    assert [fact for fact in watched.take_facts() if isinstance(fact, ReplicaLost)] == [ReplicaLost(f"e0/{gone}")]
 
 
 async def test_a_page_that_stays_away_once_is_a_hiccup(watched: Watched, new_engine: NewEngine) -> None:
     engine = new_engine("dynamo-1.6-four")
     await watched.start(engine, kind="dynamo")
-    watched.told()
+    watched.take_facts()
     health = engine.pages.pop("/health")
     await watched.ticks.next_poll()
-    assert watched.told() == []
+    assert watched.take_facts() == []
     engine.pages["/health"] = health
     await watched.ticks.next_poll()
-    assert [type(fact) for fact in watched.told()] == [ReplicaReported] * 4
+    assert [type(fact) for fact in watched.take_facts()] == [ReplicaReported] * 4
 
 
 async def test_ranks_that_cannot_be_addressed_are_one_replica(watched: Watched, new_engine: NewEngine) -> None:
@@ -139,9 +139,9 @@ async def test_ranks_that_cannot_be_addressed_are_one_replica(watched: Watched, 
     engine.pages["/metrics"] += engine.pages["/metrics"].replace('engine="0"', 'engine="1"')
     engine.pages["/version"] = '{"version":"0.11.0"}'
     monitor = await watched.start(engine)
-    [told] = watched.told()
-    assert isinstance(told, ReplicaReported)
-    assert (told.replica_id, told.capacity_tokens, told.running, told.waiting) == ("e0", 128000, 0, 0)
+    [report] = watched.take_facts()
+    assert isinstance(report, ReplicaReported)
+    assert (report.replica_id, report.capacity_tokens, report.running, report.waiting) == ("e0", 128000, 0, 0)
     assert monitor.engines[0].abilities.num_pools == 2
 
 
@@ -156,17 +156,17 @@ async def test_a_page_that_an_engine_lacks_is_asked_for_once(watched: Watched, n
 async def test_a_page_that_cannot_be_read_does_not_end_the_watch(watched: Watched, new_engine: NewEngine) -> None:
     engine = new_engine("vllm-0.32")
     await watched.start(engine, kind="tests.engines.watched_engine:Touchy")
-    watched.told()
+    watched.take_facts()
     metrics = engine.pages["/metrics"]
     engine.pages["/metrics"] = "new in this release"
     await watched.ticks.next_poll()
-    assert watched.told() == []
+    assert watched.take_facts() == []
     engine.pages["/metrics"] = metrics
     await watched.ticks.next_poll()
-    assert [type(fact) for fact in watched.told()] == [ReplicaReported]
+    assert [type(fact) for fact in watched.take_facts()] == [ReplicaReported]
 
 
-async def test_what_a_version_refused_is_remembered_over_its_restart_and_not_longer(
+async def test_a_field_that_a_version_refused_is_remembered_over_its_restart_and_not_longer(
     watched: Watched, new_engine: NewEngine
 ) -> None:
     engine = new_engine("vllm-0.32")

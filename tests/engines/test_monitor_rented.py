@@ -74,9 +74,9 @@ async def test_a_rented_engine_is_reported_each_second_so_that_its_throttling_re
     watched: Watched, provider: Provider
 ) -> None:
     await watched.start(RENTED)
-    watched.told()
+    watched.take_facts()
     await pass_seconds(watched, 3)
-    assert [type(fact) for fact in watched.told()] == [ReplicaReported] * 3
+    assert [type(fact) for fact in watched.take_facts()] == [ReplicaReported] * 3
 
 
 async def test_a_rented_engine_that_refuses_a_connection_is_polled_until_it_is_back(
@@ -108,8 +108,8 @@ async def test_an_open_circuit_of_a_rented_engine_ends_without_a_poll(
     for _ in range(USUAL.failures):
         monitor.erred("rented")
     watched.now += USUAL.open_s
-    watched.told()
+    watched.take_facts()
     await pass_seconds(watched, 2)
-    reports = [fact for fact in watched.told() if isinstance(fact, ReplicaReported)]
+    reports = [fact for fact in watched.take_facts() if isinstance(fact, ReplicaReported)]
     assert {fact.replica_id: fact.is_on_trial for fact in reports}["rented"]
     assert provider.num_polls() == 2

@@ -89,7 +89,7 @@ def test_priorities_are_few_keep_the_order_and_are_too_near_to_preempt() -> None
     assert side < higher_class  # type: ignore[operator]
 
 
-def test_what_the_server_was_not_started_for_is_not_sent() -> None:
+def test_a_hint_for_which_the_server_was_not_started_is_not_sent() -> None:
     bare = learned(enable_priority_scheduling=False, enable_session_radix_cache=False)
     for path in (CHAT, MESSAGES, EMBEDDINGS):
         sent = SGLANG.outgoing(OutgoingRequest(path, {}, HINTS), bare)
@@ -188,7 +188,7 @@ def remedies(abilities: Abilities) -> set[str]:
     return {found.remedy for found in SGLANG.advice(SGLANG.parse_report(pages("sglang-0.5.23")), abilities)}
 
 
-def test_a_real_server_is_told_to_rank_what_has_no_priority() -> None:
+def test_a_real_server_is_advised_to_rank_requests_without_a_priority() -> None:
     assert "--default-priority-value 0" in remedies(recorded_abilities())
     assert "--default-priority-value 0" not in remedies(recorded_abilities(default_priority_value=0))
     off = recorded_abilities(enable_priority_scheduling=False)
@@ -196,7 +196,7 @@ def test_a_real_server_is_told_to_rank_what_has_no_priority() -> None:
     assert recorded_abilities().preemption_gap == 10
 
 
-def test_a_server_that_would_preempt_for_our_priorities_is_told_not_to() -> None:
+def test_a_server_that_would_preempt_for_the_gateways_priorities_is_advised_not_to() -> None:
     remedy = "--priority-scheduling-preemption-threshold 10"
     assert remedy not in remedies(recorded_abilities())
     near = {"priority_scheduling_preemption_threshold": 2}

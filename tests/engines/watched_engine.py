@@ -20,7 +20,7 @@ from tests.engines.recorded import text
 
 
 class FakeEngine:
-    """Serves pages and answers chats; a test changes what it serves while it runs."""
+    """Serves pages and answers chats; a test changes its pages while it runs."""
 
     def __init__(self, served: dict[str, str]) -> None:
         self.pages = served
@@ -100,7 +100,7 @@ class Ticks:
 
 
 class Watched:
-    """A monitor with what it told."""
+    """A monitor with the facts that it reported."""
 
     def __init__(self, upstream: Upstream) -> None:
         self.upstream = upstream
@@ -132,7 +132,7 @@ class Watched:
             await self.monitor.start()
         return self.monitor
 
-    def told(self) -> list[Fact]:
+    def take_facts(self) -> list[Fact]:
         facts = self.facts[:]
         self.facts.clear()
         return facts

@@ -194,7 +194,7 @@ async def test_messages_pass_as_they_are_with_our_key(service: FakeAnthropic, ga
     assert not any(name.lower().startswith("x-claude") for name in service.headers[0])
 
 
-async def test_it_is_not_probed_and_says_what_it_does_not_control(
+async def test_the_provider_is_not_probed_and_health_says_what_is_not_controlled(
     service: FakeAnthropic, gateway: Gateway
 ) -> None:
     assert service.bodies == []

@@ -90,7 +90,7 @@ async def test_an_empty_account_is_not_asked_again(make: Make, time: Time) -> No
 
 
 @pytest.mark.parametrize("status", [400, 500, 503])
-async def test_other_failures_are_the_paths_business(make: Make, time: Time, status: int) -> None:
+async def test_other_failures_are_passed_on(make: Make, time: Time, status: int) -> None:
     assert (await post(make(Scripted([(status, "{}", [])])))).status == status
     assert time.pauses == []
 
@@ -132,7 +132,7 @@ async def test_a_call_that_is_cancelled_is_in_flight_no_more(make: Make) -> None
         (EngineAddress("vllm", ENGINE, "key"), (None, None)),
     ],
 )
-def test_what_a_rented_engine_does_not_say_is_added(
+def test_slots_and_capacity_of_a_rented_engine_are_added(
     address: EngineAddress, expected: tuple[int | None, int | None]
 ) -> None:
     upstream = ProviderUpstream(Scripted([]), [address], lambda: 0.0)
