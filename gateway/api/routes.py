@@ -43,7 +43,7 @@ ViewHandler: TypeAlias = Callable[..., Page]
 
 
 class Guard(Enum):
-    """Who may use a route."""
+    """The access that a route needs."""
 
     NONE = auto()
     KEY = auto()

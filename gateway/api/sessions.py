@@ -113,20 +113,20 @@ def snapshot(
 def row(seen: Seen, scheduled: SessionView | None, now: float, shows_tenant: bool) -> Json:
     """Return one session; keys without a value are left out. `scheduled` is the Scheduler's view of it. Seconds
     are counted back from now."""
-    who, exchange = seen.who, seen.open[-1] if seen.open else None
+    recognition, exchange = seen.who, seen.open[-1] if seen.open else None
     phase, since = _phase(exchange, scheduled, seen.last_at)
     is_resident = scheduled is not None and scheduled.is_resident
     replica = seen.replica
     if exchange is not None and exchange.dispatch is not None:
         replica = exchange.dispatch.replica_id
     columns: Json = {
-        "session": who.session_id,
-        "family": who.family_id,
-        "parent": who.parent_id,
+        "session": recognition.session_id,
+        "family": recognition.family_id,
+        "parent": recognition.parent_id,
         "tenant": seen.tenant if shows_tenant else None,
-        "kind": who.kind,
-        "source": who.source,
-        "confidence": who.confidence,
+        "kind": recognition.kind,
+        "source": recognition.source,
+        "confidence": recognition.confidence,
         "model": seen.model,
         "state": seen.state,
         "phase": phase,

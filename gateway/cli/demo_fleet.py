@@ -247,7 +247,7 @@ class Arm:
     pool_tokens: int
     sessions: Sequence[SessionRecord]
     floor_tokens: int
-    """Prompt tokens that nobody can avoid: each distinct one computed once."""
+    """Prompt tokens that every arm has to compute: each distinct one once."""
 
     @property
     def prompt_tokens(self) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 
 EXAMPLES = """\
 examples:
-  turngate demo                                     see on this machine what it does, without a GPU
+  turngate demo                                     see the effect on this machine, without a GPU
   turngate serve --engine vllm://gpu1:8000          serve in front of one vLLM
   turngate serve --engine dynamo://front:8000       serve in front of a Dynamo frontend and all its workers
   turngate serve --config turngate.yaml             use everything else; --dump-config explains every key

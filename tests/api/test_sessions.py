@@ -24,11 +24,11 @@ GONE = replace(RESIDENT, is_resident=False, state=SessionState.WAITING)
 SIDE = replace(WHO, kind=TurnKind.SIDE)
 
 
-def asks(*times: float | None, who: Recognition = WHO, tools_at: list[float] | None = None) -> Exchange:
+def asks(*times: float | None, recognition: Recognition = WHO, tools_at: list[float] | None = None) -> Exchange:
     """Recognised, leased, first byte."""
     recognised_at, leased_at, first_byte_at = [*times, None, None][:3]
     at = Timings(40.0, recognised_at, leased_at, None, first_byte_at)
-    return exchange(timings=at, recognition=who, dispatch=None, outcome=None, tools_at=tools_at or [])
+    return exchange(timings=at, recognition=recognition, dispatch=None, outcome=None, tools_at=tools_at or [])
 
 
 def seen(open_: Exchange | None = None) -> Seen:
@@ -51,7 +51,7 @@ def seen(open_: Exchange | None = None) -> Seen:
         (asks(41.0), GONE, "waiting", 41.0, "residency"),
         (asks(41.0), RESIDENT, "waiting", 41.0, "slot"),
         (asks(41.0), None, "waiting", 41.0, "residency"),
-        (asks(41.0, who=SIDE), GONE, "waiting", 41.0, "slot"),
+        (asks(41.0, recognition=SIDE), GONE, "waiting", 41.0, "slot"),
         (asks(41.0, 50.0), RESIDENT, "prefill", 50.0, None),
         (asks(41.0, 50.0, 55.0), RESIDENT, "decode", 55.0, None),
         (asks(41.0, 50.0, 55.0, tools_at=[60.0]), RESIDENT, "tool", 60.0, None),
@@ -159,8 +159,8 @@ def watched(num_sessions: int) -> tuple[SessionViews, list[frozenset[SessionId]]
     """Sessions of two tenants in turn; the first one has a request in the gateway."""
     sessions, looked_up = Sessions(100, 1e9), list[frozenset[SessionId]]()
     for number in range(num_sessions):
-        who = replace(WHO, session_id=f"s{number}")
-        request = exchange(id=f"x{number}", recognition=who, tenant="ab"[number % 2], timings=Timings(1.0, 1.0))
+        known = replace(WHO, session_id=f"s{number}")
+        request = exchange(id=f"x{number}", recognition=known, tenant="ab"[number % 2], timings=Timings(1.0, 1.0))
         sessions.recognised(request, 10.0 + number)
         if number:
             sessions.finished(request, True, 10.0 + number)
@@ -184,8 +184,8 @@ def test_the_list_holds_the_same_rows_in_order_of_first_arrival() -> None:
 def test_families_count_their_sessions_by_kind_and_state() -> None:
     sessions = Sessions(10, 100)
     turns = [replace(WHO, session_id="s1"), replace(WHO, session_id="s2", turn_index=0)]
-    for who in (*turns, replace(WHO, session_id="t", turn_index=0, kind=TurnKind.SINGLE)):
-        sessions.recognised(exchange(id=who.session_id, recognition=who, timings=Timings(10.0, 10.0)), 10.0)
+    for known in (*turns, replace(WHO, session_id="t", turn_index=0, kind=TurnKind.SINGLE)):
+        sessions.recognised(exchange(id=known.session_id, recognition=known, timings=Timings(10.0, 10.0)), 10.0)
     views_ = SessionViews(sessions, lambda counts_sessions=True, named=frozenset(): FLEET, lambda: NOW)
     assert views_.families("a") == [
         {"family": "f1", "turns": 5, "sessions": {"agent": 2, "single": 1}, "states": {"waiting": 3}}

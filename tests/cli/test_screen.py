@@ -87,7 +87,7 @@ def test_a_pipe_gets_all_of_it() -> None:
 
 
 @pytest.mark.parametrize(("sort", "first"), [("phase", 0), ("age", 0), ("turn", 5), ("tokens", 5), ("family", 5)])
-def test_a_screen_sorts_as_asked(sort: str, first: int) -> None:
+def test_a_screen_sorts_by_each_order(sort: str, first: int) -> None:
     lines = drawn(snapshot(6), sort=sort)
     turns = [int(line.split()[4]) for line in lines if line.startswith("0000")]
     assert turns[0] == first + 1

@@ -60,8 +60,8 @@ def test_the_figures_that_link_to_their_file_are_in_it() -> None:
 
 
 def test_what_the_demo_gained_is_in_its_file() -> None:
-    told = README.partition("32 agents on a model")[2].partition("(benchmarks")[0]
+    sentence = README.partition("32 agents on")[2].partition("(benchmarks")[0]
     measured = (RESULTS / "demo.md").read_text()
-    figures = re.findall(r"\d[\d,.]*\d", told)
+    figures = re.findall(r"\d[\d,.]*\d", sentence)
     assert len(figures) == 4
     assert all(figure in measured for figure in figures)
