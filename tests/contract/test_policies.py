@@ -5,13 +5,16 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from benchmarks.simulation.placement import least_loaded, round_robin
+from gateway.config import settings
+from gateway.request.gate import POLICIES as NAMED
+from gateway.request.gate import policy_of
 from policies.admission import Limits
-from policies.deadline import EarliestDeadline
-from policies.fifo import Fifo, Passthrough
+from policies.fifo import Fifo
 from policies.policy import Option, Policy, Progress, by_prefix
 from policies.scheduler import Scheduler
 from policies.turns import Turns
@@ -38,16 +41,14 @@ from policies.types import (
 )
 from tests.policies.turns_of import TOKENS_PER_BLOCK, turn
 
-POLICIES: list[Callable[[], Policy]] = [
-    Passthrough,
-    Fifo,
-    Turns,
-    lambda: Turns(least_loaded),
-    lambda: Turns(round_robin),
-    lambda: Fifo(by_prefix),
-    EarliestDeadline,
-]
-IDS = ["passthrough", "fifo", "turns", "turns-load", "turns-robin", "fifo-prefix", "deadline"]
+MADE: dict[str, Callable[[], Policy]] = {
+    **{name: partial(policy_of, settings.Policy(name=name)) for name in sorted(NAMED, key="passthrough".__ne__)},
+    "turns-load": lambda: Turns(least_loaded),
+    "turns-robin": lambda: Turns(round_robin),
+    "fifo-prefix": lambda: Fifo(by_prefix),
+}
+"""The policies that have a short name, `passthrough` first, and others with another placement."""
+POLICIES, IDS = list(MADE.values()), list(MADE)
 SLOTS, CAPACITY_TOKENS, HOLD_BOUND_S = 3, 60 * TOKENS_PER_BLOCK, 20.0
 
 
