@@ -72,7 +72,7 @@ async def _gateway_in_process(backend: str) -> AsyncIterator[str]:
             app = App(settings)
             running.push_async_callback(app.stop)
             await app.start()
-            engine = app.monitor.engines[0]
+            engine = app.parts.monitor.engines[0]
             if not engine.is_up:
                 raise ConnectionError(f"backend {backend!r}: {engine.problem}")
             yield f"http://127.0.0.1:{app.port}/v1"

@@ -1,7 +1,7 @@
-"""Wires the gateway together, starts its parts in order and stops them in reverse.
+"""Builds the gateway, starts its parts in order and stops them in reverse.
 
-What only a configured feature needs (batches, tools of our own, other members) is imported by the method that
-wires it: together they are a fifth of the start.
+Features that few configurations use (batches, tools of the gateway, other members) are imported by the method that
+builds them: together they are a fifth of the start.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import replace
-from pathlib import Path as FilePath
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gateway.access.keys import Access, Keys, callers
@@ -27,21 +27,22 @@ from gateway.cluster.workers import WorkerIdentity, is_member
 from gateway.config import loading
 from gateway.config.live_settings import LiveSettings
 from gateway.config.loading import refuse_missing
-from gateway.config.settings import Settings
-from gateway.core.transport import Handler, Server, Upstream
+from gateway.config.settings import Policy, Settings
+from gateway.core.transport import Handler, Server
 from gateway.engines.base import EngineAddress
 from gateway.engines.breaker import BreakerRules
 from gateway.engines.client import EngineClient
 from gateway.engines.doctor import start_lines
-from gateway.engines.monitor import Monitor, kv_events_heard
+from gateway.engines.monitor import FollowKvEvents, Monitor, kv_events_heard
+from gateway.engines.poller import RunningEngine
 from gateway.engines.providers.upstream import ProviderUpstream
 from gateway.prompt_lists.scatter import PromptListHandler
 from gateway.request.answer import Answering
 from gateway.request.background_calls import BackgroundCalls, WarmUps
 from gateway.request.gate import Drain, Gate, limits_of, policy_of, recorded
-from gateway.request.handler import RequestHandler
+from gateway.request.handler import RequestHandler, TurnHandler
 from gateway.request.model_call import Forward
-from gateway.request.stateless import PlainCalls
+from gateway.request.stateless import StatelessCalls
 from gateway.request.stored_responses import Homes, StoredResponses
 from gateway.sessions.identity import Identity
 from gateway.sessions.prefix_breaks import PrefixBreaks
@@ -53,26 +54,41 @@ from gateway.telemetry.receipts import Receipts
 from gateway.transport import transport_of
 from policies.recognition.lineage import Lineage
 from policies.scheduler import Scheduler
-from policies.types import Fact, ReplicaReported
+from policies.types import ReplicaReported
 
 if TYPE_CHECKING:
     from gateway.cluster.service import Joined
-    from gateway.tools.toolbox import Toolbox
     from gateway.tools.wiring import OwnTools
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What a gateway that has started is made of."""
+
+    upstream: ProviderUpstream
+    observer: Observer
+    gate: Gate
+    monitor: Monitor
+    warm_ups: WarmUps
+    background_calls: BackgroundCalls
+    stored: StoredResponses
+    tools: OwnTools | None
+    handler: RequestHandler
+    views: Views
 
 
 class App:
     """One gateway process. `start` once, then `stop` once."""
 
     def __init__(
-        self, settings: Settings, clock: Callable[[], float] = time.monotonic, place: WorkerIdentity | None = None
+        self, settings: Settings, clock: Callable[[], float] = time.monotonic, worker: WorkerIdentity | None = None
     ) -> None:
-        """`place`: among the workers of a supervisor. Raises ConfigError."""
-        self._place = place
-        self._trail = Trail() if is_member(settings, place) else None
-        settings = settings if place is None else place.of(settings)
+        """`worker`: this process, among those of a supervisor. Raises ConfigError."""
+        settings = settings if worker is None else worker.of(settings)
         self.settings = LiveSettings(settings)
         self._clock = clock
+        self._worker = worker
+        self._trail = Trail() if is_member(settings, worker) else None
         self.addresses = loading.addresses(settings)
         """Of the engines, as the configuration says now."""
         refuse_missing(settings, self.addresses)
@@ -81,212 +97,261 @@ class App:
         """Of the client keys, by their hashes, likewise."""
         self._keys = Keys(self.callers)
         self._counters = counters_of(self._keys, is_shared=self._trail is not None)
-        self._secret = loading.identity_secret(settings) or (place.secret.encode() if place else os.urandom(32))
-        self._policy = policy_of(settings.policy)
-        self._running = AsyncExitStack()
+        self._secret = loading.identity_secret(settings) or (worker.secret.encode() if worker else os.urandom(32))
+        self._scheduler = Scheduler(policy_of(settings.policy), limits_of(settings))
         self._drain = Drain()
+        self._exits = AsyncExitStack()
+        """Stops what has started, in reverse."""
+        self._parts: Parts | None = None
+        self._follow_kv_events: FollowKvEvents | None = None
         self._joined: Joined | None = None
         self._stops_at = 0.0
-        """When answers have to be over. Past until `stop`, so a start that fails closes at once."""
+        """When answers have to be over. Past until `stop`, so that a start that fails closes at once."""
         self.port = 0
         """Of the listener, once started."""
         self.admin_port = 0
 
+    @property
+    def parts(self) -> Parts:
+        """Those of a gateway that has started."""
+        assert self._parts is not None, "the gateway has not started"
+        return self._parts
+
     async def start(self) -> None:
         """Engines first, then the listener. Raises OSError when it cannot listen; `stop` cleans up then too."""
-        settings = self.settings.current
-        addresses = [await self._reachable(address) for address in self.addresses]
+        exits, addresses = self._exits, [await self._reachable(address) for address in self.addresses]
         upstream = self._transport.upstream()
-        self._running.push_async_callback(upstream.close)
-        self._upstream = ProviderUpstream(upstream, addresses, self._clock)
-        self._wire(addresses, self._upstream)
-        self._running.callback(self.observer.close)
-        self._running.callback(self.gate.stop)
-        self._running.push_async_callback(self.monitor.stop)
-        self.follow_kv_events = await self._running.enter_async_context(
-            kv_events_heard(self.monitor.engines, self.gate.tell, self.observer.evicted)
+        exits.push_async_callback(upstream.close)
+        self._parts = parts = self._build(addresses, ProviderUpstream(upstream, addresses, self._clock))
+        exits.push_async_callback(parts.background_calls.stop)
+        exits.callback(parts.observer.close)
+        exits.callback(parts.gate.stop)
+        exits.push_async_callback(parts.monitor.stop)
+        self._follow_kv_events = await exits.enter_async_context(
+            kv_events_heard(parts.monitor.engines, parts.gate.tell, parts.observer.evicted)
         )
-        await self.monitor.start()
-        if self.tools is not None:
-            await self.tools.start()
-        batches = off if settings.batches.directory is None else await self._batches()
-        public = Router(self.path.handle, self.views, batches, Access.of(settings, self._keys))
+        await parts.monitor.start()
+        if parts.tools is not None:
+            await parts.tools.start()
+        access = Access.of(self.settings.current, self._keys)
+        public = Router(parts.handler.handle, parts.views, await self._batches(parts), access)
         await self._listen(public.handle, replace(public, is_admin=True).handle)
 
-    async def _listen(self, public: Handler, for_admin: Handler) -> None:
-        if self._trail is not None:
-            self._joined = await self._join(self._trail, public, for_admin)
-            public, for_admin = self._joined.public, self._joined.admin
-        server, shares_port = self._transport.server(public), self._place is not None
-        self._running.push_async_callback(self._close, server)
-        listen, admin = self.settings.current.listen, self.settings.current.admin
-        self.port = await server.start(listen.host, listen.port, reuse_port=shares_port)
-        if admin.port is not None:
-            private = self._transport.server(for_admin)
-            self._running.push_async_callback(private.stop, 0)
-            self.admin_port = await private.start(admin.host, admin.port, reuse_port=shares_port)
-
     async def stop(self) -> None:
-        """Turn away who waits and who comes, let answers finish for the grace period, then end everything."""
+        """Turn waiting and new requests away, let answers finish for the grace period, then end everything."""
         self._drain.is_on = True
         grace_s = self.settings.current.timeouts.shutdown_grace_s
         self._stops_at = self._clock() + grace_s
         if self._joined is not None:
             await self._joined.leave()
         if self.port:
-            self.gate.turn_away()
+            self.parts.gate.turn_away()
             await self._drain.until_idle(grace_s)
-        await self._running.aclose()
+        await self._exits.aclose()
 
-    async def _close(self, server: Server) -> None:
-        await server.stop(max(0.0, self._stops_at - self._clock()))
+    async def follow_kv_events(self) -> None:
+        """Hear the events of the engines that are configured now. Raises ConfigError when packages are missing."""
+        if self._follow_kv_events is not None:
+            await self._follow_kv_events(self.parts.monitor.engines)
 
     def banner(self) -> str:
-        """What was found at the engines, where to look at it, and which base URL to set."""
+        """Return what was found at the engines, where to look at it, and which base URL to set."""
         host = self.settings.current.listen.host
         shown = "127.0.0.1" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host  # noqa: S104
-        lines = [line for engine in self.monitor.engines for line in start_lines(engine)]
+        lines = [line for engine in self.parts.monitor.engines for line in start_lines(engine)]
         base = f"http://{shown}:{self.port}"
         lines.append(f"What happens in it: {base}/ui, or `turngate top`")
         return "\n".join([*lines, f"Ready. Point your agents at it: OPENAI_BASE_URL={base}/v1"])
 
-    def _wire(self, addresses: list[EngineAddress], upstream: Upstream) -> None:
+    # ---- building, from what stands alone to what uses it
+
+    def _build(self, addresses: list[EngineAddress], upstream: ProviderUpstream) -> Parts:
         settings, clock = self.settings.current, self._clock
-        probing = settings.probing
-        facts = FactLog(FilePath(settings.logging.facts), recorded(settings)) if settings.logging.facts else None
-        kept = settings.receipts
-        receipts = Receipts(kept.keep_s, kept.max_kept, kept.max_bytes)
-        self.gate = gate = Gate(
-            Scheduler(self._policy, limits_of(settings)),
-            clock,
-            errand=lambda decision: self.errands.begin(decision),
+        observer, gate = self._observer(), Gate(self._scheduler, clock)
+        identity = Identity(Lineage(settings.identity.max_sessions, settings.identity.session_ttl_s), self._secret)
+        monitor = self._monitor(addresses, upstream, gate, observer, identity)
+        forward = Forward(upstream, monitor, observer, clock)
+        client = EngineClient(upstream, settings.probing.timeout_s)
+        warm_ups = WarmUps(settings.policy.warm_up_bytes, forward, self.settings.of_clients)
+        background_calls = BackgroundCalls(warm_ups, monitor, client, gate.tell)
+        gate.add_listener(observer.record_decisions)
+        gate.add_listener(background_calls.carry_out)
+        tools = self._own_tools(upstream, observer)
+        stored = StoredResponses(Homes(), monitor, client, self._keys)
+        turns = TurnHandler(
+            clock=clock,
+            monitor=monitor,
+            identity=identity,
+            sessions=Sessions(settings.identity.max_sessions, settings.identity.session_ttl_s),
+            breaks=PrefixBreaks(settings.identity, observer.metrics),
+            stored=stored,
+            toolbox=tools.toolbox(identity.residency) if tools is not None else None,
+            trail=self._trail,
+            gate=gate,
+            answering=Answering(gate, forward, observer, clock, stored.homes, warm_ups),
         )
-        self.monitor = monitor = Monitor(
+        handler = self._handler(turns, forward, observer)
+        return Parts(
+            upstream=upstream,
+            observer=observer,
+            gate=gate,
+            monitor=monitor,
+            warm_ups=warm_ups,
+            background_calls=background_calls,
+            stored=stored,
+            tools=tools,
+            handler=handler,
+            views=self._views(handler),
+        )
+
+    def _monitor(
+        self,
+        addresses: list[EngineAddress],
+        upstream: ProviderUpstream,
+        gate: Gate,
+        observer: Observer,
+        identity: Identity,
+    ) -> Monitor:
+        settings, probing = self.settings.current, self.settings.current.probing
+        monitor = Monitor(
             addresses,
             upstream,
-            self._tell,
-            clock,
+            gate.tell,
+            self._clock,
             interval_s=probing.interval_s,
             timeout_s=probing.timeout_s,
             probes_hints=probing.hints,
             rules=BreakerRules(probing.breaker_failures, probing.breaker_window_s, probing.breaker_open_s),
-            faulted=lambda *what: self.observer.faulted(*what),
+            faulted=observer.faulted,
+            amend=ReportAmender(upstream, identity, settings.policy).amended,
         )
-        traces = tracing_of(settings.tracing, clock)
-        self.observer = observer = Observer(clock, gate.view, lambda: monitor.engines, receipts, facts, traces)
-        gate.listener = observer.told
-        lineage = Lineage(settings.identity.max_sessions, settings.identity.session_ttl_s)
-        self.identity = Identity(lineage, self._secret)
-        self.tools = self._own_tools(upstream) if settings.tools.use or settings.tools.mcp else None
-        forward = Forward(upstream, monitor, observer, clock)
-        self.warm_ups = WarmUps(settings.policy.warm_up_bytes, forward, self.settings.of_clients)
-        self.errands = BackgroundCalls(
-            self.warm_ups, monitor, EngineClient(upstream, probing.timeout_s), gate.tell
-        )
-        self._running.push_async_callback(self.errands.stop)
-        self.path = self._path(forward)
+        observer.metrics.show_fleet(gate.view, monitor)
+        return monitor
 
-    def _path(self, forward: Forward) -> RequestHandler:
-        settings, clock, monitor, observer = self.settings.current, self._clock, self.monitor, self.observer
-        ask = EngineClient(forward.upstream, settings.probing.timeout_s)
-        stored = StoredResponses(Homes(), monitor, ask, self._keys)
-        sessions = Sessions(settings.identity.max_sessions, settings.identity.session_ttl_s)
-        breaks = PrefixBreaks(settings.identity, observer.metrics)
-        limiter = Limiter(self._counters, settings.prices, time.time, observer.limited)
-        toolbox = self.tools.toolbox(self.identity.residency) if self.tools is not None else None
-        self.views = self._views(limiter, sessions, breaks, toolbox)
+    def _observer(self) -> Observer:
+        settings, kept = self.settings.current, self.settings.current.receipts
+        facts = FactLog(Path(settings.logging.facts), recorded(settings)) if settings.logging.facts else None
+        receipts = Receipts(kept.keep_s, kept.max_kept, kept.max_bytes)
+        return Observer(self._clock, receipts, facts, tracing_of(settings.tracing, self._clock))
+
+    def _handler(self, turns: TurnHandler, forward: Forward, observer: Observer) -> RequestHandler:
         return RequestHandler(
-            self.settings.of_clients,
-            self._drain,
-            self._keys,
-            limiter,
-            monitor,
-            self.identity,
-            self.gate,
-            Answering(self.gate, forward, observer, clock, stored.homes, self.warm_ups),
-            PlainCalls(forward, monitor, stored, observer),
-            stored,
-            observer,
-            sessions,
-            breaks,
-            toolbox,
-            clock,
-            PromptListHandler(lambda: self.gate.view(counts_sessions=False), observer.receipt_headers),
-            self._trail,
+            settings=self.settings.of_clients,
+            clock=self._clock,
+            drain=self._drain,
+            keys=self._keys,
+            limiter=Limiter(self._counters, self.settings.current.prices, time.time, observer.limited),
+            monitor=turns.monitor,
+            turns=turns,
+            stateless=StatelessCalls(forward, turns.monitor, turns.stored, observer),
+            lists=PromptListHandler(turns.gate.replica_view, observer.receipt_headers),
+            observer=observer,
         )
 
-    def _views(self, limiter: Limiter, sessions: Sessions, breaks: PrefixBreaks, toolbox: Toolbox | None) -> Views:
+    def _views(self, handler: RequestHandler) -> Views:
+        turns = handler.turns
         return Views(
-            limiter,
+            handler.limiter,
             self._keys,
             self.settings.of_clients,
-            self.monitor,
-            self.observer,
-            SessionViews(sessions, self.gate.view, self._clock),
-            breaks,
-            toolbox,
-            lambda: self._drain.is_on,
+            handler.monitor,
+            handler.observer,
+            SessionViews(turns.sessions, turns.gate.view, self._clock),
+            turns.breaks,
+            turns.toolbox,
+            self._drain,
             LivePage(),
         )
 
-    def _own_tools(self, upstream: Upstream) -> OwnTools:
+    def _own_tools(self, upstream: ProviderUpstream, observer: Observer) -> OwnTools | None:
+        settings = self.settings.current
+        if not settings.tools.use and not settings.tools.mcp:
+            return None
         from gateway.cluster.service import results_of
         from gateway.tools.wiring import OwnTools
 
-        settings, registry = self.settings.current, self.observer.metrics.registry
-        shared = results_of(settings, self._secret, self._running)
+        shared = results_of(settings, self._secret, self._exits)
+        registry = observer.metrics.registry
         tools = OwnTools(settings.tools, upstream, registry, self._clock, shared)
-        self._running.push_async_callback(tools.stop)
+        self._exits.push_async_callback(tools.stop)
         return tools
 
-    async def _join(self, trail: Trail, public: Handler, for_admin: Handler) -> Joined:
-        from gateway.cluster.service import MemberContext, joined
-
-        around = MemberContext(
-            self._upstream,
-            self._transport.server,
-            self._close,
-            self._secret,
-            self._keys,
-            self.path.stored.homes,
-            trail,
-            self._counters,
-            self.gate,
-            self.observer.metrics,
-            self.settings.of_clients,
-            self._clock,
-            TABLE.destination,
-        )
-        return await self._running.enter_async_context(
-            joined(self.settings.current, self._place, public, for_admin, around)
-        )
-
-    async def _batches(self) -> BatchHandler:
-        from gateway.batches.service import batches_on
-
-        runtime = self.tools.runtime if self.tools is not None else None
-        return await self._running.enter_async_context(batches_on(self.path, self.settings, self._secret, runtime))
-
-    def _tell(self, fact: Fact) -> None:
-        """Facts of the monitor, with what the configuration knows better, and what identity learns from them."""
-        if isinstance(fact, ReplicaReported):
-            engine = self.monitor.target(fact.replica_id).engine
-            fact = self._upstream.reported(fact, engine.address.base_url)
-            policy = self.settings.current.policy
-            if policy.slots_per_replica is not None:
-                fact = replace(fact, slots=policy.slots_per_replica)
-            if policy.capacity_tokens is not None:
-                fact = replace(fact, capacity_tokens=policy.capacity_tokens)
-            if engine.abilities.system_before_tools is False:
-                self.identity.tools_first.update(fact.models or ())
-        self.gate.tell(fact)
+    # ---- starting
 
     async def _reachable(self, address: EngineAddress) -> EngineAddress:
         """Return the address of an engine. An embedded one is started, unless the supervisor has started it."""
-        if self._place is not None and (base_url := self._place.hosted.get(address.name)):
+        if self._worker is not None and (base_url := self._worker.hosted.get(address.name)):
             return replace(address, base_url=base_url)
         if address.base_url:
             return address
         from gateway.embedded.server import started_in_process  # few need it, and it is a tenth of the start
 
-        return await started_in_process(address, self.settings.current.embedded, self._running)
+        return await started_in_process(address, self.settings.current.embedded, self._exits)
+
+    async def _batches(self, parts: Parts) -> BatchHandler:
+        if self.settings.current.batches.directory is None:
+            return off
+        from gateway.batches.service import batches_on
+
+        runtime = parts.tools.runtime if parts.tools is not None else None
+        batches = batches_on(parts.handler, self.settings, self._secret, runtime)
+        return await self._exits.enter_async_context(batches)
+
+    async def _listen(self, public: Handler, for_admin: Handler) -> None:
+        if self._trail is not None:
+            self._joined = await self._join(self._trail, public, for_admin)
+            public, for_admin = self._joined.public, self._joined.admin
+        server, shares_port = self._transport.server(public), self._worker is not None
+        self._exits.push_async_callback(self._close, server)
+        listen, admin = self.settings.current.listen, self.settings.current.admin
+        self.port = await server.start(listen.host, listen.port, reuse_port=shares_port)
+        if admin.port is not None:
+            private = self._transport.server(for_admin)
+            self._exits.push_async_callback(private.stop, 0)
+            self.admin_port = await private.start(admin.host, admin.port, reuse_port=shares_port)
+
+    async def _close(self, server: Server) -> None:
+        await server.stop(max(0.0, self._stops_at - self._clock()))
+
+    async def _join(self, trail: Trail, public: Handler, for_admin: Handler) -> Joined:
+        from gateway.cluster.service import MemberContext, joined
+
+        parts = self.parts
+        context = MemberContext(
+            parts.upstream,
+            self._transport.server,
+            self._close,
+            self._secret,
+            self._keys,
+            parts.stored.homes,
+            trail,
+            self._counters,
+            parts.gate,
+            parts.observer.metrics,
+            self.settings.of_clients,
+            self._clock,
+            TABLE.destination,
+        )
+        return await self._exits.enter_async_context(
+            joined(self.settings.current, self._worker, public, for_admin, context)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ReportAmender:
+    """Completes what engines report by what the gateway knows better, and gives identity its share of it."""
+
+    upstream: ProviderUpstream
+    identity: Identity
+    policy: Policy
+
+    def amended(self, fact: ReplicaReported, engine: RunningEngine) -> ReplicaReported:
+        """Return the report with the limits of a rented engine, and those that the configuration sets."""
+        fact = self.upstream.reported(fact, engine.address.base_url)
+        if self.policy.slots_per_replica is not None:
+            fact = replace(fact, slots=self.policy.slots_per_replica)
+        if self.policy.capacity_tokens is not None:
+            fact = replace(fact, capacity_tokens=self.policy.capacity_tokens)
+        if engine.abilities.system_before_tools is False:
+            self.identity.tools_first.update(fact.models or ())
+        return fact

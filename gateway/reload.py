@@ -90,8 +90,8 @@ async def reload(app: App, new: Settings) -> list[Change]:
             raise ConfigError(f"engine {name}: one of kind {address.kind} can only be added by a restart")
     found = list(changes(old, new))
     app.settings.become(settings)
-    app.path.keys.become(keys)
-    app.path.limiter.counters.look()
+    app.parts.handler.keys.become(keys)
+    app.parts.handler.limiter.counters.look()
     logging.getLogger().setLevel(settings.logging.level.upper())
     found += _in_files({"engines", "hosts_file"}, before, after, found)
     found += _in_files({"keys"}, _by_id(app.callers), _by_id(keys), found)
@@ -109,13 +109,13 @@ async def _exchange_engines(
     app: App, before: Mapping[str, EngineAddress], after: Mapping[str, EngineAddress]
 ) -> None:
     """Those that come are asked before those go that they stand for, so that some engine is there all the time."""
-    await asyncio.gather(*(app.monitor.add_engine(after[name]) for name in after if name not in before))
+    await asyncio.gather(*(app.parts.monitor.add_engine(after[name]) for name in after if name not in before))
     for name in before:
         if before[name] != after.get(name):
-            app.monitor.remove_engine(name)
+            app.parts.monitor.remove_engine(name)
     others = [after[name] for name in before if before[name] != after.get(name, before[name])]
-    await asyncio.gather(*(app.monitor.add_engine(address) for address in others))
-    await app.follow_kv_events(app.monitor.engines)
+    await asyncio.gather(*(app.parts.monitor.add_engine(address) for address in others))
+    await app.follow_kv_events()
 
 
 def _in_files(

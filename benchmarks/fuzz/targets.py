@@ -265,13 +265,13 @@ class FuzzedGateway:
 
     async def _ask(self, request: InProcessRequest) -> InProcessResponder:
         responder = InProcessResponder()
-        asking = asyncio.ensure_future(self._app.path.handle(request, responder))
+        asking = asyncio.ensure_future(self._app.parts.handler.handle(request, responder))
         while not asking.done():
             await asyncio.sleep(0)
             self._ahead_s += STEP_S
         with contextlib.suppress(UpstreamCut):
             asking.result()
-        view = self._app.gate.view(counts_sessions=False)
+        view = self._app.parts.gate.replica_view()
         assert not sum(replica.slots_used for replica in view.replicas), "a slot is held"
         assert not sum(view.waiting.values()), "a turn waits"
         assert responder.status, "nothing was answered"

@@ -20,6 +20,7 @@ from gateway.dialects import BY_PATH, OPENAI
 from gateway.engines.doctor import health_row
 from gateway.engines.monitor import Monitor
 from gateway.request import payload
+from gateway.request.gate import Drain
 from gateway.request.handler import failed
 from gateway.sessions.prefix_breaks import PrefixBreaks
 from gateway.telemetry.metrics import CONTENT_TYPE
@@ -51,18 +52,18 @@ class Views:
     sessions: SessionViews
     breaks: PrefixBreaks
     toolbox: Toolbox | None
-    is_draining: Callable[[], bool]
+    drain: Drain
     live_page: LivePage
 
     def health(self, request: Request, viewer: Viewer | None) -> Page:
         """Without a viewer, show only that the process lives."""
         if viewer is None:
             return json_page({"status": "ok"})
-        status = "draining" if self.is_draining() else "ok"
+        status = "draining" if self.drain.is_on else "ok"
         return json_page({"status": status, "engines": list(map(health_row, self.monitor.engines))})
 
     def ready(self, request: Request, viewer: Viewer | None) -> Page:
-        is_ready = not self.is_draining() and any(engine.is_up for engine in self.monitor.engines)
+        is_ready = not self.drain.is_on and any(engine.is_up for engine in self.monitor.engines)
         return json_page({"status": "ready"}) if is_ready else _NOT_READY
 
     def metrics(self, request: Request, viewer: Viewer | None) -> Page:

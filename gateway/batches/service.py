@@ -50,8 +50,8 @@ async def batches_on(
     batches = settings.current.batches
     assert batches.directory is not None
     store, blobs = _kept_in(Path(batches.directory), batches.redis)
-    pace, gate = Pace(batches.in_flight), path.gate
-    limiter = ConcurrencyLimiter(pace, lambda: Load.of(gate.view(counts_sessions=False)), path.clock)
+    pace, gate = Pace(batches.in_flight), path.turns.gate
+    limiter = ConcurrencyLimiter(pace, lambda: Load.of(gate.replica_view()), path.clock)
     metrics = BatchMetrics(path.observer.metrics.registry, lambda: limiter.in_flight, lambda: limiter.size)
     lines = path_of_lines(path, settings, secret).handle
     executor = LineExecutor(lines, limiter, batches.attempts, metrics.retries.inc)
@@ -97,14 +97,12 @@ def path_of_lines(path: RequestHandler, settings: LiveSettings, secret: bytes) -
     at_start = settings.current
     max_sessions, ttl_s = 4 * at_start.batches.in_flight, at_start.identity.session_ttl_s
     identity = Identity(Lineage(max_sessions, ttl_s), secret)
-    identity.tools_first = path.identity.tools_first
+    identity.tools_first = path.turns.identity.tools_first
     return replace(
         path,
         settings=settings.of_lines,
         keys=LineKeys(path.keys),
-        identity=identity,
-        sessions=Sessions(max_sessions, ttl_s),
-        toolbox=None,
+        turns=replace(path.turns, identity=identity, sessions=Sessions(max_sessions, ttl_s), toolbox=None),
     )
 
 

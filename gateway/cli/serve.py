@@ -61,7 +61,7 @@ async def serve(
     loading.refuse_exposure(settings)
     process.lift_file_limit()
     process.give_memory_back()
-    app, stop = App(settings, place=place), stop or process.stop_signal()
+    app, stop = App(settings, worker=place), stop or process.stop_signal()
     try:
         await app.start()
         process.spare_collections()

@@ -30,7 +30,6 @@ from gateway.request.gate import Gate
 from gateway.request.stored_responses import Homes
 from gateway.sessions.session_locations import Trail
 from gateway.telemetry.metrics import Metrics
-from policies.fleet import FleetView
 from policies.types import ReplicaReported
 
 
@@ -93,10 +92,7 @@ async def joined(
             has_strangers = share < 1 and context.keys.num_tenants > 1
             context.gate.tell(ReplicaReported(replica_id, share=share, has_strangers=has_strangers))
 
-        def view() -> FleetView:
-            return context.gate.view(counts_sessions=False)
-
-        membership = Membership(me, board, context.trail, view, apply_share, context.clock)
+        membership = Membership(me, board, context.trail, context.gate.replica_view, apply_share, context.clock)
         _gauges(context.metrics.registry, membership)
         await membership.exchange_once()
         task = asyncio.create_task(membership.run(), name="exchange between members")

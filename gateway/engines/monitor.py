@@ -14,7 +14,7 @@ from gateway.engines.base import EngineAddress
 from gateway.engines.breaker import USUAL, BreakerRules, BreakerState
 from gateway.engines.client import EngineClient
 from gateway.engines.poller import EnginePoller, PollerContext, RunningEngine
-from policies.types import Fact, ReplicaId, value
+from policies.types import Fact, ReplicaId, ReplicaReported, value
 
 if TYPE_CHECKING:
     from gateway.engines.kv_events import KvEventListener
@@ -27,6 +27,11 @@ MAX_RETRY_S = 5.0
 
 def _uncounted(engine_name: str, fault: EngineFault) -> None:
     """Takes faults where no metrics are kept."""
+
+
+def _as_reported(reported: ReplicaReported, _engine: RunningEngine) -> ReplicaReported:
+    """For fleets of which the gateway knows nothing better."""
+    return reported
 
 
 @value
@@ -53,11 +58,12 @@ class Monitor:
         probes_hints: bool = True,
         rules: BreakerRules = USUAL,
         faulted: Callable[[str, EngineFault], None] = _uncounted,
+        amend: Callable[[ReplicaReported, RunningEngine], ReplicaReported] = _as_reported,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """Raises ValueError for an engine kind that does not exist."""
         client = EngineClient(upstream, timeout_s)
-        self._context = PollerContext(client, tell, faulted, clock, rules, probes_hints)
+        self._context = PollerContext(client, tell, faulted, clock, rules, probes_hints, amend)
         self._pollers = {address.name: EnginePoller(address, self._context) for address in addresses}
         self.engines = [poller.engine for poller in self._pollers.values()]
         """Those that are configured now."""

@@ -80,6 +80,8 @@ class PollerContext:
     rules: BreakerRules
     """Of the circuit breakers."""
     probes_hints: bool
+    amend: Callable[[ReplicaReported, RunningEngine], ReplicaReported]
+    """Returns a report with what the gateway knows better than the engine."""
 
 
 class EnginePoller:
@@ -228,18 +230,17 @@ class EnginePoller:
         for pool in engine.report.pools:
             replica_id = engine.replica_id(pool.name)
             if (state := self.state(replica_id)) is not BreakerState.OPEN:
-                self._tell(
-                    ReplicaReported(
-                        replica_id,
-                        models,
-                        pool.capacity_tokens,
-                        pool.slots,
-                        pool.waiting,
-                        engine.abilities.tokens_per_char,
-                        running=pool.running,
-                        is_on_trial=state is BreakerState.HALF_OPEN,
-                    )
+                reported = ReplicaReported(
+                    replica_id,
+                    models,
+                    pool.capacity_tokens,
+                    pool.slots,
+                    pool.waiting,
+                    engine.abilities.tokens_per_char,
+                    running=pool.running,
+                    is_on_trial=state is BreakerState.HALF_OPEN,
                 )
+                self._tell(self._context.amend(reported, engine))
 
     def _note_restart(self, pages: Mapping[str, str]) -> None:
         """Report the cache as lost when another process answers than at the last poll."""

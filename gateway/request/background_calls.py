@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -106,23 +106,27 @@ class BackgroundCalls:
         self._warm_ups, self._monitor, self._asking, self._tell = warm_ups, monitor, asking, tell
         self._under_way: set[asyncio.Task[None]] = set()
 
-    def begin(self, decision: Decision) -> None:
-        """Carry out a decision that is about no turn."""
-        if isinstance(decision, WarmUp):
-            self._own(self._warm_up(decision))
-        elif isinstance(decision, Release) and len(self._under_way) < MOST:
-            engine = self._monitor.target(decision.replica_id).engine
-            closing = engine.adapter.closing(decision.session_id, engine.abilities)
-            if closing is not None:
-                self._own(self._close(decision, *closing))
+    def carry_out(self, _fact: Fact, decisions: Iterable[Decision], _now: float, _took_s: float) -> None:
+        """A `gate.Listener`: carries out the decisions that are about no turn."""
+        for decision in decisions:
+            if isinstance(decision, WarmUp):
+                self._run(self._warm_up(decision))
+            elif isinstance(decision, Release) and len(self._under_way) < MOST:
+                self._release(decision)
+
+    def _release(self, decision: Release) -> None:
+        engine = self._monitor.target(decision.replica_id).engine
+        closing = engine.adapter.closing(decision.session_id, engine.abilities)
+        if closing is not None:
+            self._run(self._close(decision, *closing))
 
     async def stop(self) -> None:
         for task in self._under_way:
             task.cancel()
         await asyncio.gather(*self._under_way, return_exceptions=True)
 
-    def _own(self, errand: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(errand)
+    def _run(self, call: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(call)
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
 

@@ -145,7 +145,8 @@ Listener: TypeAlias = Callable[[Fact, list[Decision], float, float], None]
 """Sees every fact with its decisions, its time, and the seconds that deciding took: metrics, the log of facts."""
 
 
-_ERRANDS = (WarmUp, Release)
+_ABOUT_NO_TURN = (WarmUp, Release)
+"""Decisions that a listener carries out."""
 KEPT_AGE_S = 600.0
 """A client that asks again within this time after its first request waits no longer for having asked twice."""
 MOST_KEPT = 10_000
@@ -236,24 +237,19 @@ class Ticket:
 class Gate:
     """Owns the Scheduler, its one timer, and the places of those who wait."""
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        clock: Clock,
-        listener: Listener | None = None,
-        errand: Callable[[Decision], None] | None = None,
-    ) -> None:
+    def __init__(self, scheduler: Scheduler, clock: Clock) -> None:
         self._scheduler = scheduler
         self._clock = clock
-        self.listener = listener
-        """May be set once, before the first fact."""
-        self._errand = errand
-        """Carries out what is decided about no turn."""
+        self._listeners: list[Listener] = []
         self._places: dict[TurnId, Ticket] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._wake_at: float | None = None
         self._given_up: OrderedDict[SessionId, float] = OrderedDict()
         """Sessions whose client stopped waiting, and when their turn had arrived: its retry is as old."""
+
+    def add_listener(self, listener: Listener) -> None:
+        """Let a listener see every fact from now on."""
+        self._listeners.append(listener)
 
     def turn(self, turn: Turn, has_begun: bool = False) -> Ticket:
         """A place for a turn. `has_begun`: its answer has parts already."""
@@ -286,8 +282,9 @@ class Gate:
         """Pass a fact on and carry out what the Scheduler decides."""
         now = self._clock()
         decisions, wake_at = self._scheduler.tell(fact, now)
-        if self.listener is not None:
-            self.listener(fact, decisions, now, self._clock() - now)
+        took_s = self._clock() - now
+        for listener in self._listeners:
+            listener(fact, decisions, now, took_s)
         for decision in decisions:
             self._carry_out(decision)
         if wake_at != self._wake_at:
@@ -295,6 +292,10 @@ class Gate:
 
     def expected_wait_s(self, turn_id: TurnId) -> float:
         return self._scheduler.expected_wait_s(turn_id, self._clock())
+
+    def replica_view(self) -> FleetView:
+        """Return the view without a count of sessions, which takes time that grows with their number."""
+        return self._scheduler.view(counts_sessions=False)
 
     def view(self, counts_sessions: bool = True, named: frozenset[SessionId] = frozenset()) -> FleetView:
         return self._scheduler.view(counts_sessions, named)
@@ -307,9 +308,7 @@ class Gate:
         self._wake_at = None
 
     def _carry_out(self, decision: Decision) -> None:
-        if isinstance(decision, _ERRANDS):
-            if self._errand is not None:
-                self._errand(decision)
+        if isinstance(decision, _ABOUT_NO_TURN):
             return
         place = self._places.get(decision.turn_id)
         if place is None or place.decided is not None:

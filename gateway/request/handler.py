@@ -1,34 +1,31 @@
-"""The HTTP edge of the path: route, key, body, model; then identity and answer; failures in the dialect."""
+"""The way of a request from its key to its outcome: limits, body, model, session, turn, answer or refusal."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-import orjson
-
-from gateway.access.keys import Caller, Keys, may_use, model_not_allowed, says_one_model
+from gateway.access.keys import Caller, Keys
 from gateway.access.limits import Limiter
 from gateway.config.live_settings import RequestSettings
-from gateway.core import fields
 from gateway.core.errors import Failure, Outcome, Refused
-from gateway.core.transport import BodyTooLarge, Handler, HeaderList, Request, Responder
+from gateway.core.transport import Handler, HeaderList, Request, Responder
 from gateway.dialects import BY_PATH, dialect_of
-from gateway.dialects.base import Dialect
+from gateway.dialects.base import Dialect, Script
 from gateway.engines.monitor import Monitor
+from gateway.engines.poller import RunningEngine
 from gateway.exchange import Exchange, Payload, Recognition, RequestEnd, Timings
-from gateway.request import engine_errors, payload
+from gateway.request import engine_errors
 from gateway.request.answer import Answering, error_event
 from gateway.request.engine_errors import EngineFailed
 from gateway.request.gate import Drain, Gate, stopping
 from gateway.request.inprocess import HandedOn, InProcessRequest
-from gateway.request.isolation import leaking
-from gateway.request.payload import too_many
-from gateway.request.stateless import PlainCalls, serves_path
+from gateway.request.payload import parse_body, permitted, read_body, served_as
+from gateway.request.stateless import StatelessCalls, serves_path
 from gateway.request.stored_responses import Home, StoredResponses
 from gateway.sessions import claims
 from gateway.sessions.identity import Identity
@@ -56,37 +53,28 @@ class PromptLists(Protocol):
     async def answer(self, exchange: Exchange, responder: Responder, handle: Handler, caller: Caller) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestHandler:
     """Takes every request of the server, and ends each with one answer and one outcome."""
 
     settings: Callable[[], RequestSettings]
-    """Those for a request that begins now."""
+    """Return those for a request that begins now."""
+    clock: Callable[[], float]
     drain: Drain
     keys: Keys
     limiter: Limiter
     monitor: Monitor
-    identity: Identity
-    gate: Gate
-    answering: Answering
-    plain: PlainCalls
-    stored: StoredResponses
-    observer: Observer
-    sessions: Sessions
-    breaks: PrefixBreaks
-    toolbox: Toolbox | None
-    """None: the gateway has no tools of its own."""
-    clock: Callable[[], float]
+    turns: TurnHandler
+    stateless: StatelessCalls
     lists: PromptLists
-    trail: Trail | None = None
-    """Where sessions were at other members. None: there are none."""
+    observer: Observer
 
     def handle(self, request: Request, responder: Responder) -> Awaitable[None]:
         """A `transport.Handler` of model calls: POST to the path of a dialect, and all below `/v1/responses/`."""
         return self._exchange(dialect_of(request.path), request, responder)
 
     async def _exchange(self, dialect: Dialect, request: Request, responder: Responder) -> None:
-        """Law: however this ends, here alone is its outcome set, and the observer sees it once."""
+        """Law: however a request ends, its outcome is set here alone, and the observer sees it once."""
         begun = request.begun if isinstance(request, HandedOn) else None
         settings = begun.settings if begun is not None else self.settings()
         exchange = Exchange(os.urandom(16).hex(), request, dialect, Timings(self.clock()), settings)
@@ -107,7 +95,7 @@ class RequestHandler:
             outcome = Outcome.ANSWERED if exchange.is_delivered else Outcome.CLIENT_GONE
             raise
         except Exception as error:
-            error.add_note(f"{OUR_NOTE}{exchange.id}")  # whoever logs it below does not know
+            error.add_note(f"{OUR_NOTE}{exchange.id}")  # the server that logs it does not know the request
             raise
         finally:
             exchange.timings.finished_at = self.clock()
@@ -120,63 +108,99 @@ class RequestHandler:
 
     async def _serve(self, exchange: Exchange, responder: Responder, caller: Caller | None) -> Outcome:
         """Return how the answer went. Raises Refused. `caller`: None where the key has not been read yet."""
-        request, limit_bytes = exchange.request, exchange.settings.limits.body_bytes
+        request, settings = exchange.request, exchange.settings
         caller = caller or self.keys.at_once(request.headers) or await self.keys.known(request.headers)
         exchange.caller = caller
         if caller.limits is not None:
             exchange.allowance = self.limiter.allowance(caller.limits)
             if not isinstance(request, InProcessRequest):
                 exchange.allowance.enter()  # a list has entered for its parts, and lines of batches are paced
-        try:
-            raw = await request.read(limit_bytes)
-        except BodyTooLarge:
-            text = f"The body is longer than {limit_bytes} bytes (limits.body_bytes)."
-            raise Refused(Outcome.BAD_REQUEST, Failure(413, "invalid_request_error", text)) from None
+        raw = await read_body(request, settings.limits)
         if request.path not in BY_PATH:
             exchange.payload = Payload(raw)
-            await self.plain.answer_stored(exchange, responder)
+            await self.stateless.answer_stored(exchange, responder)
             return Outcome.ANSWERED
-        exchange.payload = payload = _payload(exchange, raw)
-        exchange.payload = payload = payload.for_model(
-            self._engine_model(payload.requested_model, exchange.settings)
-        )
+        exchange.payload = payload = parse_body(raw, exchange.dialect, settings.limits)
+        model = served_as(payload.requested_model, settings.models, self.monitor.engines)
+        exchange.payload = payload = payload.for_model(model)
         if "*" not in caller.models:
-            exchange.payload = payload = _permitted(payload, caller)
+            exchange.payload = payload = permitted(payload, caller)
         if self.lists.takes(exchange):
             await self.lists.answer(exchange, responder, self.handle, caller)
             return Outcome.ANSWERED
         if exchange.allowance is not None:
-            exchange.allowance.reserve(payload.engine_model, len(payload.raw), exchange.max_output_tokens)
+            exchange.allowance.reserve(model, len(payload.raw), exchange.max_output_tokens)
         if exchange.dialect.is_conversation:
-            return await self._serve_turn(exchange, responder)
-        await self.plain.answer(exchange, responder)
+            return await self.turns.answer(exchange, responder)
+        await self.stateless.answer(exchange, responder)
         return Outcome.ANSWERED
 
-    async def _serve_turn(self, exchange: Exchange, responder: Responder) -> Outcome:
+    async def _refuse(self, exchange: Exchange, responder: Responder, refused: Refused) -> None:
+        """Answer with a status while nothing has been sent; after that with an event, and never a clean end."""
+        if responder.has_started:
+            if exchange.payload.wants_stream:
+                await responder.write(error_event(exchange, refused.failure))
+            responder.reset()
+            return
+        receipt = self.observer.receipt_headers(exchange)
+        status, headers, body = failed(exchange.dialect, refused.failure, receipt)
+        if isinstance(refused, EngineFailed) and refused.body is not None:
+            body = refused.body
+        await responder.reply(status, headers, body)
+
+    def wrong_model(self, model: str) -> str | None:
+        """Return why no engine serves a model; None where one does."""
+        try:
+            served_as(model, self.settings().models, self.monitor.engines)
+        except Refused as refused:
+            return refused.failure.message
+        return None
+
+
+def failed(dialect: Dialect, failure: Failure, headers: HeaderList) -> tuple[int, HeaderList, bytes]:
+    """Return status, headers and body of a failure. One that may be tried again says when."""
+    headers = [JSON_TYPE, *headers]
+    if failure.status in _RETRYABLE or failure.retry_after_s is not None:
+        wait_s = max(LEAST_RETRY_AFTER_S, failure.retry_after_s or 0.0)
+        headers += [("Retry-After", str(math.ceil(wait_s))), ("Retry-After-Ms", str(math.ceil(wait_s * 1000)))]
+    return failure.status, headers, dialect.error_body(failure)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnHandler:
+    """Answers requests that belong to sessions: recognises the session, makes the turn, remembers how it ended."""
+
+    clock: Callable[[], float]
+    monitor: Monitor
+    identity: Identity
+    sessions: Sessions
+    breaks: PrefixBreaks
+    stored: StoredResponses
+    toolbox: Toolbox | None
+    """None: the gateway has no tools of its own."""
+    trail: Trail | None
+    """Where sessions were at other members. None: there are none."""
+    gate: Gate
+    answering: Answering
+
+    async def answer(self, exchange: Exchange, responder: Responder) -> Outcome:
+        """Return how the answer went. Raises Refused."""
         previous_id = exchange.dialect.stateful_id(exchange.payload.body)
         previous = await self.stored.find(exchange.caller.tenant, previous_id) if previous_id else None
         exchange.payload = self.breaks.prepare(exchange)
         script = self.identity.script(exchange)
-        who = self.identity.recognise(exchange, script, self.clock())
-        if who.kind is TurnKind.SIDE and isinstance(exchange.request, InProcessRequest):
-            who = replace(who, kind=TurnKind.SINGLE)  # a title is asked for by a client: ours pass the gate
-        exchange.recognition = who
-        now = exchange.timings.recognised_at = self.clock()
+        exchange.recognition = recognition = self._recognise(exchange, script)
+        exchange.timings.recognised_at = now = self.clock()
         self.sessions.recognised(exchange, now)
         tools_first = exchange.payload.engine_model in self.identity.tools_first
         exchange.prefix_break = self.breaks.recognised(exchange, script, tools_first)
         is_complete = False
         try:
-            side_model = exchange.settings.models.side_model
-            if who.kind is TurnKind.SIDE and side_model is not None:
-                exchange.payload = exchange.payload.for_model(self._engine_model(side_model, exchange.settings))
-            turn, payload = self._turn(exchange, who, previous), exchange.payload
+            exchange.payload = self._for_side_model(exchange, recognition)
+            turn, payload = self._turn(exchange, recognition, previous), exchange.payload
             if previous is not None and previous.engine_id != previous_id:
                 payload = payload.with_keys(previous_response_id=previous.engine_id)
-            if (
-                self.toolbox is not None
-                and (opened := self.toolbox.open_loop(turn, payload, exchange)) is not None
-            ):
+            if self.toolbox is not None and (opened := self.toolbox.open_loop(turn, payload, exchange)):
                 exchange.loop, turn = opened
             exchange.payload = payload
             outcome = await self.answering.answer(turn, exchange, responder)
@@ -185,12 +209,63 @@ class RequestHandler:
             is_complete = exchange.is_delivered
             raise
         finally:
-            self._turn_ended(exchange, is_complete, self.clock())
-        if who.is_final:
-            self.gate.tell(SessionEnded(who.session_id))
+            self._turn_ended(exchange, is_complete)
+        if recognition.is_final:
+            self.gate.tell(SessionEnded(recognition.session_id))
         return outcome
 
-    def _turn_ended(self, exchange: Exchange, is_complete: bool, now: float) -> None:
+    def _recognise(self, exchange: Exchange, script: Script) -> Recognition:
+        found = self.identity.recognise(exchange, script, self.clock())
+        if found.kind is TurnKind.SIDE and isinstance(exchange.request, InProcessRequest):
+            # Clients ask for titles beside their turns. A request of the gateway's own is what it says.
+            return replace(found, kind=TurnKind.SINGLE)
+        return found
+
+    def _for_side_model(self, exchange: Exchange, recognition: Recognition) -> Payload:
+        """Return the payload, of a side request for the side model. Raises Refused."""
+        models = exchange.settings.models
+        if recognition.kind is not TurnKind.SIDE or models.side_model is None:
+            return exchange.payload
+        return exchange.payload.for_model(served_as(models.side_model, models, self.monitor.engines))
+
+    def _turn(self, exchange: Exchange, recognition: Recognition, previous: Home | None) -> Turn:
+        """Return the turn for the Scheduler. Raises Refused. `previous`: of the response that it follows."""
+        settings, caller = exchange.settings, exchange.caller
+        return Turn(
+            id=exchange.id,
+            session_id=recognition.session_id,
+            family_id=recognition.family_id,
+            tenant=caller.tenant,
+            model=exchange.payload.engine_model,
+            arrived_at=exchange.timings.received_at,
+            blocks=recognition.blocks,
+            chars=recognition.chars,
+            max_output_tokens=exchange.max_output_tokens,
+            kind=recognition.kind,
+            parent_id=recognition.parent_id,
+            remaining_turns=recognition.remaining_turns,
+            is_retry=recognition.is_retry,
+            priority_class=caller.priority_class,
+            weight=caller.weight,
+            deadline_at=_deadline_at(exchange),
+            max_wait_s=settings.max_wait_s if exchange.payload.wants_stream else settings.max_wait_plain_s,
+            cached_at=self.trail.found(exchange) if self.trail is not None else None,
+            pinned_to=previous.replica_id if previous is not None else None,
+            excluded=self._unable(exchange),
+        )
+
+    def _unable(self, exchange: Exchange) -> frozenset[ReplicaId]:
+        """Return replicas that do not serve the path as the caller's key wants. Raises Refused when all do not."""
+        path, engines = exchange.request.path, self.monitor.engines
+        unable = [engine for engine in engines if not serves_path(engine, path)]
+        if unable and len(unable) == len(engines):
+            raise engine_errors.lacks_path(unable[0].name, path)
+        if exchange.caller.cache_salt:
+            unable += _leaking(path, engines)
+        return frozenset([id_ for engine in unable for id_ in engine.replica_ids]) if unable else _NONE
+
+    def _turn_ended(self, exchange: Exchange, is_complete: bool) -> None:
+        now = self.clock()
         self.identity.answered(exchange, is_complete, now)
         if exchange.loop is not None:
             exchange.loop.answered(is_complete)
@@ -200,105 +275,18 @@ class RequestHandler:
         if self.trail is not None:
             self.trail.ran(exchange)
 
-    def _engine_model(self, model: str, settings: RequestSettings) -> str:
-        return payload.served_as(model, settings.models, self.monitor.engines)
 
-    def wrong_model(self, model: str) -> str | None:
-        """Return why no engine serves a model; None where one does."""
-        try:
-            self._engine_model(model, self.settings())
-        except Refused as refused:
-            return refused.failure.message
-        return None
-
-    def _turn(self, exchange: Exchange, who: Recognition, previous: Home | None) -> Turn:
-        """`previous`: of the response that it follows."""
-        settings = exchange.settings
-        return Turn(
-            id=exchange.id,
-            session_id=who.session_id,
-            family_id=who.family_id,
-            tenant=exchange.caller.tenant,
-            model=exchange.payload.engine_model,
-            arrived_at=exchange.timings.received_at,
-            blocks=who.blocks,
-            chars=who.chars,
-            max_output_tokens=exchange.max_output_tokens,
-            kind=who.kind,
-            parent_id=who.parent_id,
-            remaining_turns=who.remaining_turns,
-            is_retry=who.is_retry,
-            priority_class=exchange.caller.priority_class,
-            weight=exchange.caller.weight,
-            deadline_at=_deadline_at(exchange),
-            max_wait_s=settings.max_wait_s if exchange.payload.wants_stream else settings.max_wait_plain_s,
-            cached_at=self.trail.found(exchange) if self.trail is not None else None,
-            pinned_to=previous.replica_id if previous is not None else None,
-            excluded=self._unable(exchange),
-        )
-
-    def _unable(self, exchange: Exchange) -> frozenset[ReplicaId]:
-        """Replicas that are known not to serve its path as its key wants. Raises Refused when none is left."""
-        path, engines = exchange.request.path, self.monitor.engines
-        unable = [engine for engine in engines if not serves_path(engine, path)]
-        if unable and len(unable) == len(engines):
-            raise engine_errors.lacks_path(unable[0].name, path)
-        if exchange.caller.cache_salt:
-            unable += leaking(exchange, engines)
-        return frozenset([id_ for engine in unable for id_ in engine.replica_ids]) if unable else _NONE
-
-    async def _refuse(self, exchange: Exchange, responder: Responder, refused: Refused) -> None:
-        """As a status while nothing has been sent; after that as an event, and never with a clean end."""
-        if responder.has_started:
-            if exchange.payload.wants_stream:
-                await responder.write(error_event(exchange, refused.failure))
-            responder.reset()
-            return
-        headers = self.observer.receipt_headers(exchange)
-        status, told_headers, body = failed(exchange.dialect, refused.failure, headers)
-        if isinstance(refused, EngineFailed) and refused.body is not None:
-            body = refused.body
-        await responder.reply(status, told_headers, body)
-
-
-def _payload(exchange: Exchange, raw: bytes) -> Payload:
-    """Return what the body says, without an engine model. Raises Refused."""
-    dialect = exchange.dialect
-    try:
-        body = orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
-        text = f"The body is not JSON: {error.msg} (line {error.lineno}, column {error.colno})."
-        raise Refused(Outcome.BAD_REQUEST, Failure(400, "invalid_request_error", text)) from None
-    if not isinstance(body, dict):
-        text = f"The body must be a JSON object, not {type(body).__name__}."
-        raise Refused(Outcome.BAD_REQUEST, Failure(400, "invalid_request_error", text))
-    failure = dialect.check(body)
-    if failure is None and dialect.is_conversation:
-        failure = too_many(body, exchange.settings.limits)
-    if failure is not None:
-        raise Refused(Outcome.BAD_REQUEST, failure)
-    wants_stream = fields.flag(body, "stream")
-    wants_usage = wants_stream and dialect.wants_usage(body)
-    return Payload(raw, body, fields.text(body, "model") or "", "", wants_stream, wants_usage)
-
-
-def _permitted(payload: Payload, caller: Caller) -> Payload:
-    """Return the payload of a caller that may not use every model, such that it says one model. Raises Refused."""
-    if not may_use(caller.models, payload.engine_model):
-        raise model_not_allowed(caller, payload.requested_model)
-    return payload if says_one_model(payload.raw) else payload.with_keys(model=payload.requested_model)
+def _leaking(path: str, engines: Sequence[RunningEngine]) -> list[RunningEngine]:
+    """Return engines that would answer a request with a salt from a cache that others share. Raises Refused when
+    all would."""
+    found = [engine for engine in engines if path not in engine.adapter.salt_paths]
+    if found and len(found) == len(engines):
+        text = f"This key asks for a prefix cache of its own (isolate_cache), which no engine here has on {path}."
+        raise Refused(Outcome.FORBIDDEN, Failure(403, "permission_error", text, code="cache_not_isolated"))
+    return found
 
 
 def _deadline_at(exchange: Exchange) -> float | None:
-    """By when the client wants its call to have begun."""
+    """Return the time by which the client wants its call to have begun. None: it does not say."""
     within_ms = claims.whole_number(exchange.request.headers, "x-turngate-deadline-ms")
     return None if within_ms is None else exchange.timings.received_at + within_ms / 1000
-
-
-def failed(dialect: Dialect, failure: Failure, headers: HeaderList) -> tuple[int, HeaderList, bytes]:
-    """Status, headers and body of a failure; one that may be tried again says when."""
-    told = [JSON_TYPE, *headers]
-    if failure.status in _RETRYABLE or failure.retry_after_s is not None:
-        wait_s = max(LEAST_RETRY_AFTER_S, failure.retry_after_s or 0.0)
-        told += [("Retry-After", str(math.ceil(wait_s))), ("Retry-After-Ms", str(math.ceil(wait_s * 1000)))]
-    return failure.status, told, dialect.error_body(failure)

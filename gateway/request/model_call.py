@@ -16,8 +16,7 @@ from gateway.engines.poller import RunningEngine
 from gateway.exchange import EngineAttempt, Exchange, Payload
 from gateway.request import engine_errors, upstream_request
 from gateway.request.engine_errors import EngineFailed
-from gateway.request.isolation import salted
-from gateway.request.upstream_request import Bound, Call, turn_call
+from gateway.request.upstream_request import Bound, Call, salted, turn_call
 from gateway.request.upstream_response import UpstreamResponse
 from gateway.telemetry.observer import Observer
 from policies.types import Dispatch

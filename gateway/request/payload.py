@@ -1,4 +1,4 @@
-"""How many things one request may hold; how long it may be is checked while it is read."""
+"""What the body of a request asks for: its JSON, bounds on its lists, and the engine model that its name means."""
 
 from __future__ import annotations
 
@@ -7,14 +7,55 @@ from fnmatch import fnmatchcase
 
 import orjson
 
+from gateway.access.keys import Caller, may_use, model_not_allowed, says_one_model
 from gateway.config.settings import Models, RequestLimits
+from gateway.core import fields
 from gateway.core.errors import Failure, Outcome, Refused
 from gateway.core.fields import Json, excerpt
+from gateway.core.transport import BodyTooLarge, Request
+from gateway.dialects.base import Dialect
 from gateway.engines.poller import RunningEngine
+from gateway.exchange import Payload
+
+
+async def read_body(request: Request, limits: RequestLimits) -> bytes:
+    """Return the bytes of a body. Raises Refused."""
+    try:
+        return await request.read(limits.body_bytes)
+    except BodyTooLarge:
+        text = f"The body is longer than {limits.body_bytes} bytes (limits.body_bytes)."
+        raise Refused(Outcome.BAD_REQUEST, Failure(413, "invalid_request_error", text)) from None
+
+
+def parse_body(raw: bytes, dialect: Dialect, limits: RequestLimits) -> Payload:
+    """Return what the body says, without an engine model. Raises Refused."""
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        text = f"The body is not JSON: {error.msg} (line {error.lineno}, column {error.colno})."
+        raise Refused(Outcome.BAD_REQUEST, Failure(400, "invalid_request_error", text)) from None
+    if not isinstance(body, dict):
+        text = f"The body must be a JSON object, not {type(body).__name__}."
+        raise Refused(Outcome.BAD_REQUEST, Failure(400, "invalid_request_error", text))
+    failure = dialect.check(body)
+    if failure is None and dialect.is_conversation:
+        failure = too_many(body, limits)
+    if failure is not None:
+        raise Refused(Outcome.BAD_REQUEST, failure)
+    wants_stream = fields.flag(body, "stream")
+    wants_usage = wants_stream and dialect.wants_usage(body)
+    return Payload(raw, body, fields.text(body, "model") or "", "", wants_stream, wants_usage)
+
+
+def permitted(payload: Payload, caller: Caller) -> Payload:
+    """Return the payload such that it names one model, which its caller may use. Raises Refused."""
+    if not may_use(caller.models, payload.engine_model):
+        raise model_not_allowed(caller, payload.requested_model)
+    return payload if says_one_model(payload.raw) else payload.with_keys(model=payload.requested_model)
 
 
 def too_many(body: Json, limits: RequestLimits) -> Failure | None:
-    """The first list that is too long; None for an ordinary request."""
+    """Return the failure of the first list that is too long; None for an ordinary request."""
     for key, most, name in (
         ("messages", limits.messages, "messages"),
         ("input", limits.messages, "messages"),
@@ -27,57 +68,57 @@ def too_many(body: Json, limits: RequestLimits) -> Failure | None:
     return None
 
 
-# --- Which engine model a name means, and the list that `/v1/models` shows.
+# ---- engine models
 
 MAX_NAME_CHARS = 2048
 """The longest names that are in use are those of Bedrock's inference profiles."""
 _GLOB_CHARS = frozenset("*?[")
 
 
-def engine_model(asked: str, models: Models, served: Collection[str]) -> str | None:
-    """The name to send to the engine; None when nothing serves `asked`.
+def engine_model(requested: str, models: Models, served: Collection[str]) -> str | None:
+    """Return the name to send to the engine; None when no engine serves `requested`.
 
     In this order: 1. an alias or glob of the configuration, 2. a served name as it is, 3. the only served model.
-    While nothing is served at all whatever can be a name goes through: the gate says what is wrong, and 503 may be
-    retried.
+    While no model is served at all, each possible name goes through: the gate refuses it with 503, which clients
+    retry.
     """
     for pattern, name in models.aliases.items():
-        if pattern == asked or fnmatchcase(asked, pattern):
+        if pattern == requested or fnmatchcase(requested, pattern):
             return name
-    if asked in served or (not served and len(asked) <= MAX_NAME_CHARS):
-        return asked
+    if requested in served or (not served and len(requested) <= MAX_NAME_CHARS):
+        return requested
     if models.answer_any_model and len(served) == 1:
         return next(iter(served))
     return None
 
 
-def served_as(asked: str, models: Models, engines: Iterable[RunningEngine]) -> str:
-    """`engine_model` of what these engines serve now. Raises Refused."""
+def served_as(requested: str, models: Models, engines: Iterable[RunningEngine]) -> str:
+    """Return `engine_model` of what these engines serve now. Raises Refused."""
     if not models.aliases:
         for engine in engines:
-            if engine.is_up and asked in engine.report.models:
-                return asked  # nearly every request
+            if engine.is_up and requested in engine.report.models:
+                return requested  # nearly every request
     served = {name for engine in engines if engine.is_up for name in engine.report.models}
-    name = engine_model(asked, models, served)
+    name = engine_model(requested, models, served)
     if name is None:
-        text = f"The model {excerpt(asked)!r} does not exist here. Served: {', '.join(sorted(served))}."
+        text = f"The model {excerpt(requested)!r} does not exist here. Served: {', '.join(sorted(served))}."
         failure = Failure(404, "not_found_error", text, param="model", code="model_not_found")
         raise Refused(Outcome.NOT_FOUND, failure)
     return name
 
 
 def listing(models: Models, max_model_len: Mapping[str, int | None]) -> bytes:
-    """Body of `/v1/models`: what engines serve (name -> context length) and the aliases of it that are names."""
+    """Return the body of `/v1/models`: served models (name -> context length) and their aliases that are names."""
     rows = [_row(name, name, max_model_len) for name in sorted(max_model_len)]
     names = (name for name in _names(models.aliases) if models.aliases[name] in max_model_len)
     rows += [_row(alias, models.aliases[alias], max_model_len) for alias in names]
     return orjson.dumps({"object": "list", "data": rows})
 
 
-def row(asked: str, models: Models, max_model_len: Mapping[str, int | None]) -> bytes | None:
-    """Body of `/v1/models/{asked}`; None when nothing answers to that name."""
-    root = engine_model(asked, models, max_model_len)
-    return orjson.dumps(_row(asked, root, max_model_len)) if root in max_model_len else None
+def row(requested: str, models: Models, max_model_len: Mapping[str, int | None]) -> bytes | None:
+    """Return the body of `/v1/models/{requested}`; None when no model has that name."""
+    root = engine_model(requested, models, max_model_len)
+    return orjson.dumps(_row(requested, root, max_model_len)) if root in max_model_len else None
 
 
 def _names(aliases: Iterable[str]) -> list[str]:

@@ -23,7 +23,7 @@ from gateway.telemetry.observer import Observer
 
 
 @dataclass(frozen=True, slots=True)
-class PlainCalls:
+class StatelessCalls:
     """Passes requests through to an engine and its answers back, byte for byte."""
 
     forward: Forward

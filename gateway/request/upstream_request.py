@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from gateway.core import fields
 from gateway.core.json_edit import splice
 from gateway.core.transport import HOP_BY_HOP, HeaderList
 from gateway.engines.base import Outgoing, OutgoingRequest, Repair
@@ -125,6 +126,19 @@ def turn_call(
         added,
         hides_usage,
     )
+
+
+SALT = "cache_salt"
+MAX_CLIENT_SALT_CHARS = 512
+"""Engines take salts of 1,024 characters."""
+
+
+def salted(exchange: Exchange, added: Outgoing) -> Outgoing:
+    """Return what is added, with the tenant's salt. Within it a client's own salt tells its requests apart."""
+    if not exchange.caller.cache_salt:
+        return added
+    own = (fields.text(exchange.payload.body, SALT) or "")[:MAX_CLIENT_SALT_CHARS]
+    return replace(added, body={**added.body, SALT: exchange.caller.cache_salt + own})
 
 
 def plain_call(exchange: Exchange, engine: RunningEngine) -> Call:

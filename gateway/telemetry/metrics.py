@@ -153,14 +153,20 @@ class Watched(Protocol):
     def is_up(self) -> bool: ...
 
 
-class Metrics:
-    """All instruments. `view` and `engines` are called at each scrape."""
+class WatchedFleet(Protocol):
+    """What gauges show of a Monitor."""
 
-    def __init__(self, view: Callable[[], FleetView], engines: Callable[[], Iterable[Watched]]) -> None:
+    @property
+    def engines(self) -> Iterable[Watched]: ...
+
+
+class Metrics:
+    """All instruments."""
+
+    def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
-        registry.register(FleetGauges(view, engines))
         Info("turngate_build", "Version of the gateway", registry=registry).info({"version": version("turngate")})
 
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -196,6 +202,10 @@ class Metrics:
         self.faults = counter("engine_faults", "What engines did wrong, by kind", "engine", "kind")
         self.retries = counter("retries", "Model calls tried again", "cause")
 
+    def show_fleet(self, view: Callable[[], FleetView], fleet: WatchedFleet) -> None:
+        """Add gauges of the fleet, read at each scrape."""
+        self.registry.register(FleetGauges(view, fleet))
+
     def exposition(self) -> bytes:
         """The page for Prometheus; its type is CONTENT_TYPE."""
         return generate_latest(self.registry)
@@ -204,9 +214,9 @@ class Metrics:
 class FleetGauges(Collector):
     """The fleet as it is at the moment of the scrape."""
 
-    def __init__(self, view: Callable[[], FleetView], engines: Callable[[], Iterable[Watched]]) -> None:
+    def __init__(self, view: Callable[[], FleetView], fleet: WatchedFleet) -> None:
         self._view = view
-        self._engines = engines
+        self._fleet = fleet
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
         """Nothing, so that registering reads no fleet that is not there yet."""
@@ -225,7 +235,7 @@ class FleetGauges(Collector):
         yield from (sessions, families, queue)
         yield from self._replicas(view)
         up = _gauge("engine_up", "Whether an engine answers", "engine")
-        for engine in self._engines():
+        for engine in self._fleet.engines:
             up.add_metric([engine.name], engine.is_up)
         yield up
         tasks = _gauge("tasks", "Tasks of the event loop, which come back to one number at rest")

@@ -12,9 +12,8 @@ from gateway.core.errors import ConfigError, EngineFault, Outcome
 from gateway.core.fields import Json
 from gateway.exchange import Exchange, Recognition, Trace
 from gateway.telemetry.factlog import FactLog
-from gateway.telemetry.metrics import Metrics, Watched
+from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.receipts import Receipts, overhead_s, queued_s, receipt, values_of
-from policies.fleet import FleetView
 from policies.types import Decision, Dispatch, Fact, ReplicaId, TurnKind
 
 
@@ -55,19 +54,17 @@ TROUBLE = {Outcome.ENGINE_FAILED, Outcome.ENGINE_CUT, Outcome.GATEWAY_ERROR}
 class Observer:
     """One per gateway; every call is synchronous and does not fail the request that it is about.
 
-    `view` and `engines` are asked at each scrape; `clock` is the monotonic clock of the exchanges.
+    `clock` is the monotonic clock of the exchanges.
     """
 
     def __init__(
         self,
         clock: Callable[[], float],
-        view: Callable[[], FleetView],
-        engines: Callable[[], Iterable[Watched]],
         receipts: Receipts,
         facts: FactLog | None = None,
         tracing: Tracing | None = None,
     ) -> None:
-        self.metrics = Metrics(view, engines)
+        self.metrics = Metrics()
         self._clock = clock
         self._receipts = receipts
         self._facts = facts
@@ -101,8 +98,8 @@ class Observer:
             self.metrics.turns.add(1, who.kind, dispatch.reason)
             self._count_cache(exchange, who, dispatch)
 
-    def told(self, fact: Fact, decisions: Sequence[Decision], now: float, took_s: float) -> None:
-        """The Scheduler was told a fact at `now` and took `took_s` to decide."""
+    def record_decisions(self, fact: Fact, decisions: Sequence[Decision], now: float, took_s: float) -> None:
+        """A `gate.Listener`: the Scheduler got a fact at `now` and took `took_s` to decide."""
         self.metrics.policy.observe(took_s)
         if self._facts is not None:
             self._facts.record(now, fact, decisions)

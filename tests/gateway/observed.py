@@ -32,6 +32,11 @@ class Engine:
     is_up: bool
 
 
+@dataclass
+class Engines:
+    engines: list[Engine]
+
+
 FLEET = FleetView(
     sessions={SessionState.RUNNING: 3},
     num_families=2,
@@ -47,8 +52,9 @@ DISPATCH = Dispatch("t1", "a", Reason.RESIDENT, 900)
 
 
 def observer() -> Observer:
-    engines = [Engine("a", True), Engine("b", False)]
-    return Observer(lambda: 100.0, lambda: FLEET, lambda: engines, Receipts(600, 10, 2**20))
+    made = Observer(lambda: 100.0, Receipts(600, 10, 2**20))
+    made.metrics.show_fleet(lambda: FLEET, Engines([Engine("a", True), Engine("b", False)]))
+    return made
 
 
 def exchange(

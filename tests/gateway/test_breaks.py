@@ -14,7 +14,7 @@ from gateway.exchange import Exchange, Recognition
 from gateway.sessions.prefix_breaks import PrefixBreaks
 from gateway.telemetry.metrics import Metrics
 from policies.types import TurnKind, Usage
-from tests.gateway.observed import FLEET, exchange
+from tests.gateway.observed import exchange
 from tests.policies.siblings import Agent, path_line
 
 
@@ -37,7 +37,7 @@ def told(breaks: PrefixBreaks, *turns: tuple[Exchange, Script]) -> None:
 
 @pytest.fixture
 def breaks() -> PrefixBreaks:
-    return PrefixBreaks(IdentitySettings(), Metrics(lambda: FLEET, lambda: ()))
+    return PrefixBreaks(IdentitySettings(), Metrics())
 
 
 def test_waste_is_what_siblings_share_behind_the_break_and_was_not_cached(breaks: PrefixBreaks) -> None:
@@ -57,7 +57,7 @@ def test_waste_is_what_siblings_share_behind_the_break_and_was_not_cached(breaks
 
 
 def test_metrics_count_breaks_and_their_tokens(breaks: PrefixBreaks) -> None:
-    metrics = Metrics(lambda: FLEET, lambda: ())
+    metrics = Metrics()
     breaks = PrefixBreaks(IdentitySettings(), metrics)
     noise = Random(1)
     agent = Agent(noise)

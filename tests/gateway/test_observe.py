@@ -105,7 +105,7 @@ def test_what_the_path_tells_is_counted() -> None:
     seen = observer()
     seen.hinted("vllm", ["priority", "session"], "sent")
     seen.retried("engine_cut")
-    seen.told(Tick(), [], 5.0, 0.002)
+    seen.record_decisions(Tick(), [], 5.0, 0.002)
     assert sample(seen, "hints_total", engine="vllm", hint="priority", result="sent") == 1
     assert sample(seen, "retries_total", cause="engine_cut") == 1
     assert sample(seen, "policy_seconds_sum") == pytest.approx(0.002)

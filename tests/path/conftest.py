@@ -91,11 +91,11 @@ class Gateway:
 
     @property
     def slots_used(self) -> int:
-        return sum(replica.slots_used for replica in self.app.gate.view().replicas)
+        return sum(replica.slots_used for replica in self.app.parts.gate.view().replicas)
 
     @property
     def num_waiting(self) -> int:
-        return sum(self.app.gate.view().waiting.values())
+        return sum(self.app.parts.gate.view().waiting.values())
 
     async def until(self, is_so: Callable[[], bool]) -> None:
         """Lets the loop run until something is so that nothing announces."""

@@ -147,7 +147,7 @@ async def test_a_schema_is_enforced_by_the_service(service: FakeBedrock, client:
 
 async def test_models_are_those_of_the_address_or_of_the_account(service: FakeBedrock, serve: Serve) -> None:
     named, found = await serve(), await serve("")
-    assert [gateway.app.monitor.engines[0].report.models for gateway in (named, found)] == [
+    assert [gateway.app.parts.monitor.engines[0].report.models for gateway in (named, found)] == [
         (CLAUDE, PLAIN),
         ("amazon.x-v1:0", "us.anthropic.y-v1:0"),
     ]

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.engines import sglang
 from gateway.request.background_calls import OWN_BYTES
-from policies.types import Release, WarmUp
+from policies.types import Release, Tick, WarmUp
 from tests.path.conftest import Gateway, Start
 from tests.path.fake_engine import FakeEngine, cuts_after
 
@@ -39,7 +39,7 @@ async def test_a_warm_up_is_the_sessions_last_call_for_one_token(
 ) -> None:
     gateway = await start(engine)
     session_id = await answered(gateway, path)
-    assert await gateway.app.warm_ups.ask(session_id)
+    assert await gateway.app.parts.warm_ups.ask(session_id)
     first, again = engine.calls
     assert again.path == path
     bound = "max_completion_tokens" if "max_completion_tokens" in first.body else "max_tokens"
@@ -53,7 +53,7 @@ async def test_what_is_kept_for_warm_ups_is_bounded_and_the_oldest_goes_first(
 ) -> None:
     gateway = await start(engine, policy={"warm_up_bytes": 4 * OWN_BYTES})
     sessions = [await answered(gateway, path) for path in ASKED]
-    assert [await gateway.app.warm_ups.ask(session_id) for session_id in sessions] == [False, True]
+    assert [await gateway.app.parts.warm_ups.ask(session_id) for session_id in sessions] == [False, True]
 
 
 async def test_the_headers_of_what_is_kept_for_warm_ups_count(start: Start, engine: FakeEngine) -> None:
@@ -61,7 +61,7 @@ async def test_the_headers_of_what_is_kept_for_warm_ups_count(start: Start, engi
     for number in range(30):
         asked = {"model": "m", "messages": [{"role": "user", "content": f"Do {number}."}]}
         assert (await gateway.ask(asked, X_Other="x" * 7_000)).status == 200
-    kept = gateway.app.warm_ups._kept.values()
+    kept = gateway.app.parts.warm_ups._kept.values()
     assert 1 <= len(kept) <= 50_000 / 7_000
 
 
@@ -71,13 +71,13 @@ async def test_a_warm_up_that_the_engine_breaks_off_is_told_to_have_failed(
     gateway = await start(engine)
     session_id = await answered(gateway, "/v1/chat/completions")
     engine.plays += [cuts_after()] * 4  # the first ones may have been connections gone stale
-    assert not await gateway.app.warm_ups.ask(session_id)
+    assert not await gateway.app.parts.warm_ups.ask(session_id)
 
 
 async def test_the_scheduler_is_told_how_each_warm_up_ended(start: Start, engine: FakeEngine) -> None:
     gateway = await start(engine)
     session_id = await answered(gateway, "/v1/chat/completions")
-    gateway.app.errands.begin(WarmUp(session_id, "e1", 2_000))
+    gateway.app.parts.background_calls.carry_out(Tick(), [WarmUp(session_id, "e1", 2_000)], 0.0, 0.0)
     await engine.has_seen(2)
     await gateway.is_empty()
 
@@ -87,9 +87,9 @@ async def test_an_engine_that_holds_sessions_is_told_which_it_need_not_keep(
 ) -> None:
     engine = FakeEngine(lacks=frozenset(("/v1/loads", "/server_info", "/get_server_info")))
     gateway = await start(engine, kind="sglang")
-    [running] = gateway.app.monitor.engines
+    [running] = gateway.app.parts.monitor.engines
     assert sglang.SGLang().closing("s", running.abilities) is None, "it was not seen to hold any"
     running.abilities.refused_fields.discard("session_id")
-    gateway.app.errands.begin(Release("s", "e1"))
+    gateway.app.parts.background_calls.carry_out(Tick(), [Release("s", "e1")], 0.0, 0.0)
     call = await engine.has_seen(1)
     assert (call.path, call.body) == ("/close_session", {"session_id": "s"})

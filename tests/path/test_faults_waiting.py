@@ -72,7 +72,7 @@ def sglang() -> FakeEngine:
 
 
 def resting(gateway: Gateway) -> int:
-    return gateway.app.gate.view().waiting[Hold.REPLICA]
+    return gateway.app.parts.gate.view().waiting[Hold.REPLICA]
 
 
 async def rests(gateway: Gateway) -> None:

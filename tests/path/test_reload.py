@@ -90,7 +90,7 @@ async def test_an_engine_does_not_pay_for_the_one_that_had_its_name(start: Start
     await reload(gateway.app, changed(gateway, engines=named))
     fail.set()
     await asyncio.gather(*running)
-    assert gateway.app.monitor.state("e1") is BreakerState.CLOSED
+    assert gateway.app.parts.monitor.state("e1") is BreakerState.CLOSED
 
 
 async def test_a_file_of_hosts_or_a_key_is_read_again_and_what_differs_is_told(
@@ -121,7 +121,7 @@ async def test_kv_events_of_an_engine_that_comes_are_heard(start: Start, engine:
     gateway, publisher = await start(engine), Publisher()
     (entry,) = entries(engine)
     await reload(gateway.app, changed(gateway, engines=[entry | {"kv_events": [publisher.url]}]))
-    (running,) = gateway.app.monitor.engines
+    (running,) = gateway.app.parts.monitor.engines
     await publisher.heard()
     await publisher.send(stored(1))
     await gateway.until(lambda: running.kv_events.num_batches == 1)

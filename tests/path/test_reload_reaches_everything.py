@@ -353,7 +353,7 @@ async def test_a_warm_up_follows(staged: Staging) -> None:
     stage = await staged(Case({}, {}, status, 0, 0), "chat")
     session = (await (await stage.begin(OTHER))).headers["X-Turngate-Session"]
     await stage.reload(timeouts={"idle_s": 77})
-    assert await stage.door.app.warm_ups.ask(session)
+    assert await stage.door.app.parts.warm_ups.ask(session)
     assert stage.sent[-1].timeouts.idle_s == 77
 
 
@@ -363,7 +363,7 @@ async def test_what_belongs_to_another_member_and_is_too_long_is_refused(staged:
     stage = await staged(case, "home")
     first, second = stage.gateways
     await stage.reload(limits={"body_bytes": 2**20})
-    first.app.path.stored.homes.remember("default", "resp_1", Home("e1", "resp_1"))
+    first.app.parts.stored.homes.remember("default", "resp_1", Home("e1", "resp_1"))
     async with second.client.post(second.url(path), data=BytesIO(bytes(2**21))) as response:
         assert response.status == 413
         assert (await response.json())["error"]["type"] == "invalid_request_error"
@@ -372,7 +372,7 @@ async def test_what_belongs_to_another_member_and_is_too_long_is_refused(staged:
 async def test_members_share_a_limit_as_it_is_now(staged: Staging) -> None:
     stage = await staged(Case({"keys": keys("a", limits={"requests": 5})}, {}, status, 0, 0), "home")
     await stage.reload(keys=keys("a", limits={"requests": 9}))
-    counters = [gateway.app.path.limiter.counters for gateway in stage.gateways]
+    counters = [gateway.app.parts.handler.limiter.counters for gateway in stage.gateways]
     assert [each.limits for each in counters if isinstance(each, SharedCounters)] == [{"key-a/requests": 9}] * 2
 
 

@@ -207,7 +207,7 @@ async def test_calls_that_are_no_turns_pass_through_without_a_slot(start: Start,
     assert (answer.status, answer.body) == (200, b'{ "tokens": [1] }')
     assert engine.calls[0].body == {"model": "m", "prompt": "x"}
     assert (await gateway.ask({"model": "m", "tokens": [1]}, "/detokenize")).status == 400
-    assert not gateway.app.gate.view().sessions
+    assert not gateway.app.parts.gate.view().sessions
 
 
 async def test_a_plain_call_tries_another_engine(start: Start) -> None:
@@ -250,7 +250,7 @@ async def test_what_an_engine_is_known_to_refuse_is_said_in_its_words_and_noted(
 async def test_a_field_that_the_engine_refuses_is_sent_once_and_never_again(start: Start) -> None:
     engine = FakeEngine()
     gateway = await start(engine)
-    running = gateway.app.monitor.engines[0]
+    running = gateway.app.parts.monitor.engines[0]
     running.abilities.version = "0.10.0"  # before the priority header: the hint goes into the body
     refusal = error("body.priority: extra fields not permitted", 400, "BadRequestError")
     engine.plays = [replies(400, refusal)]
@@ -265,7 +265,7 @@ async def test_readiness_follows_the_engines_and_liveness_does_not(start: Start,
     gateway = await start(engine)
     async with gateway.get("/ready") as response:
         assert response.status == 200
-    gateway.app.monitor.failed(gateway.app.monitor.engines[0])
+    gateway.app.parts.monitor.failed(gateway.app.parts.monitor.engines[0])
     async with gateway.get("/ready") as response:
         assert response.status == 503
     async with gateway.get("/health") as response:

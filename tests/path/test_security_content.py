@@ -96,7 +96,7 @@ async def test_no_content_is_written_by_default(
             written += await response.text()
     async with gateway.get("/metrics") as response:
         written += await response.text()
-    gateway.app.observer.close()
+    gateway.app.parts.observer.close()
     written += (tmp_path / "facts").read_text() + log.getvalue()
     assert "answered" in log.getvalue()
     assert len((tmp_path / "facts").read_text()) > 1_000
@@ -182,7 +182,7 @@ async def test_a_failure_of_the_gateway_itself_tells_the_client_nothing(
     start: Start, engine: FakeEngine, log: io.StringIO
 ) -> None:
     gateway = await start(engine, keys=keys("a"))
-    gateway.app.observer.receipt_headers = None  # type: ignore[method-assign,assignment]
+    gateway.app.parts.observer.receipt_headers = None  # type: ignore[method-assign,assignment]
     answer = await gateway.ask(ASK, **by("a"))
     assert answer.status == 500
     assert orjson.loads(answer.body)["error"]["message"] == "The gateway failed. Its log says why."

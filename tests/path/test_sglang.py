@@ -86,6 +86,6 @@ async def test_probes_and_warm_ups_have_one_too(start: Start, engine: FakeEngine
     gateway = await start(engine, kind="sglang", probing={"hints": True, "interval_s": 3600})
     assert len(engine.calls) >= 3
     answer = await gateway.ask({"model": "m"} | ASKED[CHAT])
-    assert await gateway.app.warm_ups.ask(str(answer.headers["X-Turngate-Session"]))
+    assert await gateway.app.parts.warm_ups.ask(str(answer.headers["X-Turngate-Session"]))
     assert {call.path for call in engine.calls} == {CHAT}
     assert all(priority(call) >= 0 for call in engine.calls)

@@ -22,12 +22,12 @@ def asks(number: int) -> dict[str, Any]:
 
 async def polled(gateway: Gateway, times: int = 1) -> None:
     for _ in range(times):
-        for watch in gateway.app.monitor._pollers.values():
+        for watch in gateway.app.parts.monitor._pollers.values():
             await watch.poll()
 
 
 def slots(gateway: Gateway) -> int | None:
-    [replica] = gateway.app.gate.view().replicas
+    [replica] = gateway.app.parts.gate.view().replicas
     return replica.slots
 
 
@@ -76,6 +76,6 @@ async def test_the_slots_of_the_embedded_engine_reach_the_gate() -> None:
     app = App(Settings.model_validate(settings))
     try:
         await app.start()
-        assert [replica.slots for replica in app.gate.view().replicas] == [7]
+        assert [replica.slots for replica in app.parts.gate.view().replicas] == [7]
     finally:
         await app.stop()

@@ -107,8 +107,8 @@ async def lost(start: Start, engine: FakeEngine) -> tuple[Gateway, Any]:
     await engine.has_seen(1)
     response = await gateway.post(ask("second"))
     assert is_keep_alive(await response.content.readany())
-    gateway.app.monitor.failed(gateway.app.monitor.engines[0])
-    await gateway.until(lambda: gateway.app.gate.view().waiting[Hold.REPLICA] == 1)
+    gateway.app.parts.monitor.failed(gateway.app.parts.monitor.engines[0])
+    await gateway.until(lambda: gateway.app.parts.gate.view().waiting[Hold.REPLICA] == 1)
     first.cancel()
     await engine.is_idle()
     return gateway, response
@@ -283,7 +283,7 @@ async def test_a_client_that_names_a_deadline_is_refused_when_it_comes(start: St
     refused = gateway.begin(ask("second"), **{"X-Turngate-Deadline-Ms": "5000"})
     await gateway.until(lambda: gateway.num_waiting == 1)
     gateway.clock.advance(5)
-    gateway.app.gate.tell(Tick())
+    gateway.app.parts.gate.tell(Tick())
     answer = await refused
     assert (answer.status, answer.headers["Retry-After"]) == (429, "1")
     assert orjson.loads(answer.body)["error"]["code"] == "deadline"
