@@ -1,10 +1,8 @@
-"""`/v1/completions`: raw prompts, one or many; and a list of prompts cut into parts that share prefixes."""
+"""`/v1/completions`: raw prompts, one or many."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from gateway.core import fields
@@ -44,7 +42,7 @@ class Completions(Dialect):
             pieces = [piece for piece in _TURN_START.split(prompt) if piece]
             if len(pieces) > 1 and _SYSTEM_START.match(pieces[0]):
                 system = pieces.pop(0).encode()
-        elif (prompts := prompts_of(body)) is not None:
+        elif (prompts := self.prompts(body)) is not None:
             shared = common_prefix(min(prompts), max(prompts))
             pieces = [prompt[len(shared) :] for prompt in prompts]
             system = (
@@ -56,7 +54,10 @@ class Completions(Dialect):
         return Script(system=system, messages=messages)
 
     def prompts(self, body: Json) -> list[Prompt] | None:
-        return prompts_of(body)
+        prompts = body.get("prompt")
+        if not isinstance(prompts, list) or len(prompts) < 2:
+            return None
+        return prompts if all(isinstance(p, str) for p in prompts) or all(map(_is_tokens, prompts)) else None
 
     def read(self, event: Json, reply: Reply) -> None:
         """Of several choices (`n`, several prompts) only the first is read."""
@@ -75,59 +76,9 @@ class Completions(Dialect):
         return chunks(answer_id, model, created_at, "text_completion", choice)
 
 
-# ---- requests with several prompts
+# ---- prompts
 
 CHARS_PER_TOKEN = 4
-
-
-@dataclass(frozen=True, slots=True)
-class PromptPart:
-    """Prompts that go out in one request."""
-
-    indexes: tuple[int, ...]
-    """Where each stands in the client's list."""
-    prompts: tuple[Prompt, ...]
-
-    def halves(self) -> tuple[PromptPart, PromptPart]:
-        middle = len(self.indexes) // 2
-        return (
-            PromptPart(self.indexes[:middle], self.prompts[:middle]),
-            PromptPart(self.indexes[middle:], self.prompts[middle:]),
-        )
-
-    def only(self, positions: Sequence[int]) -> PromptPart:
-        """Those at these positions of the part."""
-        return PromptPart(tuple(self.indexes[p] for p in positions), tuple(self.prompts[p] for p in positions))
-
-
-def prompts_of(body: Json) -> list[Prompt] | None:
-    """The prompts of a request for completions that has several; None for one prompt, or what is no such list."""
-    prompts = body.get("prompt")
-    if not isinstance(prompts, list) or len(prompts) < 2:
-        return None
-    return prompts if all(isinstance(p, str) for p in prompts) or all(map(_is_tokens, prompts)) else None
-
-
-def cut(prompts: Sequence[Prompt], max_prompts: int, max_chars: int) -> Iterator[PromptPart]:
-    """Parts of the prompts, in the order that puts common prefixes side by side. A part has at most `max_prompts`
-    and, with what neighbours share counted once, `max_chars`; always one prompt."""
-    order = sorted(range(len(prompts)), key=lambda index: prompts[index])
-    part: list[int] = []
-    chars = 0
-    for index in order:
-        prompt = prompts[index]
-        own_chars = num_chars(prompt) - (num_chars(common_prefix(prompts[part[-1]], prompt)) if part else 0)
-        if part and (len(part) == max_prompts or chars + own_chars > max_chars):
-            yield _part(prompts, part)
-            part, chars, own_chars = [], 0, num_chars(prompt)
-        part.append(index)
-        chars += own_chars
-    if part:
-        yield _part(prompts, part)
-
-
-def _part(prompts: Sequence[Prompt], indexes: list[int]) -> PromptPart:
-    return PromptPart(tuple(indexes), tuple(prompts[index] for index in indexes))
 
 
 def _is_tokens(prompt: Any) -> bool:
@@ -140,6 +91,7 @@ def num_chars(prompt: Prompt) -> int:
 
 
 def common_prefix(a: Prompt, b: Prompt) -> Prompt:
+    """Return the longest beginning that both prompts share."""
     low, high = 0, min(len(a), len(b))
     while low < high:
         middle = (low + high + 1) // 2

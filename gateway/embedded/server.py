@@ -18,7 +18,7 @@ from gateway.config.settings import Embedded
 from gateway.core import sse
 from gateway.core.fields import Json, items, text
 from gateway.core.transport import BodyTooLarge, Request, Responder
-from gateway.dialects.completions import prompts_of
+from gateway.dialects.completions import Completions
 from gateway.embedded.answer import chain, ids_of, tokens_from
 from gateway.embedded.driver import EngineDriver, EngineStopped, Generation
 from gateway.embedded.model import EngineModel, EngineSpec, ModelRequest
@@ -115,7 +115,7 @@ class EmbeddedEngine:
     async def _completions(self, request: Request, responder: Responder) -> None:
         body = await self._body(request)
         wire = CompletionWire(self._answer_id("cmpl", request), int(time.time()), self._name(body))
-        prompts = prompts_of(body)
+        prompts = Completions().prompts(body)
         if prompts is not None:
             await self._generate_list([{**body, "prompt": prompt} for prompt in prompts], wire, responder)
         else:

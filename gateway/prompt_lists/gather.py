@@ -5,9 +5,9 @@ Law: prompt p of the client's list has the choices p * n to p * n + n - 1, howev
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import orjson
 
@@ -18,9 +18,30 @@ from gateway.core.reply import TextBuffer
 from gateway.core.sse import EventSplitter, data_of
 from gateway.core.transport import Handler, HeaderList
 from gateway.dialects import canonical
-from gateway.dialects.base import kind_of, openai_error
-from gateway.dialects.completions import PATH, Completions, PromptPart
+from gateway.dialects.base import Prompt, kind_of, openai_error
+from gateway.dialects.completions import PATH, Completions
+from gateway.dialects.rounds import added
 from gateway.request.inprocess import FAILED, Continuation, InProcessRequest, InProcessResponder
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPart:
+    """Prompts that go out in one request."""
+
+    indexes: tuple[int, ...]
+    """Where each stands in the client's list."""
+    prompts: tuple[Prompt, ...]
+
+    def halves(self) -> tuple[PromptPart, PromptPart]:
+        middle = len(self.indexes) // 2
+        return (
+            PromptPart(self.indexes[:middle], self.prompts[:middle]),
+            PromptPart(self.indexes[middle:], self.prompts[middle:]),
+        )
+
+    def only(self, positions: Sequence[int]) -> PromptPart:
+        """Those at these positions of the part."""
+        return PromptPart(tuple(self.indexes[p] for p in positions), tuple(self.prompts[p] for p in positions))
 
 
 class BadPart(Exception):
@@ -47,7 +68,7 @@ class Choices:
             index = index_of(part, local, self._n)
             self._found[index] = {**choice, "index": index}
         self.frame = self.frame or {key: value for key, value in body.items() if key not in ("choices", "usage")}
-        self.usage = added(self.usage, fields.obj(body, "usage"))
+        self.usage = added(fields.obj(body, "usage"), self.usage)
 
     def fail(self, index: int, failure: Failure) -> None:
         """A prompt has no answer, and says why."""
@@ -71,20 +92,6 @@ def failed(index: int, n: int, failure: Failure) -> list[Json]:
     error = openai_error(failure)
     frame = {"text": "", "logprobs": None, "finish_reason": "error", "error": error}
     return [{"index": index * n + copy, **frame} for copy in range(n)]
-
-
-def added(a: Json, b: Mapping[str, Any]) -> Json:
-    """Sums of numbers, at every depth."""
-    total = dict(a)
-    for key, value in b.items():
-        if isinstance(value, dict):
-            total[key] = added(fields.obj(total, key), value)
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            before = total.get(key)
-            total[key] = value + (before if isinstance(before, int | float) else 0)
-        else:
-            total.setdefault(key, value)
-    return total
 
 
 # ---- asks for one part, in one of two ways
@@ -246,7 +253,7 @@ class _Stream:
 
     def _shown(self, event: Json) -> list[Json]:
         if usage := fields.obj(event, "usage"):
-            self._sink.usage = added(self._sink.usage, usage)
+            self._sink.usage = added(usage, self._sink.usage)
         event.pop("usage", None)
         choices = canonical.objects(event.get("choices"))
         return [shown for choice in choices if (shown := self._choice(choice)) is not None]

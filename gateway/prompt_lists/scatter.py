@@ -6,7 +6,7 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import orjson
@@ -17,9 +17,18 @@ from gateway.core.errors import Failure, Outcome, Refused
 from gateway.core.fields import Json
 from gateway.core.json_edit import members_of, splice
 from gateway.core.transport import Handler, HeaderList, Responder
-from gateway.dialects.completions import CHARS_PER_TOKEN, PromptPart, cut
+from gateway.dialects.base import Prompt
+from gateway.dialects.completions import CHARS_PER_TOKEN, common_prefix, num_chars
 from gateway.exchange import Exchange
-from gateway.prompt_lists.gather import PartFailed, PartRequest, Sink, StreamedAnswer, Template, WholeAnswer
+from gateway.prompt_lists.gather import (
+    PartFailed,
+    PartRequest,
+    PromptPart,
+    Sink,
+    StreamedAnswer,
+    Template,
+    WholeAnswer,
+)
 from gateway.request.answer import SSE_HEADERS
 from gateway.request.inprocess import OVERLOADED, Continuation, again_in_s
 from policies.fleet import FleetView
@@ -69,6 +78,28 @@ class ListShape:
         return ListShape(
             max_prompts, CHARS_PER_TOKEN * tokens // CAPACITY_SHARE, max(2 * len(slots), parts_at_once)
         )
+
+
+def cut(prompts: Sequence[Prompt], max_prompts: int, max_chars: int) -> Iterator[PromptPart]:
+    """Yield parts of the prompts, in the order that puts common prefixes side by side. A part has at most
+    `max_prompts`, and at most `max_chars`, where common prefixes of neighbours count once; always one prompt."""
+    order = sorted(range(len(prompts)), key=lambda index: prompts[index])
+    part: list[int] = []
+    chars = 0
+    for index in order:
+        prompt = prompts[index]
+        own_chars = num_chars(prompt) - (num_chars(common_prefix(prompts[part[-1]], prompt)) if part else 0)
+        if part and (len(part) == max_prompts or chars + own_chars > max_chars):
+            yield _part(prompts, part)
+            part, chars, own_chars = [], 0, num_chars(prompt)
+        part.append(index)
+        chars += own_chars
+    if part:
+        yield _part(prompts, part)
+
+
+def _part(prompts: Sequence[Prompt], indexes: list[int]) -> PromptPart:
+    return PromptPart(tuple(indexes), tuple(prompts[index] for index in indexes))
 
 
 @dataclass(frozen=True, slots=True)

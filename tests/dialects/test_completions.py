@@ -8,7 +8,7 @@ import pytest
 
 from gateway.core.reply import Reply
 from gateway.dialects.base import Script
-from gateway.dialects.completions import Completions
+from gateway.dialects.completions import Completions, num_chars
 
 COMPLETIONS = Completions()
 SYSTEM = "<|im_start|>system\nBe brief.<|im_end|>\n"
@@ -58,3 +58,14 @@ def test_a_stream_is_folded_into_one_reply() -> None:
     assert (reply.model, reply.text, reply.is_complete) == ("m", "ab", False)
     COMPLETIONS.read({"choices": [{"index": 0, "text": "", "finish_reason": "length"}]}, reply)
     assert (reply.finish_reason, reply.is_complete) == ("length", True)
+
+
+@pytest.mark.parametrize(
+    "prompt", [None, "one", ["one"], [1, 2, 3], [[1, 2]], ["a", [1]], ["a", 1], [[1], ["b"]], []]
+)
+def test_one_prompt_and_what_is_no_list_of_prompts_is_no_list(prompt: Any) -> None:
+    assert COMPLETIONS.prompts({"prompt": prompt}) is None
+
+
+def test_the_bound_on_the_output_goes_by_the_longest_prompt() -> None:
+    assert [num_chars("bbb"), num_chars([1, 2])] == [3, 8]

@@ -8,7 +8,7 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.dialects.rounds import ObjectEnd, RoundCall, RoundCalls
+from gateway.dialects.rounds import ObjectEnd, RoundCall, RoundCalls, added
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-1000, 1000) | st.text(),
@@ -74,3 +74,13 @@ def test_arguments_that_are_no_object_go_into_the_history_as_an_empty_one() -> N
 def test_a_call_without_an_id_is_given_one() -> None:
     calls = RoundCalls(bool, lambda call: None)
     assert calls.put_piece(0, None, "search", "{}").id.startswith("call_")
+
+
+def test_usage_is_summed_at_every_depth() -> None:
+    a = {"prompt_tokens": 3, "details": {"cached_tokens": None, "x": 1}, "name": "a"}
+    b = {"prompt_tokens": 4, "details": {"cached_tokens": 2, "y": 5}, "name": "b"}
+    assert added(b, a) == {
+        "prompt_tokens": 7,
+        "details": {"cached_tokens": 2, "x": 1, "y": 5},
+        "name": "a",
+    }

@@ -26,12 +26,11 @@ from gateway.core.json_edit import Edit, edited
 from gateway.core.reply import Reply, ToolCall, ToolCalls
 from gateway.core.transport import Request, Responder, Timeouts
 from gateway.dialects import BY_PATH
-from gateway.dialects.completions import PromptPart
 from gateway.engines.base import names_field
 from gateway.engines.providers.anthropic import AnthropicEvents, anthropic_request
 from gateway.engines.providers.translation import BodyWriter, StreamWriter, read_chat
 from gateway.exchange import Exchange, Payload, Timings
-from gateway.prompt_lists.gather import PartFailed, PartRequest, StreamedAnswer
+from gateway.prompt_lists.gather import PartFailed, PartRequest, PromptPart, StreamedAnswer
 from gateway.request import upstream_request
 from gateway.request.inprocess import Continuation, InProcessRequest
 from gateway.sessions.identity import Identity

@@ -11,7 +11,7 @@ import orjson
 
 from gateway.core import fields, sse
 from gateway.core.fields import Json
-from gateway.core.reply import TextBuffer
+from gateway.core.reply import TextBuffer, ToolCall, ToolCalls
 from gateway.core.transport import HeaderList, UpstreamCut, UpstreamReply, by_name
 
 CACHE_MARKERS = "cache_markers"
@@ -311,8 +311,7 @@ class BodyWriter(ChatWriter):
     def __init__(self, created_at: int) -> None:
         super().__init__(created_at)
         self._text, self._reasoning = TextBuffer(), TextBuffer()
-        self._calls: list[tuple[Json, TextBuffer]] = []
-        """Each with its arguments."""
+        self._calls = ToolCalls(ToolCall)
         self._reason: str | None = None
 
     def body(self) -> bytes:
@@ -322,8 +321,12 @@ class BodyWriter(ChatWriter):
             message["reasoning_content"] = reasoning
         if self._calls:
             message["tool_calls"] = [
-                {**call, "function": {**call["function"], "arguments": str(arguments)}}
-                for call, arguments in self._calls
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for call in self._calls
             ]
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": self._reason}
         return orjson.dumps(self._frame | {"choices": [choice], "usage": self._usage})
@@ -332,9 +335,8 @@ class BodyWriter(ChatWriter):
         self._text.append(delta.get("content", ""))
         self._reasoning.append(delta.get("reasoning_content", ""))
         for call in delta.get("tool_calls", ()):
-            if call.pop("index") == len(self._calls):
-                self._calls.append((call, TextBuffer()))
-            self._calls[-1][1].append(call["function"]["arguments"])
+            function = call["function"]
+            self._calls.put_piece(call["index"], call.get("id"), function.get("name"), function["arguments"])
         self._reason = finish_reason or self._reason
 
 
