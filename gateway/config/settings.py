@@ -184,11 +184,12 @@ class Probing(Section):
     """How engines are polled, and when a failing replica is left alone."""
 
     interval_s: Seconds = 1
-    """Seconds between two polls of an engine."""
+    """Seconds between two polls of an engine. A rented one that is up is polled every five minutes."""
     timeout_s: Seconds = 5
     """Seconds after which a poll has failed."""
     hints: bool = True
-    """Whether a few one-token requests at start find out which hints each engine honours."""
+    """Whether a few one-token requests at start find out which hints each engine honours. None go to a
+    rented one."""
     breaker_failures: Count = 5
     """Failed calls after which a replica is left alone, if they are at least half of its calls within
     `breaker_window_s`. The last replica of a model is never left alone."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -222,6 +222,10 @@ class EngineAdapter:
     """An optional package that it needs, and the extra of this distribution that installs it."""
     tool_flags: str = "a model, and a server, that know tool calls"
     """What makes the engine take requests that offer tools."""
+    prefix_cache_flag: str = ""
+    cached_tokens_flag: str = ""
+    capacity_flag: str = ""
+    """What makes it keep prefixes, count cached tokens in answers, and state its KV capacity. Empty: nothing."""
     salt_paths: frozenset[str] = frozenset()
     """Where it keeps requests apart in its prefix cache by their `cache_salt`."""
     names_responses: bool = False
@@ -270,9 +274,28 @@ class EngineAdapter:
         """The prompt text in the answer to `rendering`; empty when it is not there."""
         return ""
 
-    def advice(self, report: Report, abilities: Abilities) -> tuple[Advice, ...]:
+    def advice(self, report: Report, abilities: Abilities) -> Iterator[Advice]:
         """What would make it work better with the gateway."""
-        return ()
+        if report.caches_prefixes is False and self.prefix_cache_flag:
+            yield Advice("prefix caching is off: every turn computes its whole prompt", self.prefix_cache_flag)
+        elif abilities.reports_cached_tokens is False and self.cached_tokens_flag:
+            yield Advice("evictions cannot be seen: replies lack cached_tokens", self.cached_tokens_flag)
+        if self.capacity_flag and not any(pool.capacity_tokens for pool in report.pools):
+            yield Advice("KV capacity is not known", self.capacity_flag)
+        if abilities.num_pools > len(report.pools) > 0:
+            yield Advice(f"its {abilities.num_pools} KV pools cannot be addressed and count as one", _NEWER)
+        if abilities.takes_tools is False:
+            yield Advice("it refuses requests that offer tools: no agent can work", self.tool_flags)
+        if report.chunks_prefill is False:
+            yield Advice("all other requests wait while it prefills a long prompt", "no --chunked-prefill-size -1")
+        longest = max(report.max_model_len.values(), default=0)
+        sizes = [pool.capacity_tokens for pool in report.pools if pool.capacity_tokens is not None]
+        if sizes and min(sizes) < _LEAST_CONTEXTS * longest:
+            fit = f"{min(sizes) / longest:.1f}"
+            yield Advice(
+                f"a KV pool holds only {fit} contexts of full length ({longest:,} tokens)",
+                "more memory for KV, an FP8 KV cache, or a shorter --max-model-len; short contexts are no problem",
+            )
 
     # ---- one call
 
@@ -322,6 +345,8 @@ class EngineAdapter:
         return usage_of(event)
 
 
+_NEWER = "a release that reads X-Data-Parallel-Rank, or one engine per rank"
+_LEAST_CONTEXTS = 2
 _METRICS_OF = {"vllm": "vllm:", "sglang": "sglang:", "dynamo": "dynamo_", "turngate": "turngate_"}
 """How the names of each kind's metrics begin."""
 

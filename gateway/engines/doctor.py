@@ -14,7 +14,6 @@ _ORDER = {
     None: "not known, taken as system before tools",
 }
 _LABEL_CHARS = 16
-_LEAST_CONTEXTS = 2
 _WHEN_DOWN = {
     "does not accept connections": "start it; or write the host and port at which this machine reaches it",
     "answered 401": "give the engine its key: engines: [{url: ..., api_key: env:NAME}]",
@@ -27,7 +26,6 @@ _RENTED = Advice(
     " for the cache's sake, and its own queue takes no order from here",
     "nothing to set: its prompt cache is used as offered, and as many calls are open as its throttling allows",
 )
-_NEWER = "a release that reads X-Data-Parallel-Rank, or one engine per rank"
 
 
 def health_row(engine: RunningEngine) -> dict[str, object]:
@@ -63,7 +61,7 @@ def advice_of(engine: RunningEngine) -> tuple[Advice, ...]:
         return (_RENTED,)
     if engine.abilities.looks_like:  # other advice would be for the wrong kind
         return (_of_another_kind(engine.adapter.kind, engine.abilities.looks_like),)
-    return (*engine.adapter.advice(engine.report, engine.abilities), *_of_every_kind(engine))
+    return tuple(engine.adapter.advice(engine.report, engine.abilities))
 
 
 def _of_another_kind(kind: str, found: str) -> Advice:
@@ -71,25 +69,6 @@ def _of_another_kind(kind: str, found: str) -> Advice:
         return Advice("it is a gateway like this one, and no engine", "the engine's own address")
     problem = f"its metrics are those of {found}: what is done for {found} is not done"
     return Advice(problem, f"{found}:// in its address, not {kind}://")
-
-
-def _of_every_kind(engine: RunningEngine) -> Iterator[Advice]:
-    report, abilities = engine.report, engine.abilities
-    if abilities.num_pools > len(report.pools) > 0:
-        yield Advice(f"its {abilities.num_pools} KV pools cannot be addressed and count as one", _NEWER)
-    if abilities.takes_tools is False:
-        yield Advice("it refuses requests that offer tools: no agent can work", engine.adapter.tool_flags)
-    if report.chunks_prefill is False:
-        yield Advice("all other requests wait while it prefills a long prompt", "no --chunked-prefill-size -1")
-    longest = max(report.max_model_len.values(), default=0)
-    for pool in report.pools:
-        if pool.capacity_tokens is not None and pool.capacity_tokens < _LEAST_CONTEXTS * longest:
-            fit = f"{pool.capacity_tokens / longest:.1f}"
-            yield Advice(
-                f"a KV pool holds only {fit} contexts of full length ({longest:,} tokens)",
-                "more memory for KV, an FP8 KV cache, or a shorter --max-model-len; short contexts are no problem",
-            )
-            return
 
 
 # ---- the text

@@ -7,7 +7,7 @@ by 1.3 to 1.6. Worker ids are 64-bit: text here and everywhere.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import orjson
@@ -85,6 +85,7 @@ class Dynamo(EngineAdapter):
 
     kind = "dynamo"
     metrics_paths = ("/health", "/metrics", "/v1/models")
+    capacity_flag = "leave /metrics on and reachable"
     tool_flags = "--dyn-tool-call-parser NAME on the worker, the name being that of the model's format"
     salt_paths = frozenset((CHAT, COMPLETIONS))
     claim_headers = _RANK_HEADERS | _PLACE_HEADERS
@@ -163,33 +164,21 @@ class Dynamo(EngineAdapter):
         end = _READ_BACK_VALUE.match(event, start + len(_READ_BACK)) if start >= 0 else None
         return event[:start] + event[end.end() :] if end else event
 
-    def advice(self, report: Report, abilities: Abilities) -> tuple[Advice, ...]:
-        found = []
+    def advice(self, report: Report, abilities: Abilities) -> Iterator[Advice]:
+        yield from super().advice(report, abilities)
         if abilities.honours_priority is False:
-            found.append(
-                Advice(
-                    "its router has no queue, so our order ends at the gateway", "--router-mode kv on the frontend"
-                )
-            )
+            problem = "its router has no queue, so the order of turns ends at the gateway"
+            yield Advice(problem, "--router-mode kv on the frontend")
         else:
-            found.append(
-                Advice(
-                    "priorities act only while the router's queue is not empty (its threshold cannot be seen)",
-                    "--router-queue-threshold 0.5 on the frontend, or ignore this: the gateway queues anyway",
-                )
+            yield Advice(
+                "priorities act only while the router's queue is not empty (its threshold cannot be seen)",
+                "--router-queue-threshold 0.5 on the frontend, or ignore this: the gateway queues anyway",
             )
         if abilities.paths is not None and MESSAGES not in abilities.paths:
-            found.append(Advice("/v1/messages is not served", "DYN_ENABLE_ANTHROPIC_API=1 on the frontend"))
+            yield Advice("/v1/messages is not served", "DYN_ENABLE_ANTHROPIC_API=1 on the frontend")
         if len(report.models) > 1:
-            found.append(
-                Advice(
-                    "with several models its workers cannot be distinguished",
-                    "one frontend per model, or accept it",
-                )
-            )
-        if not any(pool.capacity_tokens for pool in report.pools):
-            found.append(Advice("KV capacity is not known", "leave /metrics on and reachable"))
-        return tuple(found)
+            problem = "with several models its workers cannot be distinguished"
+            yield Advice(problem, "one frontend per model, or accept it")
 
 
 def _without_refused_tools(body: Json) -> Repair:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from gateway.engines.base import Abilities, Advice, EngineAdapter, EngineAddress, Report
 
 
@@ -18,10 +20,9 @@ class OpenAI(EngineAdapter):
         url = address.base_url
         return url == self.service_url or (url.startswith("https://") and bool(address.api_key))
 
-    def advice(self, report: Report, abilities: Abilities) -> tuple[Advice, ...]:
-        return (
-            Advice(
-                "a plain OpenAI-compatible server says nothing of its KV cache and takes no hints",
-                "if it is vLLM, SGLang or Dynamo, say so in the engine's URL: vllm://, sglang:// or dynamo://",
-            ),
+    def advice(self, report: Report, abilities: Abilities) -> Iterator[Advice]:
+        yield Advice(
+            "a plain OpenAI-compatible server says nothing of its KV cache and takes no hints",
+            "if it is vLLM, SGLang or Dynamo, say so in the engine's URL: vllm://, sglang:// or dynamo://",
         )
+        yield from super().advice(report, abilities)

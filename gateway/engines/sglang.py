@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from gateway.core import fields
 from gateway.core.fields import Json
@@ -52,6 +52,9 @@ class SGLang(EngineAdapter):
     kind = "sglang"
     metrics_paths = ("/v1/loads", "/metrics", "/v1/models")
     probe_paths = ("/openapi.json", "/server_info", "/get_server_info")
+    prefix_cache_flag = "no --disable-radix-cache"
+    cached_tokens_flag = "--enable-cache-report"
+    capacity_flag = "a release with /v1/loads or /server_info"
     tool_flags = "--tool-call-parser NAME, the name being that of the model's format"
     salt_paths = frozenset((CHAT, COMPLETIONS))
     names_responses = True
@@ -134,31 +137,22 @@ class SGLang(EngineAdapter):
             chunks_prefill=None if (chunk := fields.integer(info, "chunked_prefill_size")) is None else chunk > 0,
         )
 
-    def advice(self, report: Report, abilities: Abilities) -> tuple[Advice, ...]:
-        found = []
-        if report.caches_prefixes is False:
-            found.append(
-                Advice("the radix cache is off: every turn computes its whole prompt", "no --disable-radix-cache")
-            )
-        if abilities.reports_cached_tokens is False:
-            found.append(Advice("evictions cannot be seen: replies lack cached_tokens", "--enable-cache-report"))
+    def advice(self, report: Report, abilities: Abilities) -> Iterator[Advice]:
+        yield from super().advice(report, abilities)
         if not abilities.honours_priority:
-            found.append(Advice("its own queue ignores the gateway's order", "--enable-priority-scheduling"))
+            yield Advice("its own queue ignores the gateway's order", "--enable-priority-scheduling")
         elif abilities.ranks_unset_last:
             problem = "requests without a priority go last, those of /v1/messages and /v1/responses among them"
-            found.append(Advice(problem, "--default-priority-value 0"))
+            yield Advice(problem, "--default-priority-value 0")
         if abilities.honours_priority and (gap := abilities.preemption_gap) is not None and gap < SPAN:
             problem = (
                 f"it preempts calls for priorities more than {gap} higher, and the gateway's differ by {SPAN}"
             )
-            found.append(Advice(problem, "--priority-scheduling-preemption-threshold 10"))
+            yield Advice(problem, "--priority-scheduling-preemption-threshold 10")
         if "session_id" in abilities.refused_fields:
-            found.append(Advice("live sessions are evicted like dead ones", "--enable-session-radix-cache"))
+            yield Advice("live sessions are evicted like dead ones", "--enable-session-radix-cache")
         if report.prefix_hits_tokens is None:
-            found.append(Advice("prefix hits are not counted", "--enable-metrics"))
-        if not any(pool.capacity_tokens for pool in report.pools):
-            found.append(Advice("KV capacity is not known", "a release with /v1/loads or /server_info"))
-        return tuple(found)
+            yield Advice("prefix hits are not counted", "--enable-metrics")
 
 
 def _priority(urgency: int, abilities: Abilities) -> int:

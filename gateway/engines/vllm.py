@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -55,6 +55,9 @@ class Vllm(EngineAdapter):
     kind = "vllm"
     metrics_paths = ("/metrics", "/v1/models")
     probe_paths = ("/version", "/openapi.json")
+    prefix_cache_flag = "--enable-prefix-caching"
+    cached_tokens_flag = "--enable-prompt-tokens-details"
+    capacity_flag = "leave /metrics on and reachable"
     tool_flags = "--enable-auto-tool-choice --tool-call-parser NAME, the name being that of the model's format"
     salt_paths = frozenset((CHAT, COMPLETIONS, RESPONSES))
     names_responses = True
@@ -124,30 +127,16 @@ class Vllm(EngineAdapter):
             caches_prefixes=None if not caching or None in caching else "False" not in caching,
         )
 
-    def advice(self, report: Report, abilities: Abilities) -> tuple[Advice, ...]:
-        found = []
-        if report.caches_prefixes is False:
-            problem = "prefix caching is off: every turn computes its whole prompt"
-            found.append(Advice(problem, "--enable-prefix-caching"))
-        if abilities.reports_cached_tokens is False and report.caches_prefixes is not False:
-            found.append(
-                Advice("evictions cannot be seen: replies lack cached_tokens", "--enable-prompt-tokens-details")
-            )
+    def advice(self, report: Report, abilities: Abilities) -> Iterator[Advice]:
+        yield from super().advice(report, abilities)
         if abilities.honours_priority is not True:
-            found.append(
-                Advice(
-                    "its own queue may ignore the gateway's order: vLLM accepts `priority` without using it",
-                    "--scheduling-policy priority (if it is set already, all is well: vLLM does not tell)",
-                )
+            yield Advice(
+                "its own queue may ignore the gateway's order: vLLM accepts `priority` without using it",
+                "--scheduling-policy priority (if it is set already, all is well: vLLM does not tell)",
             )
-        sizes = [pool.block_tokens for pool in report.pools if pool.block_tokens]
-        if sizes and max(sizes) > 64:
-            found.append(
-                Advice(f"blocks of {max(sizes)} tokens: up to that many are lost per turn", "--block-size 32")
-            )
-        if not any(pool.capacity_tokens for pool in report.pools):
-            found.append(Advice("KV capacity is not known", "leave /metrics on and reachable"))
-        return tuple(found)
+        block_tokens = max((pool.block_tokens or 0 for pool in report.pools), default=0)
+        if block_tokens > 64:
+            yield Advice(f"blocks of {block_tokens} tokens: up to that many are lost per turn", "--block-size 32")
 
 
 def _without_grammars(body: Json) -> Repair:

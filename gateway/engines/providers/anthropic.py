@@ -34,7 +34,7 @@ from gateway.engines.providers.translation import (
     TranslatedReply,
     Untranslatable,
     read_chat,
-    untranslatable,
+    refusal,
 )
 
 _REFUSALS = frozenset((400, 403))
@@ -100,7 +100,7 @@ class AnthropicClient:
         try:
             chat = read_chat(body)
         except Untranslatable as error:
-            return untranslatable(error)
+            return refusal(400, str(error), error.param)
         sent = orjson.dumps(anthropic_request(chat))
         reply = await self._upstream.call("POST", self._base_url + MESSAGES, headers, sent, timeouts)
         if reply.status != 200:

@@ -33,7 +33,6 @@ from gateway.engines.providers.translation import (
     WholeReply,
     read_chat,
     refusal,
-    untranslatable,
 )
 
 _PLACE = re.compile(r"([a-z]{2}(?:-[a-z]+)+-\d)(/[^/?#]*)?/?")
@@ -102,7 +101,7 @@ class BedrockClient:
             chat = read_chat(body)
             sent = orjson.dumps(bedrock_request(chat))
         except Untranslatable as error:
-            return untranslatable(error)
+            return refusal(400, str(error), error.param)
         verb = "converse-stream" if chat.wants_stream else "converse"
         url = f"{self._base_url}/model/{quote(chat.model, safe='')}/{verb}"
         reply = await self._send("POST", url, headers, sent, timeouts)

@@ -374,11 +374,6 @@ def refusal(
     return WholeReply(status, [JSON_TYPE], _error(kind, message, param))
 
 
-def untranslatable(error: Untranslatable) -> WholeReply:
-    """A refusal that names the field."""
-    return refusal(400, str(error), error.param)
-
-
 def _error(kind: str, message: str, param: str | None) -> bytes:
     return orjson.dumps({"error": {"message": message, "type": kind, "param": param, "code": None}})
 
