@@ -1,4 +1,4 @@
-"""`BatchAgent`: runs a batch, gives its results in order or as they come, and reduces them."""
+"""The functions that users call: `BatchAgent` for agents, and scatter, gather and reduce for lists of prompts."""
 
 from __future__ import annotations
 
@@ -27,42 +27,47 @@ class BatchAgent:
     """Every method takes the fields of `BatchSpec` as keywords, and
 
     - `runtime`: runs each agent as a process on the command line, see `batch_agent.runtimes`;
-    - `outage`: a `batch_agent.Outage`, for batches that follow each other, or to be told in another way;
+    - `outage`: a `batch_agent.Outage` that several batches share, or that reports in another way;
     - `max_agents`: another name of `max_concurrent`.
 
-    An agent's failure is a result with an `error`. What is raised concerns the batch: ValueError and TypeError for
-    what cannot be run, ConnectionError where there is no gateway.
+    An agent's failure is a result with an `error`. Exceptions concern the whole batch: ValueError and TypeError
+    for a batch that cannot run, ConnectionError where there is no gateway.
     """
 
     @classmethod
     async def run(cls, **keywords: Any) -> list[AgentResult]:
-        """The results in the order of the inputs."""
+        """Return the results in the order of the inputs."""
         async with aclosing(cls.stream(**keywords)) as stream:
             results = [result async for result in stream]
         return sorted(results, key=lambda result: result.index)
 
     @classmethod
     async def stream(cls, **keywords: Any) -> AsyncGenerator[AgentResult, None]:
-        """The results as they come. Leaving the loop ends what still runs."""
+        """Yield the results as they come. Leaving the loop ends the agents that still run."""
         spec, runtime, outage = spec_of(keywords)
         async with _opened(spec, runtime, outage) as (agents, prompts):
             max_begun = spec.max_dispatched if spec.max_dispatched > 0 else None
             async with aclosing(in_order_of_completion(agents, prompts, max_begun)) as results:
                 async for result in results:
-                    await _tell(spec.on_result, result)
+                    await _report(spec.on_result, result)
                     yield result
 
     @classmethod
     async def run_with_reduce(cls, **keywords: Any) -> tuple[list[AgentResult], Any]:
-        """The results, and the output of one more agent that reads them: `reduce` is its task, `{n}` in it their
-        number, `reduce_schema` its schema. It reads of failures, too. Raises RuntimeError if it fails."""
+        """Return the results, and the output of one more agent that reads all of them, failures too.
+
+        `reduce` is its task, in which `{n}` is the number of results. `reduce_schema` is its output schema. Raises
+        RuntimeError if this agent fails.
+        """
         return await reducing.run_with_reduce(cls.run, keywords)
 
     @classmethod
     async def run_with_map_reduce(cls, **keywords: Any) -> tuple[list[AgentResult], Any]:
-        """A planner gives items, an agent works on each, a last one reads it all. Keywords of the stages are the
-        fields of `batch_agent.reducing.MapReduce`. Raises RuntimeError if the first or the last one fails, and
-        ValueError for a plan without items."""
+        """Let a planner make items, let an agent work on each item, and let a last agent read all results.
+
+        The keywords of these stages are the fields of `batch_agent.reducing.MapReduce`. Raises RuntimeError if the
+        first or the last agent fails, and ValueError for a plan without items.
+        """
         return await reducing.run_with_map_reduce(cls.run, keywords)
 
 
@@ -85,24 +90,24 @@ def _opened(
     return opened(spec, outage) if runtime is None else runtime.opened(spec, outage)
 
 
-async def _tell(on_result: OnResult | None, result: AgentResult) -> None:
-    """A callback that fails is logged: the batch is worth more than its report."""
+async def _report(on_result: OnResult | None, result: AgentResult) -> None:
+    """Call the callback. Its failure is logged, and does not end the batch."""
     if on_result is None:
         return
     try:
-        told = on_result(result)
-        if inspect.isawaitable(told):
-            await told
+        returned = on_result(result)
+        if inspect.isawaitable(returned):
+            await returned
     except Exception:
         LOG.exception("on_result failed for %s", result.job_id)
 
 
-# --- Many prompts at once: scatter and gather, map and gather, reduce in a tree; a list of prompts is one request.
+# ---- lists of prompts, each one request
 
 MOST_PROMPTS = 10_000
-"""In one request: what the gateway takes."""
+"""Prompts that the gateway takes in one request."""
 _APART = {"X-Turngate-Prompt-Errors": "separate"}
-"""A prompt that cannot be answered fails alone, instead of the request."""
+"""The header with which a prompt that cannot be answered fails alone, instead of the request."""
 
 
 async def scatter_gather(
@@ -119,11 +124,12 @@ async def scatter_gather(
     outage_s: float = OUTAGE_S,
     outage: Outage | None = None,
 ) -> list[AgentResult]:
-    """The answer to each prompt, in their order; one that fails is a result with an error.
+    """Return the answer to each prompt, in the order of the prompts. A failure is a result with an error.
 
-    They go without a chat template, as one list to /v1/completions, which the gateway spreads over its engines.
-    With `chat` each is a user message under `system_prompt`, in a request of its own. A list may take hours, and
-    its answer comes when all is done: what bounds it is whoever waits for this. Raises as `BatchAgent.run`.
+    Without `chat` the prompts go to /v1/completions as one list, without a chat template, and the gateway spreads
+    them over its engines. Such a list may take hours, and its answer comes as a whole: bound it with
+    `asyncio.timeout`. With `chat` each prompt is a user message under `system_prompt`, in a request of its own.
+    Raises as `BatchAgent.run`.
     """
     outage = outage or Outage(outage_s)
     if chat:
@@ -139,22 +145,24 @@ async def scatter_gather(
     ):
         await reached(outage, connection)
         calls = ModelCalls(connection, Slots(1), max_retries, outage=outage)
-        asked = {"model": model or await only_model(connection, outage), **(sampling or {})}
+        common = {"model": model or await only_model(connection, outage), **(sampling or {})}
         parts = (prompts[start : start + MOST_PROMPTS] for start in range(0, len(prompts), MOST_PROMPTS))
-        answers = [await _completions(calls, asked, part, MOST_PROMPTS * n) for n, part in enumerate(parts)]
+        answers = [await _completions(calls, common, part, MOST_PROMPTS * n) for n, part in enumerate(parts)]
         return list(chain.from_iterable(answers))
 
 
 async def map_gather(template: str, inputs: Sequence[Mapping[str, Any]], **keywords: Any) -> list[AgentResult]:
-    """`scatter_gather` of a template filled with each input. Raises ValueError for a field that an input lacks."""
+    """Fill a template with each input, then `scatter_gather`. Raises ValueError for a missing field."""
     return await scatter_gather([fill(template, values) for values in inputs], **keywords)
 
 
 async def tree_reduce(
     template: str, texts: Sequence[str], *, fan_in: int = 8, separator: str = "\n\n", **keywords: Any
 ) -> str:
-    """One text of many: `{texts}` in the template are `fan_in` of them, and the answers are reduced likewise until
-    one is left. Raises RuntimeError when a part fails, since what is left would not be of all."""
+    """Reduce many texts to one. Raises RuntimeError when a part fails: the last text would lack that part.
+
+    `{texts}` in the template stands for `fan_in` texts. The answers are reduced in the same way until one is left.
+    """
     if fan_in < 2:
         raise ValueError("fan_in must be at least 2")
     if not texts:
@@ -167,16 +175,16 @@ async def tree_reduce(
         results = await map_gather(template, [{"texts": separator.join(group)} for group in whole], **keywords)
         if failed := [result.error for result in results if result.error is not None]:
             raise RuntimeError(f"{len(failed)} of {len(whole)} parts failed, one with: {failed[0]}")
-        # A last one that is alone goes up a level as it is.
+        # A last text that is alone goes up a level as it is.
         left = [str(result.output) for result in results] + [group[0] for group in groups if len(group) == 1]
     return left[0]
 
 
-async def _completions(calls: ModelCalls, asked: Json, prompts: Sequence[str], start: int) -> list[AgentResult]:
-    """Answers are found by their index, never by their position; `start` is the index of the first prompt."""
+async def _completions(calls: ModelCalls, common: Json, prompts: Sequence[str], start: int) -> list[AgentResult]:
+    """Find answers by their index, never by their position. `start` is the index of the first prompt."""
     indexes = range(start, start + len(prompts))
     try:
-        answer = await calls.post("/completions", {**asked, "prompt": list(prompts)}, _APART)
+        answer = await calls.post("/completions", {**common, "prompt": list(prompts)}, _APART)
         found = {choice["index"] + start: choice for choice in answer["choices"]}
     except (AgentFailed, TimeoutError) as error:
         return [AgentResult(f"job-{index}", index, None, error_of(error)) for index in indexes]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from itertools import islice
 from secrets import token_hex
 from typing import Any, Protocol
@@ -36,39 +37,44 @@ async def opened(spec: BatchSpec, outage: Outage) -> AsyncIterator[tuple[ModelAg
     own_tools, other_names = runtime_tools(spec.tools, spec.timeout_per_tool)
     plan = Plan(spec, spec.model, own_tools, schema)
     prompts = plan.prompts()
-    async with AsyncExitStack() as stack:
-        url = await stack.enter_async_context(gateway_url(spec.gateway, spec.backend))
-        connection = await stack.enter_async_context(Connection(url, spec.api_key or api_key()))
-        checkpoint = await stack.enter_async_context(kept(spec))
-        await reached(outage, connection, checkpoint)
-        plan.model = spec.model or await only_model(connection, outage)
+    async with opened_gateway(spec, plan, outage) as gateway:
+        connection = gateway.connection
         if other_names:
             plan.use_gateway_tools(other_names, await outage.through(connection.tools, connection.problem))
         slots = Slots(spec.effective_max_inflight or default_calls())
         calls = ModelCalls(connection, slots, spec.max_retries, spec.timeout_per_turn, outage=outage)
-        tools = ToolRuntime(plan.tools, clock=loop.time)
-        stack.push_async_callback(tools.close)
-        batch_id = checkpoint.batch_id if checkpoint else new_batch_id()
         budget = Budget(spec.budget_tokens, ends_at)
-        yield ModelAgents(BatchResources(plan, calls, tools, budget, checkpoint, batch_id)), prompts
+        tools = ToolRuntime(plan.tools, clock=loop.time)
+        try:
+            shared = BatchResources(plan, calls, tools, budget, gateway.checkpoint, gateway.batch_id)
+            yield ModelAgents(shared), prompts
+        finally:
+            await tools.close()
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedGateway:
+    """The gateway that a batch has reached, and the record of the batch."""
+
+    connection: Connection
+    checkpoint: Checkpoint | None
+    batch_id: str
 
 
 @asynccontextmanager
-async def kept(spec: BatchSpec) -> AsyncIterator[Checkpoint | None]:
-    """Open the checkpoint of a batch, if it is to have one. Raises OSError."""
-    if spec.checkpoint_dir is None:
-        yield None
-        return
-    checkpoint = Checkpoint(spec.checkpoint_dir)
-    try:
-        await checkpoint.open()
-        yield checkpoint
-    finally:
-        await checkpoint.close()
-
-
-def new_batch_id() -> str:
-    return f"batch-{token_hex(8)}"
+async def opened_gateway(spec: BatchSpec, plan: Plan, outage: Outage) -> AsyncIterator[OpenedGateway]:
+    """Connect to the gateway of a batch and open its checkpoint. A plan without a model gets the only one."""
+    async with AsyncExitStack() as stack:
+        url = await stack.enter_async_context(gateway_url(spec.gateway, spec.backend))
+        connection = await stack.enter_async_context(Connection(url, spec.api_key or api_key()))
+        checkpoint = None
+        if spec.checkpoint_dir is not None:
+            checkpoint = Checkpoint(spec.checkpoint_dir)
+            stack.push_async_callback(checkpoint.close)
+            await checkpoint.open()
+        await reached(outage, connection, checkpoint)
+        plan.model = plan.model or await only_model(connection, outage)
+        yield OpenedGateway(connection, checkpoint, checkpoint.batch_id if checkpoint else f"batch-{token_hex(8)}")
 
 
 async def reached(outage: Outage, connection: Connection, checkpoint: Checkpoint | None = None) -> None:

@@ -1,4 +1,4 @@
-"""One pool of connections to the gateway: JSON there and back, and failures as ours."""
+"""One pool of connections to the gateway: sends JSON, reads JSON, and raises failures as `AgentFailed`."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from batch_agent.results import BadAnswer, ConnectError, HTTPStatusError
 
 CONNECT_S = 30.0
 SILENCE_S = 700.0
-"""Longer than the gateway lets a plain answer take (590 s), or an engine pause in a stream (300 s)."""
+"""Longer than a plain answer of the gateway may take (590 s), and than an engine may pause in a stream (300 s)."""
 LOOK_S = 10.0
-"""For the look that asks whether the gateway is there."""
+"""Longest time of a request that finds out whether the gateway answers."""
 NOT_THERE = frozenset((502, 503, 504, *range(520, 528), 530))
-"""What proxies say of a server behind them that they cannot reach."""
+"""Statuses with which proxies report a server behind them that they cannot reach."""
 _PASSING = frozenset((408, 425, 429, 500, 502, 503, 504, 529))
 _LARGE_BYTES = 1 << 20
-"""aiohttp blocks on larger bodies, unless it can read them in parts."""
+"""aiohttp blocks the event loop on larger bodies, unless it can read them in parts."""
 
 Json = dict[str, Any]
 Answer = tuple[bytes, Mapping[str, str]]
@@ -37,7 +37,7 @@ AddressInfo = tuple[Any, Any, int, str, tuple[Any, ...]]
 
 
 class Connection:
-    """An async context: leaving it closes the pool."""
+    """A pool of connections. It is an async context: leaving it closes the pool."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Connection:
         wall_clock: Callable[[], float] = time.time,
         get_addresses: Callable[..., list[AddressInfo]] = socket.getaddrinfo,
     ) -> None:
-        """`base_url` ends in /v1. `silence_s`: after which an answer counts as lost; None: never."""
+        """`base_url` ends in /v1. After `silence_s` an answer counts as lost. None: never."""
         self.base_url = base_url.rstrip("/")
         self._headers = {"Content-Type": "application/json", "User-Agent": "batch-agent"}
         if api_key:
@@ -71,17 +71,17 @@ class Connection:
         await self._session.close()
 
     def post(self, path: str, body: Json, headers: Mapping[str, str]) -> Awaitable[Answer]:
-        """Body and headers of a whole answer with status 200. Raises HTTPStatusError, ConnectError."""
+        """Return body and headers of a whole answer with status 200. Raises HTTPStatusError, ConnectError."""
         sent = bytes(memoryview(orjson.dumps(body)))  # a copy: the original has room for ten times as much
         return self._request("POST", path, BytesIO(sent) if len(sent) > _LARGE_BYTES else sent, headers)
 
     async def models(self) -> list[str]:
-        """Names of the served models. Raises HTTPStatusError, ConnectError, BadAnswer."""
+        """Return the names of the served models. Raises HTTPStatusError, ConnectError, BadAnswer."""
         raw, _ = await self._request("GET", "/models", None, {})
         return [model["id"] for model in json_object(raw).get("data") or ()]
 
     async def tools(self) -> list[Json]:
-        """What the gateway lists of its tools; nothing where it is none of ours. Raises as `models`."""
+        """Return the gateway's list of its tools. Empty: the server is another gateway. Raises as `models`."""
         try:
             raw, _ = await self._request("GET", "/turngate/tools", None, {})
         except HTTPStatusError as error:
@@ -91,7 +91,7 @@ class Connection:
         return list(json_object(raw).get("tools") or ())
 
     async def problem(self) -> str | None:
-        """Why the gateway does not answer. None: it does, whatever it says."""
+        """Return why the gateway does not answer. None: it answers, with any status."""
         try:
             async with asyncio.timeout(LOOK_S):
                 await self._request("GET", "/models", None, {})
@@ -119,28 +119,28 @@ class Connection:
 
     def _refusal(self, status: int, raw: bytes, headers: Mapping[str, str]) -> HTTPStatusError:
         try:
-            told: Any = orjson.loads(raw)
+            content: Any = orjson.loads(raw)
         except orjson.JSONDecodeError:
-            told = raw.decode(errors="replace")
-        # OpenAI's 429 for an empty account: it will not pass.
-        is_passing = status in _PASSING and "insufficient_quota" not in str(told)
-        return HTTPStatusError(status, error_text(told), is_passing, self._retry_after_s(headers))
+            content = raw.decode(errors="replace")
+        # OpenAI's 429 for an empty account does not pass.
+        is_passing = status in _PASSING and "insufficient_quota" not in str(content)
+        return HTTPStatusError(status, error_text(content), is_passing, self._retry_after_s(headers))
 
     def _retry_after_s(self, headers: Mapping[str, str]) -> float | None:
         try:
             if (ms := headers.get("Retry-After-Ms")) is not None:
                 return max(0.0, float(ms) / 1000)
-            told = headers.get("Retry-After", "").strip()
-            if told.replace(".", "", 1).isdigit():
-                return float(told)
-            return max(0.0, parsedate_to_datetime(told).timestamp() - self._wall_clock()) if told else None
+            after = headers.get("Retry-After", "").strip()
+            if after.replace(".", "", 1).isdigit():
+                return float(after)
+            return max(0.0, parsedate_to_datetime(after).timestamp() - self._wall_clock()) if after else None
         except ValueError:
             return None
 
 
 class _Resolver(AbstractResolver):
-    """Looks names up in threads of its own. Those of the event loop are waited for when it ends, and where the
-    network is gone a lookup takes half a minute."""
+    """Looks names up in threads of its own. The event loop would wait for its own threads at its end, and a lookup
+    takes half a minute where the network is gone."""
 
     def __init__(self, get_addresses: Callable[..., list[AddressInfo]]) -> None:
         self._get_addresses = get_addresses
@@ -151,7 +151,7 @@ class _Resolver(AbstractResolver):
         loop = asyncio.get_running_loop()
         found: asyncio.Future[list[AddressInfo]] = loop.create_future()
 
-        def tell(infos: list[AddressInfo], error: OSError | None) -> None:
+        def set_result(infos: list[AddressInfo], error: OSError | None) -> None:
             if not found.done():
                 found.set_exception(error) if error is not None else found.set_result(infos)
 
@@ -162,7 +162,7 @@ class _Resolver(AbstractResolver):
             except OSError as error:
                 failed = error
             with suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(tell, infos, failed)
+                loop.call_soon_threadsafe(set_result, infos, failed)
 
         threading.Thread(target=look_up, name="resolver", daemon=True).start()
         return [_resolved(host, info) for info in await found]
@@ -181,8 +181,7 @@ def _resolved(host: str, info: AddressInfo) -> ResolveResult:
 
 
 def probed_socket(info: AddressInfo) -> socket.socket:
-    """One that ends with an error when its other side is gone without a word, as a host without power: after a
-    minute instead of `SILENCE_S`."""
+    """Make a socket that notices a dead host, such as one without power, after a minute instead of `SILENCE_S`."""
     family, kind, proto, _, _ = info
     made = socket.socket(family, kind, proto)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -193,7 +192,7 @@ def probed_socket(info: AddressInfo) -> socket.socket:
 
 
 def _reason(error: aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError) -> str:
-    """Without the words that aiohttp and asyncio put around it."""
+    """Return the error without the words that aiohttp and asyncio put around it."""
     if isinstance(error, aiohttp.ConnectionTimeoutError):
         return f"no connection within {CONNECT_S:g} s"
     cause, number = error.os_error, error.os_error.errno or 0
@@ -212,6 +211,6 @@ def json_object(raw: bytes) -> Json:
 
 
 def error_text(body: Any) -> str:
-    """The message of an error in OpenAI's envelope, or of Dynamo's bare object."""
+    """Return the message of an error in OpenAI's envelope, or in Dynamo's bare object."""
     error = body.get("error", body) if isinstance(body, dict) else body
     return str(error.get("message", error) if isinstance(error, dict) else error)[:1000]

@@ -1,4 +1,4 @@
-"""What all agents of a run know of a gateway that does not answer, and how they wait until it does."""
+"""An outage of the gateway: all agents of a run wait for its end together."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from batch_agent.spec import OUTAGE_S
 LOG = logging.getLogger(__name__)
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 5.0
-"""Between two looks at a gateway that does not answer."""
+"""Pauses between two looks at a gateway that does not answer."""
 RETURNS_PER_S = 100.0
-"""Calls that go out again when it does: those of a thousand agents over ten seconds, not at once."""
+"""Rate at which calls go out again after an outage: those of a thousand agents take ten seconds."""
 LONGEST_RETURN_S = 10.0
 
 _YEAR_S = 365 * 86_400.0
 
 T = TypeVar("T")
 Look = Callable[[], Awaitable[str | None]]
-"""Asks the gateway for a trifle: why it does not answer, or None: it does."""
+"""Returns why the gateway does not answer. None: it answers."""
 
 
 class Outage:
     """Shared by all calls to one gateway, of one batch or of several that follow each other.
 
     Laws:
-    1. A call that got no answer is sent again for as long as the gateway does not answer, `outage_s` from then on,
-       and that counts as no try. Where the gateway does answer others, the failure is the call's own.
-    2. One call looks for all that wait; nothing else is sent. When it is over they go out one after the other.
-    3. Only a gateway that has answered before is waited for: an address that is wrong is told at once.
-    4. After `outage_s` all calls that wait fail. Later ones are sent, and fail at once or end the outage.
+    1. A call without an answer waits while the gateway does not answer, for at most `outage_s`, and is then sent
+       again. That is no retry. If the gateway answers a look, the failure is the call's own.
+    2. One call looks for all that wait, and nothing else is sent. After the outage the calls go out one by one.
+    3. Calls wait only for a gateway that has answered before: a wrong address is reported at once.
+    4. After `outage_s` all waiting calls fail. Later calls are sent, and fail at once or end the outage.
     """
 
     def __init__(
@@ -49,33 +49,35 @@ class Outage:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         rng: random.Random | None = None,
     ) -> None:
-        """`outage_s` 0: an outage is a failure like others. `tell`: a person, when it begins and ends."""
+        """`outage_s` 0: an outage is a failure like others. `tell` reports its begin and its end to a person."""
         self.outage_s = outage_s
         self.is_known = False
         """Whether the gateway has ever answered."""
         self.num_waiting = 0
         self.text = ""
-        """What there is to say while it lasts."""
+        """The report of the current outage."""
         self._tell = tell
         self._wall_clock = wall_clock
         self._sleep = sleep
         self._rng = rng or random.Random()  # noqa: S311 - spreads calls
         self._looking = asyncio.Lock()
-        """Held by the call that looks."""
+        """The call that looks holds it."""
         self._num_looks = self._num_returning = 0
         self._has_given_up = False
         self._since: float | None = None
-        """When it began, by the clock of the event loop, as all times here. None: there is none."""
+        """When the outage began. All times are those of the event loop's clock. None: there is no outage."""
         self._ended_at = self._seen_at = -math.inf
-        """When the last one ended; when the gateway was asked last by a look that it answered."""
+        """When the last outage ended, and when the last answered look was sent."""
 
     @property
     def is_waited_for(self) -> bool:
         return self._since is not None and _now() < self._since + self.outage_s
 
     async def through(self, ask: Callable[[], Awaitable[T]], look: Look, *, is_answer: bool = True) -> T:
-        """What `ask` gives, once the gateway is there. Raises as `ask` does, and OutageError. `is_answer`: what it
-        gives is the gateway's."""
+        """Return the result of `ask`, after an outage if need be. Raises as `ask` does, and OutageError.
+
+        `is_answer`: the result comes from the gateway.
+        """
         left_s = self.outage_s
         while True:
             waits_from = _now()
@@ -97,10 +99,10 @@ class Outage:
             left_s -= _now() - waits_from
 
     async def _was_on(self, look: Look, left_s: float) -> bool:
-        """Returns once the gateway answers: whether it did not, until now. Raises OutageError."""
+        """Wait until the gateway answers. True: there was an outage until now. Raises OutageError."""
         came_at = _now()
         if not (self.num_waiting or self.is_waited_for or self._has_given_up):
-            self._since = None  # those that waited have left, and whether it went on is not known
+            self._since = None  # no call waits any more, so whether the outage went on is unknown
         ends_at = min((came_at if self._since is None else self._since) + self.outage_s, came_at + left_s)
         self.num_waiting += 1
         try:
@@ -117,10 +119,10 @@ class Outage:
         return was_on
 
     async def _look(self, look: Look, came_at: float) -> None:
-        asked_at = _now()
+        sent_at = _now()
         why = await look()
         if why is None:
-            self._seen_at = asked_at
+            self._seen_at = sent_at
             if self._since is not None:
                 self._end()
             return
@@ -157,7 +159,7 @@ def _now() -> float:
 
 
 def is_no_answer(error: Exception) -> bool:
-    """Whether the gateway may be gone. A refusal that says when to come back is an answer."""
+    """Whether the gateway may be gone. A refusal with a `Retry-After` is an answer."""
     if isinstance(error, HTTPStatusError):
         return error.status in NOT_THERE and error.retry_after_s is None
     return isinstance(error, ConnectError | WorkerError | TimeoutError)

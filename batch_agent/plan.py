@@ -1,4 +1,4 @@
-"""Fills task templates: `str.format`, but for braces that cannot be meant as fields, such as those of JSON."""
+"""The plan of a batch: filled task templates, and the bodies of model calls, which all agents build alike."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _ROOT = re.compile(r"[A-Za-z_]\w*")
 
 
 def fill(template: str, values: Mapping[str, Any]) -> str:
-    """The template with the fields of `values` in it.
+    """Fill the fields of a template, as `str.format` does. Raises ValueError for a field that is not in `values`.
 
-    A template that `str.format` cannot read (`Answer as {"a": 1}: {question}`) has its fields filled and nothing
-    else changed; there a doubled brace stays doubled. Raises ValueError for a field that is not in `values`.
+    In a template that `str.format` cannot read (`Answer as {"a": 1}: {question}`) nothing but the fields changes.
+    A doubled brace then stays doubled.
     """
     try:
         if _is_plain(template):
@@ -38,7 +38,7 @@ def fill(template: str, values: Mapping[str, Any]) -> str:
 
 @lru_cache(maxsize=64)
 def _is_plain(template: str) -> bool:
-    """Whether `str.format` reads it, with names for all fields."""
+    """Whether `str.format` reads a template, and all fields have names."""
     try:
         fields = [field for _, field, _, _ in Formatter().parse(template) if field is not None]
     except ValueError:
@@ -46,45 +46,43 @@ def _is_plain(template: str) -> bool:
     return all(_ROOT.match(field) for field in fields)
 
 
-# ---- what all agents of a batch share, worked out once: their prompts, tools, schema and model calls
-
 _CHARS_PER_TOKEN = 4
 _SCHEMA_FIELD = re.compile(r"response_format|json_schema|guided|structured|grammar", re.IGNORECASE)
 
 
 @dataclass(slots=True)
 class Plan:
-    """Of one batch."""
+    """The prompts, tools, schema and model calls of one batch."""
 
     spec: BatchSpec
     model: str
     tools: Sequence[Tool]
     schema: OutputSchema | None
     engine_enforces: bool = True
-    """Whether the engine takes `response_format`; false once it has refused one."""
+    """Whether the engine takes `response_format`. False once it has refused one."""
     offered: list[dict[str, Any]] = field(init=False)
-    """As they are declared to the model."""
+    """The tools as they are declared to the model."""
     _gateway_calls_tools: bool = False
     _num_turns: Counter[int] = field(default_factory=Counter)
     _systems: dict[str, str] = field(default_factory=dict)
-    """System prompts by what they say of the schema: one text for all agents, not one for each."""
+    """System prompts by their schema instruction: one text that all agents share."""
 
     def __post_init__(self) -> None:
         self.offered = [_declared(tool.name, tool.description, tool.parameters) for tool in self.tools]
 
     def use_gateway_tools(self, names: Collection[str], served: Iterable[dict[str, Any]]) -> None:
-        """`served`: the gateway's list of its tools. Raises ValueError for a name that is not in it."""
+        """Let agents call tools of the gateway. `served` lists all of them. Raises ValueError for other names."""
         rows = {row["name"]: row for row in served}
         for name in names:
             if name not in rows:
                 there = ", ".join(sorted(rows)) or "none"
                 raise ValueError(f"there is no tool {name!r}, neither here nor at the gateway, which has {there}")
-            if rows[name]["mode"] == "intercept":  # what it offers, it adds to each request itself
+            if rows[name]["mode"] == "intercept":  # the gateway itself adds the other tools to each request
                 self.offered.append(_declared(name, rows[name]["description"], rows[name]["parameters"]))
         self._gateway_calls_tools = bool(names)
 
     def prompts(self) -> Iterator[str]:
-        """The task of each agent, made when it begins. Raises ValueError, now, for a field that an input lacks."""
+        """Return the tasks, each filled when its agent begins. Raises ValueError at once for a missing field."""
         for index, values in enumerate(self.spec.inputs):
             try:
                 fill(self.spec.task, values)
@@ -97,7 +95,7 @@ class Plan:
         return (len(self.spec.system_prompt) + len(prompt)) / _CHARS_PER_TOKEN > room_tokens
 
     def first_messages(self, prompt: str) -> list[Message]:
-        """The system prompt is the same for all agents, so that they share its cache."""
+        """Return the opening. All agents have the same system prompt, so that they share its cache."""
         instruction = self.schema.instruction if self.schema and self._states_schema else ""
         system = self._systems.get(instruction)
         if system is None:
@@ -106,13 +104,16 @@ class Plan:
         return [*opening, {"role": "user", "content": prompt}]
 
     def content(self, prompt: str) -> tuple[Any, ...]:
-        """What makes two agents the same to a checkpoint."""
+        """Return the content by which a checkpoint finds an agent."""
         spec, schema = self.spec, self.schema.json_schema if self.schema else None
         return self.model, spec.system_prompt, prompt, self.offered, schema, dict(spec.sampling)
 
     def body(self, messages: list[Message], *, is_last: bool, is_correction: bool = False) -> dict[str, Any]:
-        """Of one model call. A model that is held to a schema cannot call tools meanwhile, so with tools only the
-        last call asks for it; where the gateway calls them, that may take any call but a correction."""
+        """Return the body of one model call.
+
+        An engine that enforces a schema cannot call tools meanwhile. So with tools only the last call has the
+        schema, and with tools of the gateway, which may run in any call, only a correction has it.
+        """
         body = {"model": self.model, "messages": messages, **self.spec.sampling}
         needs_no_tools = is_correction or (not self._gateway_calls_tools and (is_last or not self.offered))
         enforces = self.schema is not None and self.engine_enforces and needs_no_tools
@@ -125,7 +126,7 @@ class Plan:
         return body
 
     def was_schema_refused(self, error: HTTPStatusError) -> bool:
-        """Whether an error says that the engine takes no schema; from then on prompts state it."""
+        """Whether an error says that the engine takes no schema. From then on prompts state the schema."""
         if error.status not in (400, 422, 501) or not _SCHEMA_FIELD.search(str(error)):
             return False
         self.engine_enforces = False
@@ -136,8 +137,7 @@ class Plan:
         self._num_turns[turns] += 1
 
     def remaining_turns(self, turn: int) -> int:
-        """Model calls to come after call `turn` (from 1): as many as in the agents that have ended, in the mean;
-        at most what is allowed."""
+        """Estimate the model calls after call `turn` (from 1) from the agents that have ended, within bounds."""
         most = self.spec.max_turns - turn
         lasted = [(turns, count) for turns, count in self._num_turns.items() if turns >= turn]
         if most <= 0 or not lasted:

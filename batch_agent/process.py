@@ -1,4 +1,4 @@
-"""One run of a command in a process group of its own, of which nothing is left when the run is over."""
+"""Runs a command in a process group of its own, and ends the whole group with it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pathlib import Path
 from batch_agent.results import WorkerError
 
 _LINE_BYTES = 64 << 20
-"""A longer line of output ends the run: an event may hold a whole file, but not that."""
+"""A longer line of output ends the run. An event may hold a whole file, but not as much."""
 _KEPT_LINES = 20
 _GRACE_S = 2.0
-"""For a command to end when it is asked to, and for the rest of its output once it has."""
+"""Time for a command to end after a signal, and for the rest of its output after its end."""
 
 
 class _Process(SubprocessStreamProtocol):
-    """asyncio's own `wait` returns only when nobody has the output open, which may be a child that lives on."""
+    """Notices the exit itself: asyncio's `wait` returns only when no child has the output open any more."""
 
     def __init__(self) -> None:
         super().__init__(limit=_LINE_BYTES, loop=asyncio.get_running_loop())
@@ -35,10 +35,10 @@ class _Process(SubprocessStreamProtocol):
 async def run(
     command: Sequence[str], stdin: bytes, cwd: Path, env: Mapping[str, str], on_line: Callable[[bytes], None]
 ) -> None:
-    """Runs a command to its end; `on_line` gets each line of its standard output.
+    """Run a command to its end, and give `on_line` each line of its standard output.
 
-    Its whole group is ended with it, and when this is cancelled. Raises WorkerError for an exit status other than
-    0, with the end of what it wrote to standard error, and whatever `on_line` raises.
+    The whole process group ends with the command, or when this is cancelled. Raises WorkerError for an exit status
+    other than 0, with the end of the standard error. Raises also as `on_line` does.
     """
     try:
         transport, process = await asyncio.get_running_loop().subprocess_exec(
@@ -55,7 +55,7 @@ async def run(
                 group.create_task(_read(process.stderr, last_lines.append)),
             ]
             await process.has_exited.wait()
-            _signal(transport, signal.SIGKILL)  # children that it left would hold its output open
+            _signal(transport, signal.SIGKILL)  # children that are left would hold the output open
             _, late = await asyncio.wait(readers, timeout=_GRACE_S)
             for reader in late:
                 reader.cancel()
@@ -89,7 +89,7 @@ async def _read(stream: asyncio.StreamReader | None, on_line: Callable[[bytes], 
 
 
 async def _end(transport: asyncio.SubprocessTransport, process: _Process) -> None:
-    """Ask the group to end, then make it."""
+    """Ask the group to end, then kill it."""
     if not process.has_exited.is_set():
         _signal(transport, signal.SIGTERM)
         with suppress(TimeoutError):

@@ -1,4 +1,4 @@
-"""Batches whose results one more agent reduces, with or without one before them that plans their inputs."""
+"""Batches whose results one more agent reduces, with or without an agent that plans their inputs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Run = Callable[..., Awaitable[list[AgentResult]]]
 
 
 class _Stages:
-    """Runs one batch after the other; the budget is that of all."""
+    """Runs batches one after the other. They share the budget."""
 
     def __init__(self, run: Run, shared: Mapping[str, Any]) -> None:
         self._run = run
@@ -39,7 +39,7 @@ class _Stages:
         return results
 
     async def one(self, what: str, task: str, values: Mapping[str, Any], **keywords: Any) -> Any:
-        """The output of a single agent. Raises RuntimeError if it has none."""
+        """Return the output of a single agent. Raises RuntimeError if it has none."""
         (result,) = await self.run(**{"on_result": None, "max_agents": 1, **keywords}, task=task, inputs=[values])
         if result.error is not None:
             raise RuntimeError(f"{what} agent failed: {result.error}")
@@ -64,16 +64,16 @@ async def run_with_reduce(run: Run, keywords: Mapping[str, Any]) -> tuple[list[A
 
 @dataclass(frozen=True, kw_only=True)
 class MapReduce:
-    """Keywords of `BatchAgent.run_with_map_reduce`, beside those that hold for all stages."""
+    """Keywords of `BatchAgent.run_with_map_reduce` beside those that hold for all stages."""
 
     plan_prompt: str
     plan_output_schema: Any
-    """Its output has a list `items`."""
+    """A schema with a list `items`."""
     task: str
-    """Run for each item, as `{item}` with its `{index}`."""
+    """The task for each item, in which `{item}` is the item and `{index}` its number."""
     output_schema: Any
     reduce: str
-    """`{n}` is the number of items; the plan and the results follow it."""
+    """The task of the last agent, in which `{n}` is the number of items. The plan and the results follow it."""
     reduce_schema: Any
     plan_inputs: Mapping[str, Any] = field(default_factory=dict)
     model: str = ""
@@ -81,7 +81,7 @@ class MapReduce:
     worker_model: str | None = None
     reducer_model: str | None = None
     max_concurrent: int | None = None
-    """Of the agents that run `task`, as are the next two."""
+    """For the agents that run `task`, as are the next two."""
     on_result: Any = None
     runtime: Any = None
 
@@ -111,8 +111,8 @@ async def run_with_map_reduce(run: Run, keywords: Mapping[str, Any]) -> tuple[li
             runtime=job.runtime,
         )
         entries = [_entry(result) | {"item": items[result.index]} for result in results]
-        told = f"Planner output:\n{_text(jsonable(plan))}\n\nResults:\n{_text(entries)}"
-        prompt = f"{fill(job.reduce, {'n': len(results)})}\n\n{told}"
+        record = f"Planner output:\n{_text(jsonable(plan))}\n\nResults:\n{_text(entries)}"
+        prompt = f"{fill(job.reduce, {'n': len(results)})}\n\n{record}"
         model = job.reducer_model or job.model
         reduced = await stages.one(
             "Reduce", "{prompt}", {"prompt": prompt}, output_schema=job.reduce_schema, model=model
@@ -121,7 +121,7 @@ async def run_with_map_reduce(run: Run, keywords: Mapping[str, Any]) -> tuple[li
 
 
 def _with_outage(keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """One for all stages: a gateway that goes between two of them is waited for, too."""
+    """Add an `Outage` that all stages share: they also wait for a gateway that goes between two of them."""
     return {"outage": Outage(keywords.get("outage_s", OUTAGE_S)), **keywords}
 
 
@@ -135,7 +135,7 @@ def _items(plan: Any) -> list[str]:
 
 
 def _entry(result: AgentResult) -> dict[str, Any]:
-    """What the reducer reads of an agent."""
+    """Return the record of an agent that the reducer reads."""
     if result.error is None:
         return {"status": "ok", "index": result.index, "output": jsonable(result.output)}
     error = {"type": result.error.type, "message": result.error.message}

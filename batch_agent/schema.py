@@ -1,4 +1,4 @@
-"""An output schema: what the engine is told to keep to, and how an answer becomes an output."""
+"""An output schema: the constraint for the engine, and the way from an answer to an output."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class OutputSchema:
     """A pydantic model, or a JSON schema."""
 
     def __init__(self, given: type[BaseModel] | Json) -> None:
-        """Raises TypeError for anything else, and ValueError for a schema that is none."""
+        """Raises TypeError for anything else, and ValueError for an invalid schema."""
         self._model = given if isinstance(given, type) and issubclass(given, BaseModel) else None
         if self._model is not None:
             self.json_schema: Json = self._model.model_json_schema()
@@ -43,10 +43,10 @@ class OutputSchema:
         )
 
     def read(self, text: str, *, repair: bool = False) -> Any:
-        """The output in an answer: its JSON object, from the first brace to the last.
+        """Return the output in an answer: its JSON object, from the first brace to the last.
 
-        `repair`: as a last resort, without commas before closing brackets. Raises OutputValidationError with what
-        is wrong, in words that the model can act on.
+        `repair`: remove commas before closing brackets, as a last resort. Raises OutputValidationError with the
+        fault, in words that the model can act on.
         """
         begin, end = text.find("{"), text.rfind("}") + 1
         if begin < 0 or end <= begin:
@@ -81,9 +81,9 @@ def _checked(schema: Json) -> Json:
 async def output_of(
     schema: OutputSchema | None, text: str, correct: Callable[[str], Awaitable[str | None]]
 ) -> Any:
-    """The output in an answer. One that does not fit is corrected once by its author, and repaired if that fails.
+    """Return the output in an answer. An answer that does not fit is corrected once by its author, then repaired.
 
-    `correct`: sends what is wrong, gives the new answer; None if the author cannot be asked. Raises
+    `correct` sends the fault and returns the new answer. None: the author cannot be asked. Raises
     OutputValidationError.
     """
     if schema is None:

@@ -1,4 +1,4 @@
-"""What a batch is asked for: the keywords of `BatchAgent.run`, their defaults and bounds."""
+"""The keywords of `BatchAgent.run`: their defaults, bounds and help."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from batch_agent.results import AgentResult
 from tool_runtime.agent_loop import Message
 
 OUTAGE_S = 600.0
-"""Longer than a gateway takes to be started again, by a person who was called."""
+"""Longer than a person on call takes to start a gateway again."""
 
 OnResult: TypeAlias = Callable[[AgentResult], Any]
 Compact: TypeAlias = Callable[[list[Message], int], list[Message] | Awaitable[list[Message] | None] | None]
-"""Told the messages and the tokens of the last prompt; returns what replaces them, or None to leave them."""
+"""Takes the messages and the tokens of the last prompt. Returns the messages that replace them, or None."""
 
 
 @dataclass(frozen=True)
 class BatchSpec:
-    """One batch. Raises ValueError and TypeError for what cannot be run."""
+    """One batch. Raises ValueError and TypeError for a batch that cannot run."""
 
     task: str
-    """A `str.format` template, filled once per input. Braces that are no field of an input stay as they are."""
+    """A `str.format` template, filled once per input. Braces that are no fields of an input stay as they are."""
     inputs: Sequence[Mapping[str, Any]]
-    """One agent each."""
+    """One agent for each."""
     system_prompt: str = ""
     tools: Sequence[Any] = ()
-    """All that these agents can call: `Tool.define`d ones, names of built-in ones, or tools of `tool_runtime`."""
+    """All tools that these agents can call: of `Tool.define`, of `tool_runtime`, or built-in ones by name."""
     output_schema: Any | None = None
-    """A pydantic model or a JSON schema. None: the answer's text."""
+    """A pydantic model or a JSON schema. None: the output is the answer's text."""
     model: str = ""
-    """Empty: the only one that the gateway serves."""
+    """Empty: the only model that the gateway serves."""
     backend: str = ""
-    """Engine URL such as `vllm://host:8000`; a gateway is started for it where no other is named."""
+    """Engine URL such as `vllm://host:8000`. A gateway starts for it where no other is named."""
     gateway: str = ""
     """Base URL of a running gateway. Empty: OPENAI_BASE_URL, else one in this process for `backend`."""
     api_key: str = ""
@@ -46,38 +46,38 @@ class BatchSpec:
     connections."""
     max_concurrent: int | None = None
     max_dispatched: int = -1
-    """Agents begun and not yet done. -1: no bound."""
+    """Agents that have begun and not ended. -1: no bound."""
     max_turns: int = 1
-    """Model calls per agent, the one that corrects an output aside."""
+    """Model calls per agent, without the one that corrects an output."""
     max_retries: int = 3
-    """Times that a model call is sent again after a failure that may pass. Waiting when told to is no failure."""
+    """Times that a model call is sent again after a failure that may pass. Obeying `Retry-After` is no failure."""
     outage_s: float = OUTAGE_S
-    """How long a gateway that has answered before, and does not any more, is waited for: no try is used up. 0: it
-    is not."""
+    """Seconds that calls wait for a gateway that has answered before and no longer does. They use up no retry. 0:
+    they do not wait."""
     timeout_per_agent: float | None = None
-    """Seconds from an agent's first model call to its result, waiting at and for the gateway included."""
+    """Seconds from an agent's first model call to its result, with all waiting at and for the gateway."""
     timeout_per_turn: float | None = None
     """The same for one model call."""
     timeout_per_tool: float | None = 30
     budget_tokens: int | None = None
-    """Prompt and completion tokens that the whole batch may use; then no further call is made."""
+    """Prompt and completion tokens that the whole batch may use. After that it makes no further call."""
     budget_s: float | None = None
     """Seconds that the whole batch may take."""
     min_response_tokens: int = 1024
     model_max_context: int = 200_000
     """A task estimated to leave less than `min_response_tokens` of this is not sent."""
     schema_in_prompt: bool | None = None
-    """Whether the system prompt states the output schema. None: where tools keep the engine from enforcing it."""
+    """Whether the system prompt states the output schema. None: if tools keep the engine from enforcing it."""
     transcript: bool = False
     """Whether results carry their agent's messages."""
     compact: Compact | None = None
-    """Called before each later model call; the only way in which a history is ever changed."""
+    """Called before every model call but the first. Nothing else ever changes a history."""
     on_result: OnResult | None = None
-    """Told of each result as it comes; may be async."""
+    """Called with each result as it comes. It may be async."""
     checkpoint_dir: str | Path | None = None
-    """Where finished turns are kept. The same batch run again goes on from there."""
+    """Directory for finished turns. The same batch, run again, resumes from there."""
 
-    # Known to batch-agent 0.2.0, without effect here; docs/batch-agent.md says why.
+    # These keywords of batch-agent 0.2.0 have no effect here. docs/batch-agent.md says why.
     calibrate_backend: bool = False
     backpressure_ceiling: int = 0
     diff_kv: bool = False
@@ -107,12 +107,12 @@ class BatchSpec:
             _must_be(name, value, int if name in _COUNTS else (int, float))
             if (least := _COUNTS.get(name, 0)) is not None and value < least:
                 raise ValueError(f"{name} must be >= {least}")
-        if reserved := _OURS & self.sampling.keys():
+        if reserved := _RESERVED & self.sampling.keys():
             raise ValueError(f"sampling cannot set {', '.join(sorted(reserved))}")
 
     @property
     def effective_max_inflight(self) -> int | None:
-        """None: no bound was given."""
+        """None: the batch gives no bound."""
         return self.max_inflight if self.max_inflight > 0 else self.max_concurrent
 
 
@@ -126,7 +126,7 @@ _COUNTS = {
     "min_response_tokens": None,
     "model_max_context": None,
 }
-"""Whole numbers, with the least that means something."""
+"""Whole numbers, each with its least meaningful value."""
 _TIMEOUTS = ("timeout_per_agent", "timeout_per_turn", "timeout_per_tool", "budget_s")
 _SECONDS = (*_TIMEOUTS, "outage_s")
 _MAY_BE_NONE = frozenset(("max_concurrent", "budget_tokens", *_TIMEOUTS))
@@ -134,11 +134,11 @@ _NAMES = {int: "a whole number", (int, float): "a number", str: "text", Collecti
 
 
 def _must_be(name: str, value: Any, kind: Any) -> None:
-    """Raises TypeError in the words of who wrote it."""
+    """Raises TypeError in the words of the user."""
     if not isinstance(value, kind) or isinstance(value, bool) or (kind is Collection and isinstance(value, str)):
         raise TypeError(f"{name} must be {_NAMES[kind]}, not {value!r}")
 
 
-_OURS = frozenset(
+_RESERVED = frozenset(
     ("model", "messages", "tools", "tool_choice", "response_format", "stream", "stream_options", "n")
 )

@@ -148,9 +148,9 @@ class ToolDefinition:
 
 
 class Tool:
-    """`@Tool.define` makes a tool of a function, and names it in `Tool.registry` and as `Tool.<name>`.
+    """`@Tool.define` makes a tool of a function. `Tool.registry` and `Tool.<name>` find it.
 
-    That is for finding it: agents can call what their batch lists in `tools`, and nothing else.
+    Agents can call the tools that their batch lists in `tools`, and no others.
     """
 
     registry: ClassVar[dict[str, Any]] = dict(BUILT_IN)
@@ -179,8 +179,11 @@ class Tool:
 
     @classmethod
     def define(cls, func: Function | None = None, *, name: str | None = None, **options: Any) -> Any:
-        """`cacheable`: calling it changes nothing, so that equal calls of all agents run once in 60 s.
-        Say False for a tool that does something: then each call runs, once. `rate_limit`: calls per second."""
+        """Make a tool of a function.
+
+        `cacheable`: a call changes nothing, so equal calls of all agents run once in 60 s. With False each call
+        runs, exactly once. `rate_limit`: calls per second.
+        """
 
         def make(function: Function) -> ToolDefinition:
             definition = ToolDefinition(
@@ -199,8 +202,11 @@ class Tool:
 
     @staticmethod
     def batchable(*, key_arg: str, batch_query: str) -> Callable[[Function], Function]:
-        """Under `define`: calls that differ in `key_arg` alone become one, `func._batch_handler(keys)`, which
-        gives the results in the order of the keys. Without such a handler each call runs by itself."""
+        """Mark a function, under `define`, whose calls may become one.
+
+        Calls that differ in `key_arg` alone become `func._batch_handler(keys)`, which returns the results in the
+        order of the keys. Without such a handler each call runs by itself.
+        """
 
         def mark(function: Any) -> Function:
             function._batch_key_arg, function._batch_query = key_arg, batch_query
@@ -211,7 +217,7 @@ class Tool:
 
 
 class _Grouped:
-    """Several calls as one of the handler; those that say more than their key, and single ones, one by one."""
+    """Runs several calls as one call of the handler. Single calls and those with further arguments run alone."""
 
     def __init__(
         self, tool: RuntimeTool, key_arg: str, handler: Callable[[list[Any]], Awaitable[Iterable[Any]]]
@@ -243,8 +249,10 @@ class _Grouped:
 
 
 def runtime_tools(given: Sequence[Any], timeout_s: float | None) -> tuple[list[RuntimeTool], list[str]]:
-    """The tools of a batch that run here, and names that are the gateway's if anybody's. Raises ValueError for a
-    name that is given twice, TypeError for what is no tool."""
+    """Return the tools of a batch that run here, and the remaining names, which only the gateway may know.
+
+    Raises ValueError for a name that is given twice, and TypeError for a value that is no tool.
+    """
     known = [Tool.registry.get(one, one) if isinstance(one, str) else one for one in given]
     others = [one for one in known if isinstance(one, str)]
     tools = [tool for one in known if not isinstance(one, str) and (tool := _tool(one, timeout_s)) is not None]

@@ -1,4 +1,4 @@
-"""A working copy of a directory for one worker: a git repository of its own, so that its changes can be told."""
+"""Agents that are processes: each has a working copy of a directory, a session at the gateway, and a result."""
 
 from __future__ import annotations
 
@@ -16,73 +16,25 @@ from typing import Any, Protocol
 
 from batch_agent import environment, process
 from batch_agent.agent import Budget
-from batch_agent.batch import Attend, kept, new_batch_id, only_model, outcome, reached
+from batch_agent.batch import Attend, opened_gateway, outcome
 from batch_agent.calls import Slots
 from batch_agent.checkpoint import Checkpoint, Saved
-from batch_agent.connection import Connection
-from batch_agent.environment import gateway_url
 from batch_agent.outage import Look, Outage
 from batch_agent.plan import Plan
 from batch_agent.results import AgentResult, Timings, Usage, WorkerError, error_of, jsonable
 from batch_agent.schema import OutputSchema, output_of
 from batch_agent.spec import BatchSpec
 
-_IDENTITY = ["-c", "user.name=batch-agent", "-c", "user.email=batch-agent@localhost"]
-_PLAIN = ["-c", "core.hooksPath=/dev/null", "-c", "commit.gpgSign=false", "-c", "core.autocrlf=false"]
-
-
-class Workspace:
-    """Blocking: for a thread. Raises OSError, subprocess.CalledProcessError."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def fill(self, source: Path) -> None:
-        """Copy what git would: all files but the ignored ones, as they are now. Outside of a repository, all."""
-        try:
-            listed = _git(source, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
-        except subprocess.CalledProcessError:
-            shutil.copytree(source, self.path, symlinks=True, dirs_exist_ok=True)
-        else:
-            self.path.mkdir(parents=True, exist_ok=True)
-            for name in filter(None, os.fsdecode(listed).split("\0")):
-                _copy(source / name, self.path / name)
-        _git(self.path, "init", "--quiet")
-        _git(self.path, "add", "--all", "--force")
-        _git(self.path, "commit", "--quiet", "--allow-empty", "--message", "As it was given")
-
-    def patch(self) -> str:
-        """What has changed since, new files included; git applies it. Empty where it was not filled."""
-        try:
-            _git(self.path, "add", "--all")
-            return _git(self.path, "diff", "--cached", "--binary", "HEAD").decode(errors="replace")
-        except (OSError, subprocess.CalledProcessError):
-            return ""
-
-    def remove(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
-
-
-def _copy(file: Path, to: Path) -> None:
-    if file.is_symlink() or file.is_file():  # not one that was deleted and is still tracked, nor a submodule
-        to.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(file, to, follow_symlinks=False)
-
-
-def _git(directory: Path, *arguments: str) -> bytes:
-    command = ["git", *_IDENTITY, *_PLAIN, *arguments]
-    done = subprocess.run(command, cwd=directory, capture_output=True, check=True)  # noqa: S603 - our own words
-    return done.stdout
-
-
-# ---- the agents of a batch that are processes: a working copy for each, its process, its result
-
+DEFAULT_WORKERS = 10
+"""Processes at once where the batch gives no number. Each takes some hundred MB."""
+ANY_KEY = "any"
+"""Agents want a key, even where the gateway does not."""
 GO_ON = "The connection to the model was lost, and is back. Go on where you were."
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What ties a worker to the batch."""
+    """The place of a worker in its batch."""
 
     base_url: str
     """Of the gateway, with /v1."""
@@ -92,7 +44,7 @@ class Link:
     """The session of the batch."""
     workspace: Path
     state: Path
-    """A directory for what the program keeps of itself."""
+    """A directory for the program's own records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +57,7 @@ class Launch:
 
 
 class Output(Protocol):
-    """Reads what one run writes, line by line."""
+    """Reads the output of one run, line by line."""
 
     @property
     def text(self) -> str:
@@ -119,25 +71,174 @@ class Output(Protocol):
 
     @property
     def conversation(self) -> str:
-        """By which the program goes on with it. Empty: it does not say."""
+        """The name under which the program resumes this run. Empty: it gives none."""
 
     def line(self, raw: bytes) -> None: ...
 
 
-class Program(Protocol):
-    """How one kind of agent is started and read."""
+@dataclass
+class Runtime(ABC):
+    """Runs the agents of a batch as processes, each in a working copy of `working_dir`.
 
+    A result has the changes to the copy as `patch`. Tools, `max_turns` and sampling are the program's own.
+    """
+
+    backend: str = ""
+    model: str = ""
+    gateway: str = ""
+    working_dir: str = "."
+    extra_env: dict[str, str] = field(default_factory=dict)
+    isolated: bool = True
+    """False: all agents work in `working_dir` itself."""
+    keep_workspaces: str = ""
+    """A directory in which the working copies stay. Empty: they are removed."""
+
+    @abstractmethod
     def launch(self, link: Link, prompt: str, conversation: str = "") -> Launch | None:
-        """With a `conversation`: to go on with it; None if it cannot."""
+        """Return how to start the program, or to resume a conversation. None: the program cannot resume."""
 
-    def output(self) -> Output: ...
+    @abstractmethod
+    def output(self) -> Output:
+        """Return a reader for one run."""
+
+    @asynccontextmanager
+    async def opened(self, spec: BatchSpec, outage: Outage) -> AsyncIterator[tuple[Workers, Iterator[str]]]:
+        """Like `batch_agent.batch.opened`. Raises ValueError for a batch that needs more than a program can do."""
+        if spec.tools:
+            raise ValueError("tools= cannot be given to a runtime: the program brings its own")
+        now = asyncio.get_running_loop().time()
+        schema = None if spec.output_schema is None else OutputSchema(spec.output_schema)
+        plan = Plan(spec, spec.model or self.model, (), schema)
+        prompts = plan.prompts()
+        api_key = spec.api_key or environment.api_key()
+        spec = replace(spec, gateway=spec.gateway or self.gateway, backend=spec.backend or self.backend)
+        async with AsyncExitStack() as stack:
+            gateway = await stack.enter_async_context(opened_gateway(spec, plan, outage))
+            directory = tempfile.TemporaryDirectory(prefix="batch-agent-", ignore_cleanup_errors=True)
+            place = Path(stack.enter_context(directory))
+            keep = _absolute(self.keep_workspaces) / gateway.batch_id if self.keep_workspaces else None
+            base_url, batch_id = gateway.connection.base_url, gateway.batch_id
+            yield (
+                Workers(
+                    runtime=self,
+                    plan=plan,
+                    slots=Slots(spec.effective_max_inflight or DEFAULT_WORKERS),
+                    budget=Budget(spec.budget_tokens, None if spec.budget_s is None else now + spec.budget_s),
+                    checkpoint=gateway.checkpoint,
+                    link=Link(base_url, plan.model, "", batch_id, keep or place / "work", place / "state"),
+                    env={**environment.inherited(), **_openai(base_url, api_key), **self.extra_env},
+                    source=_absolute(self.working_dir),
+                    began_at=now,
+                    outage=outage,
+                    look=gateway.connection.problem,
+                ),
+                prompts,
+            )
+
+
+def _absolute(path: str) -> Path:
+    """Keep symbolic links: agents see the path that the user knows."""
+    return Path(path).absolute()
+
+
+def _openai(base_url: str, api_key: str) -> dict[str, str]:
+    """Return the variables of agents on OpenAI's SDKs. Some read one URL, some the other."""
+    return {
+        "OPENAI_BASE_URL": base_url,
+        "OPENAI_API_BASE": base_url,
+        "OPENAI_API_KEY": api_key or ANY_KEY,
+    }
+
+
+@dataclass(slots=True)
+class Workers:
+    """The workers of one batch."""
+
+    runtime: Runtime
+    plan: Plan
+    slots: Slots
+    """Processes at once."""
+    budget: Budget
+    checkpoint: Checkpoint | None
+    link: Link
+    """Of the batch. Each worker has its own session, and directories below these."""
+    env: Mapping[str, str]
+    source: Path
+    """The directory that they work on."""
+    began_at: float
+    outage: Outage
+    look: Look
+
+    async def prepare(self, index: int, prompt: str) -> AgentResult | Attend:
+        saved = Saved()
+        if self.checkpoint is not None:
+            kind = type(self.runtime).__name__
+            saved = await self.checkpoint.load(self.checkpoint.key(kind, *self.plan.content(prompt)))
+            if (result := saved.result(index, self.plan.schema)) is not None:
+                return result
+        await self.slots.take(0)  # here, because an agent that has begun has to have a slot
+        return lambda: self._attend(index, prompt, saved.key)
+
+    async def _attend(self, index: int, prompt: str, key: bytes) -> AgentResult:
+        name = f"{index:06d}"  # of one length, so that the prompts that hold it stay alike
+        is_isolated = self.runtime.isolated
+        link = replace(
+            self.link,
+            session=f"{self.link.parent}-{index}",
+            workspace=self.link.workspace / name if is_isolated else self.source,
+            state=self.link.state / name,
+        )
+        worker = Worker(self.runtime, link, self.env, self.outage, self.look)
+        clock = asyncio.get_running_loop().time
+        started_at = clock()
+        try:
+            work = self._in_workspace(worker, prompt)
+            output, failure = await outcome(work, self.plan.spec.timeout_per_agent, self.budget)
+            patch = await asyncio.to_thread(Workspace(link.workspace).patch) if is_isolated else ""
+        finally:
+            self.slots.give()
+            await asyncio.to_thread(self._clear, link)
+        if self.checkpoint is not None and failure is None:
+            await self.checkpoint.finish(key, jsonable(output), patch)
+        self.budget.spend(worker.usage)
+        return AgentResult(
+            job_id=f"job-{index}",
+            index=index,
+            output=output,
+            error=error_of(failure) if failure else None,
+            turns=worker.turns,
+            usage=worker.usage,
+            timings=Timings(started_at - self.began_at, clock() - started_at),
+            session=link.session,
+            workspace=str(link.workspace) if self.runtime.keep_workspaces else "",
+            patch=patch,
+        )
+
+    async def _in_workspace(self, worker: Worker, prompt: str) -> Any:
+        """Return the output. Raises AgentFailed, OSError, subprocess.CalledProcessError."""
+        self.budget.check()
+        await asyncio.to_thread(worker.link.state.mkdir, parents=True)
+        if self.runtime.isolated:
+            await asyncio.to_thread(Workspace(worker.link.workspace).fill, self.source)
+        return await worker.output(self._whole(prompt), self.plan.schema)
+
+    def _whole(self, prompt: str) -> str:
+        """Put the texts that are equal for all workers first."""
+        schema = self.plan.schema
+        instruction = schema.instruction if schema else ""
+        return "\n\n".join(filter(None, [self.plan.spec.system_prompt, instruction, prompt]))
+
+    def _clear(self, link: Link) -> None:
+        Workspace(link.state).remove()
+        if self.runtime.isolated and not self.runtime.keep_workspaces:
+            Workspace(link.workspace).remove()
 
 
 @dataclass(slots=True)
 class Worker:
     """One agent: its program, run once, and again if its output has to be corrected."""
 
-    program: Program
+    runtime: Runtime
     link: Link
     env: Mapping[str, str]
     outage: Outage
@@ -148,15 +249,18 @@ class Worker:
 
     async def output(self, prompt: str, schema: OutputSchema | None) -> Any:
         """Raises AgentFailed."""
-        return await output_of(schema, await self._through(self.program.launch(self.link, prompt)), self._correct)
+        return await output_of(schema, await self._through(self.runtime.launch(self.link, prompt)), self._correct)
 
     async def _correct(self, fault: str) -> str | None:
-        again = self.program.launch(self.link, fault, self._conversation) if self._conversation else None
+        again = self._resumed(fault)
         return None if again is None else await self._through(again)
 
+    def _resumed(self, prompt: str) -> Launch | None:
+        return self.runtime.launch(self.link, prompt, self._conversation) if self._conversation else None
+
     async def _through(self, launch: Launch | None) -> str:
-        """What the program answers. Where it failed since the gateway was gone, it goes on with its conversation;
-        it is not begun again, since what it has done is not known."""
+        """Return the answer of the program. A program that failed because the gateway was gone resumes its
+        conversation. It does not start over, since its effects so far are unknown."""
         failed: WorkerError | None = None
 
         async def run() -> str:
@@ -167,7 +271,7 @@ class Worker:
             try:
                 return await self._run(launch)
             except WorkerError as error:
-                launch = self.program.launch(self.link, GO_ON, self._conversation) if self._conversation else None
+                launch = self._resumed(GO_ON)
                 failed = WorkerError(f"{error} (the gateway was gone, and the program cannot go on)")
                 failed.retryable = True
                 raise
@@ -175,8 +279,8 @@ class Worker:
         return await self.outage.through(run, self.look, is_answer=False)
 
     async def _run(self, launch: Launch) -> str:
-        written = self.program.output()
-        # Programs believe PWD, and the one that we inherited is not where they are.
+        written = self.runtime.output()
+        # Programs believe PWD, and the inherited one is not their directory.
         env = {**self.env, **launch.env, "PWD": str(self.link.workspace)}
         try:
             await process.run(launch.command, launch.stdin.encode(), self.link.workspace, env, written.line)
@@ -187,176 +291,51 @@ class Worker:
         return written.text
 
 
-@dataclass(slots=True)
-class Workers:
-    """Those of one batch."""
+# ---- working copies: git repositories of their own, which show their changes
 
-    program: Program
-    plan: Plan
-    slots: Slots
-    """Processes at once."""
-    budget: Budget
-    checkpoint: Checkpoint | None
-    link: Link
-    """Of the batch: each worker's has its own session, and directories below these."""
-    env: Mapping[str, str]
-    source: Path
-    """What they work on."""
-    is_isolated: bool
-    keeps_workspaces: bool
-    began_at: float
-    outage: Outage
-    look: Look
+_IDENTITY = ["-c", "user.name=batch-agent", "-c", "user.email=batch-agent@localhost"]
+_PLAIN = ["-c", "core.hooksPath=/dev/null", "-c", "commit.gpgSign=false", "-c", "core.autocrlf=false"]
 
-    async def prepare(self, index: int, prompt: str) -> AgentResult | Attend:
-        saved = Saved()
-        if self.checkpoint is not None:
-            kind = type(self.program).__name__
-            saved = await self.checkpoint.load(self.checkpoint.key(kind, *self.plan.content(prompt)))
-            if (result := saved.result(index, self.plan.schema)) is not None:
-                return result
-        await self.slots.take(0)  # here, since whoever begins has to have one
-        return lambda: self._attend(index, prompt, saved.key)
 
-    async def _attend(self, index: int, prompt: str, key: bytes) -> AgentResult:
-        name = f"{index:06d}"  # of one length, so that the prompts that hold it stay alike
-        link = replace(
-            self.link,
-            session=f"{self.link.parent}-{index}",
-            workspace=self.link.workspace / name if self.is_isolated else self.source,
-            state=self.link.state / name,
-        )
-        worker = Worker(self.program, link, self.env, self.outage, self.look)
-        started_at = asyncio.get_running_loop().time()
+class Workspace:
+    """A working copy. Its methods block: call them in a thread. Raises OSError, subprocess.CalledProcessError."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def fill(self, source: Path) -> None:
+        """Copy all files but those that git ignores, as they are now. Outside of a repository, copy all."""
         try:
-            work = self._in_workspace(worker, prompt)
-            output, failure = await outcome(work, self.plan.spec.timeout_per_agent, self.budget)
-            patch = await asyncio.to_thread(Workspace(link.workspace).patch) if self.is_isolated else ""
-        finally:
-            self.slots.give()
-            await asyncio.to_thread(self._clear, link)
-        if self.checkpoint is not None and failure is None:
-            await self.checkpoint.finish(key, jsonable(output), patch)
-        self.budget.spend(worker.usage)
-        total_s = asyncio.get_running_loop().time() - started_at
-        return AgentResult(
-            job_id=f"job-{index}",
-            index=index,
-            output=output,
-            error=error_of(failure) if failure else None,
-            turns=worker.turns,
-            usage=worker.usage,
-            timings=Timings(started_at - self.began_at, total_s),
-            session=link.session,
-            workspace=str(link.workspace) if self.keeps_workspaces else "",
-            patch=patch,
-        )
+            listed = _git(source, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+        except subprocess.CalledProcessError:
+            shutil.copytree(source, self.path, symlinks=True, dirs_exist_ok=True)
+        else:
+            self.path.mkdir(parents=True, exist_ok=True)
+            for name in filter(None, os.fsdecode(listed).split("\0")):
+                _copy(source / name, self.path / name)
+        _git(self.path, "init", "--quiet")
+        _git(self.path, "add", "--all", "--force")
+        _git(self.path, "commit", "--quiet", "--allow-empty", "--message", "As it was given")
 
-    async def _in_workspace(self, worker: Worker, prompt: str) -> Any:
-        """The output. Raises AgentFailed, OSError, subprocess.CalledProcessError."""
-        self.budget.check()
-        await asyncio.to_thread(worker.link.state.mkdir, parents=True)
-        if self.is_isolated:
-            await asyncio.to_thread(Workspace(worker.link.workspace).fill, self.source)
-        return await worker.output(self._whole(prompt), self.plan.schema)
+    def patch(self) -> str:
+        """Return the changes since `fill`, new files included, for `git apply`. Empty where nothing was filled."""
+        try:
+            _git(self.path, "add", "--all")
+            return _git(self.path, "diff", "--cached", "--binary", "HEAD").decode(errors="replace")
+        except (OSError, subprocess.CalledProcessError):
+            return ""
 
-    def _whole(self, prompt: str) -> str:
-        """What is the same for all workers first."""
-        schema = self.plan.schema
-        instruction = schema.instruction if schema else ""
-        return "\n\n".join(filter(None, [self.plan.spec.system_prompt, instruction, prompt]))
-
-    def _clear(self, link: Link) -> None:
-        Workspace(link.state).remove()
-        if self.is_isolated and not self.keeps_workspaces:
-            Workspace(link.workspace).remove()
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
 
 
-# --- What all runtimes share: where the workers work, how many, and how their models are reached.
-
-DEFAULT_WORKERS = 10
-"""Processes at once where nobody says how many: each takes some hundred MB."""
-ANY_KEY = "any"
-"""Agents want one, also where the gateway does not."""
+def _copy(file: Path, to: Path) -> None:
+    if file.is_symlink() or file.is_file():  # not a submodule, nor a tracked file that was deleted
+        to.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(file, to, follow_symlinks=False)
 
 
-@dataclass
-class Runtime(ABC):
-    """Runs the agents of a batch as processes, each in a working copy of `working_dir`.
-
-    A result has the changes to the copy as `patch`. Tools are the program's own; `max_turns` and sampling, too.
-    """
-
-    backend: str = ""
-    model: str = ""
-    gateway: str = ""
-    working_dir: str = "."
-    extra_env: dict[str, str] = field(default_factory=dict)
-    isolated: bool = True
-    """False: all work in `working_dir` itself."""
-    keep_workspaces: str = ""
-    """A directory in which the working copies stay. Empty: they are removed."""
-
-    @abstractmethod
-    def launch(self, link: Link, prompt: str, conversation: str = "") -> Launch | None:
-        """How to start the program; None if it cannot go on with a conversation."""
-
-    @abstractmethod
-    def output(self) -> Output:
-        """Reads one run of it."""
-
-    @asynccontextmanager
-    async def opened(self, spec: BatchSpec, outage: Outage) -> AsyncIterator[tuple[Workers, Iterator[str]]]:
-        """As `batch_agent.batch.opened`. Raises ValueError for a batch that needs what a program cannot do."""
-        if spec.tools:
-            raise ValueError("tools= cannot be given to a runtime: the program brings its own")
-        now = asyncio.get_running_loop().time()
-        schema = None if spec.output_schema is None else OutputSchema(spec.output_schema)
-        plan = Plan(spec, spec.model or self.model, (), schema)
-        prompts = plan.prompts()
-        api_key = spec.api_key or environment.api_key()
-        async with AsyncExitStack() as stack:
-            base_url = await stack.enter_async_context(
-                gateway_url(spec.gateway or self.gateway, spec.backend or self.backend)
-            )
-            connection = await stack.enter_async_context(Connection(base_url, api_key))
-            checkpoint = await stack.enter_async_context(kept(spec))
-            await reached(outage, connection, checkpoint)
-            plan.model = plan.model or await only_model(connection, outage)
-            place = Path(
-                stack.enter_context(tempfile.TemporaryDirectory(prefix="batch-agent-", ignore_cleanup_errors=True))
-            )
-            batch_id = checkpoint.batch_id if checkpoint else new_batch_id()
-            copies = _absolute(self.keep_workspaces) / batch_id if self.keep_workspaces else place / "work"
-            yield (
-                Workers(
-                    program=self,
-                    plan=plan,
-                    slots=Slots(spec.effective_max_inflight or DEFAULT_WORKERS),
-                    budget=Budget(spec.budget_tokens, None if spec.budget_s is None else now + spec.budget_s),
-                    checkpoint=checkpoint,
-                    link=Link(base_url, plan.model, "", batch_id, copies, place / "state"),
-                    env={**environment.inherited(), **_openai(base_url, api_key), **self.extra_env},
-                    source=_absolute(self.working_dir),
-                    is_isolated=self.isolated,
-                    keeps_workspaces=bool(self.keep_workspaces),
-                    began_at=now,
-                    outage=outage,
-                    look=connection.problem,
-                ),
-                prompts,
-            )
-
-
-def _absolute(path: str) -> Path:
-    """Links in it stay: agents see the path that the user knows."""
-    return Path(path).absolute()
-
-
-def _openai(base_url: str, api_key: str) -> dict[str, str]:
-    """What agents on OpenAI's SDKs read; some read one, some the other."""
-    return {
-        "OPENAI_BASE_URL": base_url,
-        "OPENAI_API_BASE": base_url,
-        "OPENAI_API_KEY": api_key or ANY_KEY,
-    }
+def _git(directory: Path, *arguments: str) -> bytes:
+    command = ["git", *_IDENTITY, *_PLAIN, *arguments]
+    done = subprocess.run(command, cwd=directory, capture_output=True, check=True)  # noqa: S603 - no foreign words
+    return done.stdout

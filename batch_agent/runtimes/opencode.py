@@ -18,8 +18,8 @@ _QUIET = {"OPENCODE_DISABLE_AUTOUPDATE": "1", "OPENCODE_DISABLE_MODELS_FETCH": "
 class OpenCodeRuntime(Runtime):
     """`OpenCodeRuntime(backend="vllm://host:8000", model="Qwen/Qwen3-32B")`.
 
-    Every worker is a session of the batch at the gateway. It asks for no permissions: what it changes, it changes
-    in its copy, but its shell can reach whatever you can.
+    Every worker is a session of the batch at the gateway. It asks for no permissions. Its changes go to its own
+    copy, but its shell can reach everything that you can.
     """
 
     opencode_bin: str = "opencode"
@@ -30,7 +30,7 @@ class OpenCodeRuntime(Runtime):
     tool_call: bool = True
 
     def launch(self, link: Link, prompt: str, conversation: str = "") -> Launch:
-        """The prompt goes to standard input: OpenCode would quote an argument, and the system bound it."""
+        """Send the prompt to standard input: OpenCode quotes arguments, and the system bounds their length."""
         go_on = ["--session", conversation] if conversation else []
         model = f"{_PROVIDER}/{self._alias(link)}"
         command = [self.opencode_bin, "run", "--format", "json", "--model", model, *go_on]
@@ -63,27 +63,27 @@ class OpenCodeRuntime(Runtime):
             "options": options,
             "models": {self._alias(link): model},
         }
-        # Its snapshots of every step are for undoing, which nobody does here.
+        # OpenCode takes a snapshot at each step for undoing, which does not happen here.
         quiet = {"snapshot": False, "autoupdate": False, "share": "disabled"}
         return {"provider": {_PROVIDER: provider}, "permission": "allow", **quiet}
 
 
 class Events:
-    """What `opencode run --format json` writes: one event per line."""
+    """The output of `opencode run --format json`: one event per line."""
 
     def __init__(self) -> None:
         self.usage = Usage()
         self.turns = 0
         self.conversation = ""
         self._texts: list[str] = []
-        """Of the latest step."""
+        """Texts of the latest step."""
 
     @property
     def text(self) -> str:
         return "".join(self._texts)
 
     def line(self, raw: bytes) -> None:
-        """Raises WorkerError for an event that tells of an error."""
+        """Read an event. Raises WorkerError for an error event."""
         try:
             event = orjson.loads(raw)
         except orjson.JSONDecodeError:
@@ -105,7 +105,7 @@ class Events:
                 raise WorkerError(f"opencode: {str(said)[:1000]}")
 
     def _count(self, tokens: dict[str, Any]) -> None:
-        """`input` is what its cache did not have."""
+        """Add the tokens of a step. `input` counts those that were not in the cache."""
         cached = (tokens.get("cache") or {}).get("read") or 0
         made = (tokens.get("output") or 0) + (tokens.get("reasoning") or 0)
         self.turns += 1

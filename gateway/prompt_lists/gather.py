@@ -1,4 +1,4 @@
-"""One answer out of the answers to the parts. Pure.
+"""Gathers the answers to the parts of a prompt list into one answer, whole or streamed.
 
 Law: prompt p of the client's list has the choices p * n to p * n + n - 1, however the list was cut.
 """
@@ -29,7 +29,7 @@ class PromptPart:
     """Prompts that go out in one request."""
 
     indexes: tuple[int, ...]
-    """Where each stands in the client's list."""
+    """The place of each prompt in the client's list."""
     prompts: tuple[Prompt, ...]
 
     def halves(self) -> tuple[PromptPart, PromptPart]:
@@ -40,26 +40,26 @@ class PromptPart:
         )
 
     def only(self, positions: Sequence[int]) -> PromptPart:
-        """Those at these positions of the part."""
+        """Return the prompts at these positions of the part."""
         return PromptPart(tuple(self.indexes[p] for p in positions), tuple(self.prompts[p] for p in positions))
 
 
 class BadPart(Exception):
-    """An engine's answer does not have the choices that it should."""
+    """An engine's answer does not have the choices of its part."""
 
 
 class Choices:
-    """Collects whole answers."""
+    """The choices of a whole answer, in the order of the client's list."""
 
     def __init__(self, n: int) -> None:
         self._n = n
         self._found: dict[int, Json] = {}
         self.frame: Json = {}
-        """Of the first answer: all but its choices and its usage."""
+        """The first answer without its choices and its usage."""
         self.usage: Json = {}
 
-    def add(self, part: PromptPart, body: Json) -> None:
-        """Raises BadPart; then nothing was added."""
+    def add_answer(self, part: PromptPart, body: Json) -> None:
+        """Raises BadPart, and then has added nothing."""
         choices = {fields.integer(choice, "index"): choice for choice in canonical.objects(body.get("choices"))}
         if set(choices) != set(range(len(part.indexes) * self._n)):
             raise BadPart
@@ -71,37 +71,37 @@ class Choices:
         self.usage = added(fields.obj(body, "usage"), self.usage)
 
     def fail(self, index: int, failure: Failure) -> None:
-        """A prompt has no answer, and says why."""
+        """Give a prompt without an answer choices that carry the error."""
         for choice in failed(index, self._n, failure):
             self._found[choice["index"]] = choice
 
     def body(self, about: Json) -> bytes:
-        """The whole answer; `about` wins over what an engine said of itself."""
+        """Return the whole answer. `about` replaces fields of the engine's frame."""
         choices = [self._found[index] for index in sorted(self._found)]
         return orjson.dumps({**self.frame, **about, "choices": choices, "usage": self.usage})
 
 
 def index_of(part: PromptPart, local: int, n: int) -> int:
-    """Where a part's choice stands in the whole answer."""
+    """Return the index in the whole answer of a choice of a part."""
     prompt, copy = divmod(local, n)
     return part.indexes[prompt] * n + copy
 
 
 def failed(index: int, n: int, failure: Failure) -> list[Json]:
-    """The choices of a prompt that has no answer."""
+    """Return the choices of a prompt that has no answer."""
     error = openai_error(failure)
     frame = {"text": "", "logprobs": None, "finish_reason": "error", "error": error}
     return [{"index": index * n + copy, **frame} for copy in range(n)]
 
 
-# ---- asks for one part, in one of two ways
+# ---- sends one part, and gathers its answer
 
 _DIALECT = Completions()
 _NO_ANSWER = Failure(502, "server_error", "What an engine sent is no answer to the prompts.")
 
 
 class PartRequest(InProcessRequest):
-    """A part, which is not cut again, and goes on as its list has begun."""
+    """The request for one part. It is not cut again, and continues the request of its list."""
 
     def __init__(self, header_list: HeaderList, body: bytes, begun: Continuation) -> None:
         super().__init__(PATH, header_list, body)
@@ -109,28 +109,28 @@ class PartRequest(InProcessRequest):
 
 
 class PartFailed(Exception):
-    """A part was not answered, or not to the end."""
+    """A part has no answer, or an incomplete one."""
 
     def __init__(self, left: PromptPart, failure: Failure, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(failure.message)
         self.left = left
-        """Its prompts that are still to be answered."""
+        """The prompts that still need an answer."""
         self.failure = failure
         self.headers = headers or {}
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """What all parts have in common."""
+    """The request that all parts share."""
 
     session: str
     headers: HeaderList
     opening: bytes
-    """Of the body: all of the client's but the prompts, which follow."""
+    """The client's body up to the prompts, which follow."""
     begun: Continuation
 
     def request(self, part: PromptPart, number: int) -> PartRequest:
-        """`number`: a session of its own for each."""
+        """Make a request. Each `number` is a session of its own."""
         session = ("x-turngate-session", f"{self.session}/{number}")
         body = self.opening + orjson.dumps(part.prompts) + b"}"
         return PartRequest([session, *self.headers], body, self.begun)
@@ -138,16 +138,16 @@ class Template:
 
 class Sink(Protocol):
     async def ask(self, part: PromptPart, request: PartRequest) -> None:
-        """Once. Raises PartFailed."""
+        """Send a part once. Raises PartFailed."""
         ...
 
     async def fail(self, index: int, failure: Failure) -> None:
-        """A prompt has no answer."""
+        """Give a prompt without an answer its error."""
         ...
 
 
 class WholeAnswer:
-    """Collects whole answers."""
+    """Gathers whole answers into one."""
 
     def __init__(self, handle: Handler, n: int) -> None:
         self._handle = handle
@@ -159,7 +159,7 @@ class WholeAnswer:
         if responder.status != 200:
             raise _failed(part, responder, responder.body)
         try:
-            self.choices.add(part, _object(responder.body) or {})
+            self.choices.add_answer(part, _object(responder.body) or {})
         except BadPart:
             raise PartFailed(part, _NO_ANSWER) from None
 
@@ -168,8 +168,8 @@ class WholeAnswer:
 
 
 @dataclass(slots=True)
-class _Said:
-    """What the client has of one choice."""
+class _Written:
+    """The text of one choice that the client has."""
 
     written: TextBuffer = field(default_factory=TextBuffer)
     is_finished: bool = False
@@ -177,16 +177,18 @@ class _Said:
 
 @dataclass(slots=True)
 class StreamedAnswer:
-    """Passes events on with the indexes of the whole list. A part that is asked again is passed on from where it
-    broke off; that is a failure if it does not say the same again up to there."""
+    """Passes events on with the indexes of the whole list.
+
+    A part that is sent again continues where it broke off. It fails if its text up to there is another one.
+    """
 
     handle: Handler
     n: int
     frame: Json
-    """Replaces what engines say of their own answers."""
+    """Fields that replace those of the engines."""
     write: Callable[[bytes], Awaitable[None]]
     usage: Json = field(default_factory=dict)
-    _said: dict[int, _Said] = field(default_factory=dict)
+    _said: dict[int, _Written] = field(default_factory=dict)
 
     async def ask(self, part: PromptPart, request: PartRequest) -> None:
         stream = _Stream(self, part)
@@ -194,7 +196,7 @@ class StreamedAnswer:
         await self.handle(request, responder)
         left = self.left(part)
         if not left.indexes:
-            return  # what went wrong after the last answer is nobody's loss
+            return  # a failure after the last answer does no harm
         if stream.failure is not None:
             raise PartFailed(left, stream.failure)
         if responder.status != 200:
@@ -207,11 +209,11 @@ class StreamedAnswer:
             self.said(choice["index"]).is_finished = True
         await self.write(self.event(choices))
 
-    def said(self, index: int) -> _Said:
-        return self._said.setdefault(index, _Said())
+    def said(self, index: int) -> _Written:
+        return self._said.setdefault(index, _Written())
 
     def left(self, part: PromptPart) -> PromptPart:
-        """The prompts of which some choice is not finished."""
+        """Return the prompts of which some choice is not finished."""
         copies = range(self.n)
         return part.only(
             [
@@ -233,9 +235,9 @@ class _Stream:
         self._part = part
         self._splitter = EventSplitter()
         self._heard: dict[int, int] = {}
-        """Characters of each choice in this attempt."""
+        """Characters that each choice has got in this attempt."""
         self._earlier: dict[int, str] = {}
-        """Text of each choice from the attempts before."""
+        """Text that each choice got in earlier attempts."""
         self.failure: Failure | None = None
 
     async def feed(self, chunk: bytes) -> None:
@@ -259,7 +261,7 @@ class _Stream:
         return [shown for choice in choices if (shown := self._choice(choice)) is not None]
 
     def _choice(self, choice: Json) -> Json | None:
-        """What the client does not have of it yet; None: nothing."""
+        """Return the part of a choice that the client does not have. None: it has all."""
         local = fields.integer(choice, "index") or 0
         if not 0 <= local < len(self._part.indexes) * self._sink.n:
             self.failure = _NO_ANSWER
@@ -282,14 +284,14 @@ class _Stream:
         if again and not new and not said.is_finished:
             return None
         if said.is_finished:
-            said.written = TextBuffer()  # it is not compared any more
+            said.written = TextBuffer()  # no later text is compared with it
         else:
             said.written.append(new)
         return {**choice, "index": index, "text": new}
 
 
 def _object(raw: bytes) -> Json | None:
-    """None where it is something else than a JSON object."""
+    """Read a JSON object. None: the text is something else."""
     try:
         parsed = orjson.loads(raw)
     except orjson.JSONDecodeError:
@@ -299,9 +301,9 @@ def _object(raw: bytes) -> Json | None:
 
 def _failed(part: PromptPart, responder: InProcessResponder, body: bytes) -> PartFailed:
     status = responder.status or 502
-    told = _DIALECT.is_error(_object(body or FAILED) or {})
+    reported = _DIALECT.is_error(_object(body or FAILED) or {})
     text = body[:2_000].decode(errors="replace")
-    failure = told or Failure(status, kind_of(status), text)
+    failure = reported or Failure(status, kind_of(status), text)
     return PartFailed(
         part, Failure(status, failure.kind, failure.message, failure.param, failure.code), responder.headers
     )

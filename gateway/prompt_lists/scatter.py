@@ -1,4 +1,4 @@
-"""Answers a list of prompts: as many parts at once as the fleet can work on, each again when it fails."""
+"""Scatters a list of prompts over the fleet: cuts it into parts, and sends each part until it has its answer."""
 
 from __future__ import annotations
 
@@ -34,47 +34,47 @@ from gateway.request.inprocess import OVERLOADED, Continuation, again_in_s
 from policies.fleet import FleetView
 
 APART = ("x-turngate-prompt-errors", "separate")
-"""Header with which a prompt that has no answer fails alone. Without it the request does, as in OpenAI's API."""
+"""With this header a prompt without an answer fails alone. Without it the request fails, as in OpenAI's API."""
 ATTEMPTS = 8
-"""Of one part; each is on as many replicas as `limits.attempts` says."""
+"""Attempts of one part. Each tries as many replicas as `limits.attempts` says."""
 SLOTS_PER_PROMPT = 16
-"""A part has one prompt for so many slots of a replica: small parts keep replicas equally busy up to the end, and
+"""A part has one prompt for so many slots of a replica. Small parts keep replicas equally busy up to the end, but
 each costs about two milliseconds here."""
 MOST_PROMPTS = 64
-"""Of one part."""
+"""Prompts of one part."""
 CAPACITY_SHARE = 8
-"""A part fills at most this fraction of the smallest KV pool."""
-ASKED_PER_SLOT = 2
-"""Prompts asked at once, for each slot: some of a part are finished long before its last one is."""
+"""A part fills at most one CAPACITY_SHARE-th of the smallest KV pool."""
+SENT_PER_SLOT = 2
+"""Prompts in flight for each slot. Some prompts of a part end long before its last one."""
 HELD_BACK = 1 / 3
-"""Share of a list that is not asked at first, so that the engine that is done sooner gets more of it."""
+"""Share of a list that is not sent at first, so that the engine that is done sooner gets more of it."""
 MOST_BESIDE_BYTES = 2**18
-"""Of a body beside its prompts, which each part repeats: with more beside it a list goes to one engine, whole."""
+"""Bytes of a body beside its prompts, which each part repeats. A list with more goes to one engine, whole."""
 JSON_TYPE = ("Content-Type", "application/json")
 _OWN = ("x-turngate-session", "x-turngate-parent", "x-turngate-final", "x-turngate-remaining-turns")
 _ONE_CALL = (("x-turngate-final", "1"), ("x-turngate-remaining-turns", "0"))
 _NOT_SENT_ON = frozenset((*_OWN, "x-request-id", "content-length"))
 _CAN_BE_ONE_PROMPT = range(400, 429)
-"""Statuses of a part that may be the fault of one prompt in it."""
+"""Statuses of a part whose cause may be one prompt in it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListShape:
-    """How a list is asked."""
+    """The size and the number of the parts of a list."""
 
     max_prompts: int
-    """Of one part."""
+    """Prompts of one part."""
     max_chars: int
     parts_at_once: int
 
     @staticmethod
     def of(view: FleetView, n: int) -> ListShape:
-        """`n`: answers to each prompt."""
+        """Choose the shape for a fleet. `n`: answers to each prompt."""
         replicas = [replica for replica in view.replicas if replica.is_healthy]
         slots = [replica.assumed_slots for replica in replicas] or [1]
         tokens = min((r.capacity_tokens for r in replicas if r.capacity_tokens is not None), default=2**20)
         max_prompts = max(1, min(MOST_PROMPTS, min(slots) // SLOTS_PER_PROMPT // n))
-        parts_at_once = math.ceil(ASKED_PER_SLOT * sum(slots) / (max_prompts * n))
+        parts_at_once = math.ceil(SENT_PER_SLOT * sum(slots) / (max_prompts * n))
         return ListShape(
             max_prompts, CHARS_PER_TOKEN * tokens // CAPACITY_SHARE, max(2 * len(slots), parts_at_once)
         )
@@ -104,14 +104,14 @@ def _part(prompts: Sequence[Prompt], indexes: list[int]) -> PromptPart:
 
 @dataclass(frozen=True, slots=True)
 class PromptListHandler:
-    """Keeps nothing between two requests."""
+    """Answers requests with a list of prompts. It keeps nothing between two requests."""
 
     view: Callable[[], FleetView]
     headers: Callable[[Exchange], HeaderList]
-    """Of an answer, for its client."""
+    """Returns the headers of an answer for its client."""
 
     def takes(self, exchange: Exchange) -> bool:
-        """Whether it is a list, and no part of one. One prompt, and a list that makes one part, pass untouched."""
+        """Whether a request is a list to cut. One prompt, and a list that makes one part, pass untouched."""
         if (
             isinstance(exchange.request, PartRequest)
             or (prompts := exchange.dialect.prompts(exchange.payload.body)) is None
@@ -122,7 +122,7 @@ class PromptListHandler:
         return is_cut and _beside_bytes(exchange.payload.raw) <= MOST_BESIDE_BYTES
 
     async def answer(self, exchange: Exchange, responder: Responder, handle: Handler, caller: Caller) -> None:
-        """`handle` answers a part. Raises Refused."""
+        """Answer a list. `handle` answers a part. Raises Refused."""
         prompts, n = exchange.dialect.prompts(exchange.payload.body), _n(exchange.payload.body)
         assert prompts is not None
         shape = ListShape.of(self.view(), n)
@@ -133,7 +133,7 @@ class PromptListHandler:
             await self._stream(exchange, responder, handle, caller, parts, shape, frame)
             return
         sink = WholeAnswer(handle, n)
-        await _ask_all(exchange, sink, caller, parts, shape)
+        await _send_all(exchange, sink, caller, parts, shape)
         frame["model"] = sink.choices.frame.get("model", exchange.payload.engine_model)
         await responder.reply(200, [JSON_TYPE, *self.headers(exchange)], sink.choices.body(frame))
 
@@ -158,7 +158,7 @@ class PromptListHandler:
         sink = StreamedAnswer(
             handle, _n(exchange.payload.body), frame | {"model": exchange.payload.engine_model}, write
         )
-        await _ask_all(exchange, sink, caller, parts, shape)
+        await _send_all(exchange, sink, caller, parts, shape)
         if exchange.payload.wants_usage:
             await write(sse.event(orjson.dumps({**sink.frame, "choices": [], "usage": sink.usage})))
         exchange.mark_delivered()
@@ -166,16 +166,16 @@ class PromptListHandler:
         await responder.end()
 
 
-async def _ask_all(
+async def _send_all(
     exchange: Exchange, sink: Sink, caller: Caller, parts: list[PromptPart], shape: ListShape
 ) -> None:
-    """Raises Refused with the first failure that ends the request."""
-    asker = _Asker(await asyncio.to_thread(_template, exchange, caller), sink, _fails_apart(exchange))
+    """Send all parts. Raises Refused with the first failure that ends the request."""
+    sender = _PartSender(await asyncio.to_thread(_template, exchange, caller), sink, _fails_apart(exchange))
     room = asyncio.Semaphore(min(shape.parts_at_once, math.ceil((1 - HELD_BACK) * len(parts))))
 
     async def ask(part: PromptPart) -> None:
         try:
-            await asker.answer(part)
+            await sender.answer(part)
         finally:
             room.release()
 
@@ -188,8 +188,8 @@ async def _ask_all(
         raise errors.exceptions[0] from None
 
 
-class _Asker:
-    """Gets the parts of one list answered, whatever it takes."""
+class _PartSender:
+    """Sends each part of one list until it has its answer."""
 
     def __init__(self, template: Template, sink: Sink, fails_apart: bool) -> None:
         self._template = template
@@ -198,7 +198,7 @@ class _Asker:
         self._num_requests = 0
 
     async def answer(self, part: PromptPart) -> None:
-        """Raises Refused, but where prompts fail apart."""
+        """Raises Refused, unless prompts fail apart."""
         num_failures = 0
         while True:
             self._num_requests += 1
@@ -243,7 +243,7 @@ def _outcome(failure: Failure) -> Outcome:
 
 
 def _beside_bytes(raw: bytes) -> int:
-    """Of a body: all but its prompts; of a small one at most."""
+    """Return the size of a body without its prompts. For a small body, an upper bound."""
     if len(raw) <= MOST_BESIDE_BYTES:
         return len(raw)
     return len(raw) - sum(end - start for key, _, start, end in members_of(raw) if key == "prompt")

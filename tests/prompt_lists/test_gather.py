@@ -22,7 +22,7 @@ def test_choices_are_numbered_as_if_the_list_had_not_been_cut(order: list[int], 
             for copy in range(n)
         ]
         part = PromptPart(indexes, tuple(str(index) for index in indexes))
-        choices.add(part, {"id": "x", "choices": numbered[::-1], "usage": {"prompt_tokens": 1}})
+        choices.add_answer(part, {"id": "x", "choices": numbered[::-1], "usage": {"prompt_tokens": 1}})
     body = orjson.loads(choices.body({"id": "ours"}))
     assert [choice["index"] for choice in body["choices"]] == list(range(7 * n))
     assert [choice["text"] for choice in body["choices"]] == [f"{p}.{copy}" for p in range(7) for copy in range(n)]
@@ -33,7 +33,7 @@ def test_choices_are_numbered_as_if_the_list_had_not_been_cut(order: list[int], 
 def test_an_answer_without_all_of_its_choices_is_none(indexes: list[int | None]) -> None:
     body = {"choices": [{"index": index, "text": ""} for index in indexes]}
     with pytest.raises(BadPart):
-        Choices(1).add(PromptPart((4, 5), ("a", "b")), body)
+        Choices(1).add_answer(PromptPart((4, 5), ("a", "b")), body)
 
 
 def test_a_prompt_that_fails_has_its_choices_with_the_reason() -> None:
