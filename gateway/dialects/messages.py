@@ -295,7 +295,7 @@ class MessagesRound(Round):
 
     def given(self) -> list[Json]:
         """Return the blocks that the client sees."""
-        return [self._whole(index) for index in self._blocks if not self._is_hidden(index)]
+        return [self._whole(index) for index in self._blocks if not self.is_hidden(index)]
 
     def read(self, body: Json) -> None:
         self._read_message(body)
@@ -321,7 +321,7 @@ class MessagesRound(Round):
             self._read_delta(index, fields.obj(parsed, "delta"))
         elif kind == "content_block_stop":
             self.calls.close(index)
-        return b"" if self._is_hidden(index) else self._renumbered(event, parsed, index)
+        return b"" if self.is_hidden(index) else self._renumbered(event, parsed, index)
 
     def _read_message(self, message: Json) -> None:
         if self.number == 1:
@@ -335,7 +335,7 @@ class MessagesRound(Round):
         if block.get("type") == "tool_use":
             self.calls.put_piece(index, *_call_of(block))
         if is_new:
-            self.place_item(index, is_hidden=self._is_hidden(index))
+            self.place_item(index)
 
     def _read_delta(self, index: int, delta: Json) -> None:
         if index not in self._blocks:
@@ -364,10 +364,6 @@ class MessagesRound(Round):
         if is_false:
             changed["delta"] = {**delta, "stop_reason": "end_turn"}
         return sse.event(orjson.dumps(parsed | changed), "message_delta")
-
-    def _is_hidden(self, index: int) -> bool:
-        use = self.calls.at(index)
-        return use is not None and use.is_hidden is not False
 
     def _renumbered(self, event: bytes, parsed: Json, index: int) -> bytes:
         place = len(self._answer.blocks) + self.num_shown_before(index)

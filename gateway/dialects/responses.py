@@ -373,7 +373,7 @@ class ResponsesRound(Round):
 
     def given(self) -> list[Json]:
         """Return the items that the client sees."""
-        return [self._items[index] for index in sorted(self._items) if not self._is_hidden(index)]
+        return [self._items[index] for index in sorted(self._items) if not self.is_hidden(index)]
 
     def read(self, body: Json) -> None:
         self._answer.learn_name(body)
@@ -400,7 +400,7 @@ class ResponsesRound(Round):
             self.calls.put_piece(index, None, None, fields.text(parsed, "delta") or "")
         elif kind == "response.function_call_arguments.done":
             self.calls.close(index, fields.text(parsed, "arguments"))
-        if self._is_hidden(index):
+        if self.is_hidden(index):
             return b""
         return self._sent(event, parsed, output_index=len(self._answer.items) + self.num_shown_before(index))
 
@@ -425,7 +425,7 @@ class ResponsesRound(Round):
         if is_call and self.calls.at(index) is None:
             self.calls.put_piece(index, *_call_of(item))
         if is_new:
-            self.place_item(index, is_hidden=self._is_hidden(index))
+            self.place_item(index)
         if is_call and is_over:
             self.calls.close(index, fields.text(item, "arguments"))
 
@@ -447,10 +447,6 @@ class ResponsesRound(Round):
             if index not in self._items:
                 self._read_item(index, item, is_over=False)
         self.ended(response.get("status") != "completed")
-
-    def _is_hidden(self, index: int) -> bool:
-        call = self.calls.at(index)
-        return call is not None and call.is_hidden is not False
 
     def _whole(self, index: int) -> Json:
         call = self.calls.at(index)

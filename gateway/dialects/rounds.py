@@ -227,9 +227,14 @@ class Round(ABC):
         """Whether the client has been shown its end."""
         return self.end is End.FINAL and not self.holds_end
 
-    def place_item(self, index: int, *, is_hidden: bool) -> None:
+    def is_hidden(self, index: int) -> bool:
+        """Return whether the item or block at this index is a call that the client must not see."""
+        call = self.calls.at(index)
+        return call is not None and call.is_hidden is not False
+
+    def place_item(self, index: int) -> None:
         """Take note of an item or block that has begun at this index."""
-        if not is_hidden:
+        if not self.is_hidden(index):
             insort(self._shown, index)
 
     def num_shown_before(self, index: int) -> int:
