@@ -1,4 +1,4 @@
-"""Failures by whose fault they are, and the one table from outcome to HTTP."""
+"""The ways in which a request can end, the failures that clients see, and the faults of engines."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ STATUS = {
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What went wrong, in terms that every dialect can write."""
+    """A failure in terms that every dialect can write."""
 
     status: int
     kind: str
     """OpenAI's `type`: invalid_request_error, authentication_error, not_found_error, rate_limit_error,
     server_error."""
     message: str
-    """For the person at the keyboard: what is wrong and what to do."""
+    """Text for a person: the fault, and the remedy."""
     param: str | None = None
     """The offending field."""
     code: str | None = None
@@ -65,7 +65,7 @@ class Failure:
 
 
 class Refused(Exception):
-    """Ends a request with a failure and an outcome; raised anywhere on the path, caught by the handler."""
+    """Ends a request with a failure and an outcome. Raised anywhere on the path, and caught by the handler."""
 
     def __init__(self, outcome: Outcome, failure: Failure) -> None:
         super().__init__(failure.message)
@@ -77,11 +77,11 @@ class ConfigError(Exception):
     """The configuration is wrong; one line per fault, each with the place where it was written."""
 
 
-# ---- names of what engines do wrong: the label of the counter `turngate_engine_faults_total`
+# ---- faults of engines: the label of the counter `turngate_engine_faults_total`
 
 
 class EngineFault(StrEnum):
-    """One way in which an engine fails a call, or its watch."""
+    """One way in which an engine fails a call or a poll."""
 
     REFUSED = "refused"  # no connection, or none in time
     RESET = "reset"  # the connection broke, before the first byte or after it
@@ -89,7 +89,7 @@ class EngineFault(StrEnum):
     FULL = "full"  # 429, 503 or 529
     STATUS = "status"  # 500, 502, 504 and the like
     ERROR = "error"  # an error in the place of an answer, or in the middle of one, under status 200
-    NO_ANSWER = "no_answer"  # status 200, and something that is no answer
+    NO_ANSWER = "no_answer"  # status 200, and a body that is no answer
     NO_END = "no_end"  # a stream that ends cleanly without a finish
     TOO_LONG = "too_long"  # one event that does not fit into memory
     NO_MODEL = "no_model"  # it does not have the model that it listed
@@ -102,15 +102,15 @@ class EngineFault(StrEnum):
 
 
 OVERLOADS = frozenset((EngineFault.FULL,))
-"""Faults that say nothing against an engine's health."""
+"""Faults that a healthy engine shows too."""
 
 
 class NoAnswer(Exception):
-    """Status 200, and something that is no answer."""
+    """Status 200, and a body that is no answer."""
 
 
 def of_break(error: Exception) -> EngineFault:
-    """The fault behind an answer that cannot be read on."""
+    """Return the fault behind an answer that broke off."""
     if isinstance(error, UpstreamCut):
         return EngineFault.SILENT if error.is_silent else EngineFault.RESET
     return EngineFault.TOO_LONG if isinstance(error, EventTooLong) else EngineFault.NO_ANSWER

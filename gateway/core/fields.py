@@ -1,4 +1,7 @@
-"""Typed accessors for JSON of unknown shape; a value of the wrong type reads as absent."""
+"""Values that clients and engines chose: typed accessors for JSON of unknown shape, and excerpts of text.
+
+A value of the wrong type reads as absent.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 Json: TypeAlias = dict[str, Any]
-"""A parsed JSON object of unknown shape; read it through these accessors."""
+"""A parsed JSON object of unknown shape. Read it through these accessors."""
 
 
 def text(body: Mapping[str, Any], key: str) -> str | None:
@@ -16,51 +19,44 @@ def text(body: Mapping[str, Any], key: str) -> str | None:
 
 
 def integer(body: Mapping[str, Any], key: str) -> int | None:
-    """A whole number; `true` and `1.0` are none."""
+    """Return a whole number; `true` and `1.0` are none."""
     value = body.get(key)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def flag(body: Mapping[str, Any], key: str) -> bool:
-    """Only a literal `true` is True."""
+    """Return True for a literal `true` only."""
     return body.get(key) is True
 
 
 def items(body: Mapping[str, Any], key: str) -> list[Any]:
-    """The list itself, or a new empty one."""
+    """Return the list itself, or a new empty one."""
     value = body.get(key)
     return value if isinstance(value, list) else []
 
 
 def obj(body: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """The object itself, or a new empty one."""
+    """Return the object itself, or a new empty one."""
     value = body.get(key)
     return value if isinstance(value, dict) else {}
 
 
 def has_only_objects(values: list[Any]) -> bool:
-    """Whether a list holds nothing else; a look at each in C."""
+    """Whether a list holds objects only. The check runs in C."""
     return {dict}.issuperset(map(type, values))
 
 
-# ---- bytes that are kept for a while
-
-
-def trimmed(text: bytes) -> bytes:
-    """The same text in no more memory than it needs: `orjson.dumps` leaves up to ten times as much reserved."""
-    return bytes(memoryview(text))
-
-
-# --- What is kept, logged and repeated of a text that a stranger chose: its start, as one visible line.
+# ---- text that is kept or logged
 
 MAX_CHARS = 256
 _MORE = "..."
 UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Ends a line, moves a terminal's cursor, turns the order of text around, or is half a character."""
+"""Characters that end a line, move a terminal's cursor, reverse the order of text, or are half a character."""
 
 
 def excerpt(text: str, max_chars: int = MAX_CHARS) -> str:
-    """At most that long. Most texts are short and plain, and come back as they are."""
+    """Return the start of a text as one visible line, which may be logged and repeated. Most texts are short and
+    plain, and are returned as they are."""
     if len(text) <= max_chars and text.isprintable():
         return text
     seen = visible(text[: max_chars + 1])
@@ -68,5 +64,10 @@ def excerpt(text: str, max_chars: int = MAX_CHARS) -> str:
 
 
 def visible(text: str) -> str:
-    """With escapes in the place of what cannot be seen."""
+    """Replace invisible characters by escapes."""
     return UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def trimmed(text: bytes) -> bytes:
+    """Copy bytes into as much memory as they need: `orjson.dumps` reserves up to ten times as much."""
+    return bytes(memoryview(text))

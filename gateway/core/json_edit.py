@@ -21,10 +21,10 @@ _COMMA = re.compile(rb"\s*,")
 
 
 def splice(raw: bytes, body: Mapping[str, Any], put: Mapping[str, Any], drop: Collection[str]) -> bytes:
-    """`raw` with the keys of `put` set and those of `drop` gone. `body` is `raw` parsed.
+    """Return `raw` with the keys of `put` set and those of `drop` removed. `body` is `raw` parsed.
 
-    A key that is there keeps its place, a new one goes to the end; `put` wins over `drop`. All occurrences of
-    a repeated key change. The text is scanned only when a key that is there changes.
+    A key that exists keeps its place, and a new key goes to the end. `put` wins over `drop`. All occurrences of a
+    repeated key change. The text is scanned only when a key that exists changes.
     """
     dropped = {key for key in drop if key in body and key not in put}
     replaced = {key: value for key, value in put.items() if key in body}
@@ -39,7 +39,7 @@ def splice(raw: bytes, body: Mapping[str, Any], put: Mapping[str, Any], drop: Co
 
 
 def _change(raw: bytes, replaced: Mapping[str, Any], dropped: Collection[str]) -> bytes:
-    """A member that stays brings the separator before it, unless it is the first that stays."""
+    """Keep the separator before each member that stays, except the first."""
     members = list(members_of(raw))
     out = [raw[: members[0][1]]]
     end_before = None
@@ -59,7 +59,8 @@ def _change(raw: bytes, replaced: Mapping[str, Any], dropped: Collection[str]) -
 
 
 def members_of(raw: bytes, start: int = 0) -> Iterator[tuple[str, int, int, int]]:
-    """Key, start of the key, start of the value and end of the value of each member of the object at `start`."""
+    """Yield key, start of the key, start of the value and end of the value for each member of the object at
+    `start`."""
     at: int | None = raw.index(b"{", start) + 1
     while at is not None:
         key = _KEY.match(raw, at)
@@ -71,7 +72,7 @@ def members_of(raw: bytes, start: int = 0) -> Iterator[tuple[str, int, int, int]
 
 
 def value_end(raw: bytes, start: int) -> int:
-    """Where the JSON value that starts at `start` ends."""
+    """Return the end of the JSON value that starts at `start`."""
     if raw[start] not in b"{[":
         scalar = _SCALAR.match(raw, start)
         assert scalar is not None, "raw is not the text of body"
@@ -86,7 +87,7 @@ def value_end(raw: bytes, start: int) -> int:
             return at
 
 
-# ---- find strings in the text of a JSON value, and cut pieces out of one
+# ---- find values in the text of a JSON value, and cut pieces out of a string
 
 Path: TypeAlias = tuple[str | int, ...]
 """Keys and indices of a value, from the outside in."""
@@ -98,13 +99,13 @@ _PIECE = re.compile(rb"[^\\]+|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[0-9a-fA-F]{4}|\\u
 
 
 def locate(raw: bytes, paths: Collection[Path]) -> dict[Path, Span]:
-    """Start and end of the value at each path. All must be there. The text is read once, however many they are."""
+    """Return start and end of the value at each path. All paths must exist. The text is read once for all."""
     start = _SPACE.match(raw).end()  # type: ignore[union-attr]  # it always matches
     return dict(_located(raw, (start, len(raw)), paths, 0))
 
 
 def _located(raw: bytes, span: Span, paths: Collection[Path], depth: int) -> Iterator[tuple[Path, Span]]:
-    """Those below the value at `span`, to which the first `depth` steps of all these paths lead."""
+    """Yield the values below the value at `span`, to which the first `depth` steps of all these paths lead."""
     below: dict[str | int, list[Path]] = {}
     for path in paths:
         if len(path) == depth:
@@ -117,9 +118,9 @@ def _located(raw: bytes, span: Span, paths: Collection[Path], depth: int) -> Ite
 
 
 def _children(raw: bytes, start: int, steps: Mapping[str | int, object]) -> dict[str | int, Span]:
-    """What these steps lead to from the value at `start`."""
+    """Return the values to which these steps lead from the value at `start`."""
     if raw[start] == ord("{"):
-        # Of a repeated key the last counts, as for every parser.
+        # The last occurrence of a repeated key counts, as for every parser.
         return {key: (begun, ended) for key, _, begun, ended in members_of(raw, start) if key in steps}
     last = max(step for step in steps if isinstance(step, int))
     elements = enumerate(islice(_elements(raw, start), last + 1))
@@ -127,7 +128,7 @@ def _children(raw: bytes, start: int, steps: Mapping[str | int, object]) -> dict
 
 
 def without(literal: bytes, cuts: Iterable[tuple[int, int]]) -> bytes:
-    """A string's text, quotes included, less what lies between the given UTF-8 offsets of the string.
+    """Return a string's text, quotes included, without the parts between the given UTF-8 offsets of the string.
 
     `cuts`: in order, apart from each other, at the ends of characters.
     """
@@ -140,7 +141,7 @@ def without(literal: bytes, cuts: Iterable[tuple[int, int]]) -> bytes:
 
 
 class _Offsets:
-    """Where UTF-8 offsets of a string are in its JSON text; asked in order."""
+    """Maps UTF-8 offsets of a string to offsets in its JSON text. They are looked up in rising order."""
 
     def __init__(self, literal: bytes) -> None:
         self._pieces = _PIECE.finditer(literal, 1, len(literal) - 1)
@@ -159,7 +160,7 @@ class _Offsets:
         return self._raw_start + offset - self._start
 
 
-# ---- changes a list in the text of a request: items replaced or added; every other byte stays as it came
+# ---- replace and add items of a list in the text of a request; every other byte stays as it came
 
 _NEXT = re.compile(rb"[\s,]*")
 
@@ -174,9 +175,9 @@ class Edit:
 
 
 def edited(raw: bytes, body: Json, key: str, edits: Sequence[Edit]) -> tuple[bytes, Json]:
-    """Text and value of a request whose list under `key` was edited. `edits`: in order, apart from each other.
+    """Return text and value of a request whose list under `key` was edited. A missing list is created.
 
-    A list that is not there is made.
+    `edits`: in order, apart from each other.
     """
     if not edits:
         return raw, body
@@ -206,17 +207,17 @@ def _list(raw: bytes, start: int, edits: Sequence[Edit]) -> bytes:
 
 
 def _joined(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """One span for neighbours, with what stands between them."""
+    """Return one span for neighbours, with the bytes between them."""
     return [(spans[0][0], spans[-1][1])] if spans else []
 
 
 def _value_of(raw: bytes, key: str) -> tuple[int, int]:
-    # Of a repeated key the last counts, as for every parser.
+    # The last occurrence of a repeated key counts, as for every parser.
     return [(start, end) for name, _, start, end in members_of(raw) if name == key][-1]
 
 
 def _elements(raw: bytes, start: int) -> Iterator[Span]:
-    """The values of the list at `start`."""
+    """Yield the values of the list at `start`."""
     at = _NEXT.match(raw, start + 1).end()  # type: ignore[union-attr]  # it always matches
     while raw[at] != ord("]"):
         end = value_end(raw, at)

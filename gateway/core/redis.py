@@ -1,4 +1,4 @@
-"""A client of Redis or Valkey. Whoever waits for it can be cancelled at any moment."""
+"""A client of Redis or Valkey whose calls can be cancelled at any moment."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ if TYPE_CHECKING:
 
 
 def client(url: str, timeout_s: float, **options: Any) -> Redis:
-    """Connects when it is first asked. `timeout_s`: of one answer. Raises ImportError where redis is missing."""
+    """Return a client that connects at its first call. `timeout_s`: bound on one answer. Raises ImportError when
+    redis is not installed."""
     from redis.asyncio import Redis
 
     if url.startswith("valkey"):
@@ -22,8 +23,8 @@ def client(url: str, timeout_s: float, **options: Any) -> Redis:
 
 
 def heeding(connection_class: Any) -> Any:
-    """Connections that heed a cancellation. Redis sends by `asyncio.wait_for`, which before Python 3.12 forgets
-    one that comes as it ends: a task that asks for ever would never end, and a gateway never stop."""
+    """Return a class of connections that heed a cancellation. Redis sends by `asyncio.wait_for`. Before Python
+    3.12 that loses a cancellation which comes as it ends, so a task with a loop of calls would never end."""
 
     class Heeding(connection_class):  # type: ignore[misc]
         async def send_packed_command(self, *args: Any, **options: Any) -> None:
@@ -32,7 +33,7 @@ def heeding(connection_class: Any) -> Any:
             num_cancelled = task.cancelling()
             await super().send_packed_command(*args, **options)
             if task.cancelling() > num_cancelled:
-                await self.disconnect(nowait=True)  # nobody reads the answer
+                await self.disconnect(nowait=True)  # the next call would read the answer
                 raise asyncio.CancelledError
 
     return Heeding

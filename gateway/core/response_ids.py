@@ -1,7 +1,7 @@
-"""Ids that the gateway gives to responses. Whose a response is can be told from its id, without any memory.
+"""Ids that the gateway gives to responses. An id shows the tenant of its response, without any memory.
 
-An engine that takes the id stores the response under it. So no secret is needed: an id that is changed to another
-tenant's is one that no engine has.
+An engine that accepts the id stores the response under it. So no secret is needed: if a client changes the tenant
+in an id, no engine has a response under it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import re
 from hashlib import blake2b
 
-_OURS = re.compile(r"resp_tg([0-9a-f]{32})([0-9a-f]{16})")
+_GIVEN = re.compile(r"resp_tg([0-9a-f]{32})([0-9a-f]{16})")
 """vLLM and SGLang take ids that begin with `resp_`."""
 _RANDOM_BYTES, _OWNER_BYTES = 16, 8
 
@@ -20,13 +20,13 @@ def new_id(tenant: str) -> str:
     return f"resp_tg{nonce}{_owner(nonce, tenant)}"
 
 
-def is_ours(response_id: str) -> bool:
-    return _OURS.fullmatch(response_id) is not None
+def is_given(response_id: str) -> bool:
+    return _GIVEN.fullmatch(response_id) is not None
 
 
 def is_anothers(response_id: str, tenant: str) -> bool:
-    """Whether the gateway gave it to another tenant."""
-    parts = _OURS.fullmatch(response_id)
+    """Whether the gateway gave this id to another tenant."""
+    parts = _GIVEN.fullmatch(response_id)
     return parts is not None and parts[2] != _owner(parts[1], tenant)
 
 

@@ -1,4 +1,4 @@
-"""Server-sent events without I/O: cut a byte stream into events, read their data, write new ones."""
+"""Server-sent events without I/O: cut a byte stream into events, read their data, and write events."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _LONGEST_END = 4
 
 
 class EventTooLong(Exception):
-    """One event is longer than the limit: what is sent is no stream of events."""
+    """One event is longer than the limit, so the body is no stream of events."""
 
 
 class EventSplitter:
-    """Cuts a stream into raw events; how it was cut into chunks makes no difference.
+    """Cuts a stream into raw events, however it was cut into chunks.
 
     The events joined, plus `rest()`, are the bytes that went in. An event may hold only comments or empty lines.
     """
@@ -29,10 +29,10 @@ class EventSplitter:
     def __init__(self, limit_bytes: int = MAX_EVENT_BYTES) -> None:
         self._limit_bytes = limit_bytes
         self.held = bytearray()
-        """What has come of an event that has not ended."""
+        """The bytes of an event that has not ended."""
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """The events that `chunk` completes, each with its empty line.
+        """Return the events that `chunk` completes, each with its empty line.
 
         Raises EventTooLong when the unfinished event has passed the limit.
         """
@@ -57,7 +57,7 @@ class EventSplitter:
 
 
 def data_of(event: bytes) -> bytes | None:
-    """The data of one event, its `data` lines joined by newlines; None when it has none (a comment)."""
+    """Return the data of one event: its `data` lines joined by newlines. None: it has none, as a comment."""
     if event.startswith(b"data: ") and event.find(b"\n") == len(event) - 2 and b"\r" not in event:
         return event[6:-2]
     lines = [
@@ -69,7 +69,7 @@ def data_of(event: bytes) -> bytes | None:
 
 
 def event(data: bytes, name: str | None = None) -> bytes:
-    """One event; `data` is a single line, as compact JSON always is."""
+    """Return one event. `data` is a single line, as compact JSON always is."""
     if name is None:
         return b"data: " + data + b"\n\n"
     return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"

@@ -1,7 +1,7 @@
-"""The transport interface: what the path of a request needs from HTTP, and nothing more.
+"""The transport interface: the part of HTTP that the path of a request needs.
 
-Two edge files implement it (`transports/`); nothing above them imports an HTTP library. Lists of headers keep
-names, order and repeats as they came; looked up they are by their names in lower case.
+`gateway/transport/` implements it twice, and no other folder imports an HTTP library. Lists of headers keep names,
+order and repeats. Headers are looked up by their names in lower case.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ _BREAKS = str.maketrans("\r\n\0", "   ")
 
 
 def sendable(text: str) -> str:
-    """A header value (or name) that can be sent on. Bytes that were no UTF-8 arrive as surrogates, which cannot;
-    what would end the line, and so let a value write further headers, becomes a space."""
+    """Return a header value (or name) that can be sent on. Surrogates, which stand for bytes that are no UTF-8,
+    are replaced. A character that would end the line, and so begin another header, becomes a space."""
     if not text.isascii():
         text = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     return text if text.isprintable() else text.translate(_BREAKS)
 
 
 def by_name(header_list: HeaderList) -> dict[str, str]:
-    """The first value of each header, by its name in lower case."""
+    """Return the first value of each header, by its name in lower case."""
     return {name.lower(): value for name, value in reversed(header_list)}
 
 
@@ -53,16 +53,16 @@ class Request(Protocol):
     path: str
     query: str
     headers: Mapping[str, str]
-    """The first value of each, by its name in lower case."""
+    """The first value of each header, by its name in lower case."""
     header_list: HeaderList
     remote: str
 
     async def read(self, limit_bytes: int) -> bytes:
-        """The whole body as it came. Raises BodyTooLarge above the limit, BodyBroken."""
+        """Return the whole body. Raises BodyTooLarge above the limit, BodyBroken."""
         ...
 
     def chunks(self, limit_bytes: int) -> AsyncIterator[bytes]:
-        """The body as it comes, for what is not held in memory. Raises BodyTooLarge above the limit,
+        """Yield the body as it comes, without holding it in memory. Raises BodyTooLarge above the limit,
         BodyBroken."""
         ...
 
@@ -72,11 +72,11 @@ class BodyTooLarge(Exception):
 
 
 class BodyBroken(ConnectionError):
-    """The body stopped coming, or is not valid HTTP; nothing more is read from its connection."""
+    """The body stopped coming, or is not valid HTTP. Nothing more is read from its connection."""
 
 
 class Responder(Protocol):
-    """The way back to one client. Exactly one of `reply` or `start ... end/reset` is used."""
+    """The way back to one client. Exactly one of `reply` or `open_stream ... end/reset` is used."""
 
     @property
     def has_started(self) -> bool:
@@ -84,19 +84,19 @@ class Responder(Protocol):
         ...
 
     async def reply(self, status: int, headers: HeaderList, body: bytes) -> None:
-        """Status, headers and body in one go."""
+        """Send status, headers and body at once."""
         ...
 
     async def open_stream(self, status: int, headers: HeaderList) -> None:
-        """Status and headers of a streamed answer."""
+        """Send status and headers of a streamed answer."""
         ...
 
     async def write(self, data: bytes) -> None:
-        """Send `data` now; waits while the client is slow. Raises ConnectionResetError when it has gone."""
+        """Send `data` now. Waits while the client is slow. Raises ConnectionResetError when it has left."""
         ...
 
     async def end(self) -> None:
-        """The clean end of a streamed answer."""
+        """End a streamed answer cleanly."""
         ...
 
     def reset(self) -> None:
@@ -105,24 +105,24 @@ class Responder(Protocol):
 
 
 Handler: TypeAlias = Callable[[Request, Responder], Awaitable[None]]
-"""Cancelled by the server as soon as its client leaves."""
+"""Serves one request. The server cancels it as soon as its client leaves."""
 
 
 class Server(Protocol):
-    """Listens and calls a handler per request."""
+    """Listens, and calls a handler for each request."""
 
     async def start(
         self, host: str, port: int, *, reuse_port: bool = False, sock: socket.socket | None = None
     ) -> int:
-        """Listen; returns the port (useful when 0 was asked for).
+        """Listen, and return the port, which is a free one when `port` is 0.
 
-        `reuse_port`: other processes listen on it too, and the kernel spreads the connections. `sock`: one that is
-        bound already, instead of host and port.
+        `reuse_port`: other processes listen on the same port, and the kernel spreads the connections. `sock`: a
+        socket that is already bound, instead of host and port.
         """
         ...
 
     async def stop(self, grace_s: float) -> None:
-        """Stop accepting, let running requests finish for `grace_s`, then cancel them."""
+        """Stop accepting connections, let running requests finish for `grace_s`, then cancel them."""
         ...
 
 
@@ -138,18 +138,18 @@ class Timeouts:
 
 
 class UpstreamReply(Protocol):
-    """Status and headers have come; the body is still to be read."""
+    """An engine's answer whose status and headers have come. The body is still to be read."""
 
     status: int
     headers: Mapping[str, str]
     header_list: HeaderList
 
     def chunks(self) -> AsyncIterator[bytes]:
-        """Body bytes as they arrive, not decoded. Raises UpstreamCut when the connection breaks."""
+        """Yield the body as it arrives, not decoded. Raises UpstreamCut when the connection breaks."""
         ...
 
     async def read(self, limit_bytes: int) -> bytes:
-        """The rest of the body. Raises UpstreamCut when it breaks or is longer."""
+        """Return the rest of the body. Raises UpstreamCut when it breaks off or is longer."""
         ...
 
     def close(self, *, reuse: bool) -> None:
@@ -158,7 +158,7 @@ class UpstreamReply(Protocol):
 
 
 async def joined(reply: UpstreamReply, limit_bytes: int) -> bytes:
-    """What `UpstreamReply.read` gives, from its chunks. One that is longer is aborted."""
+    """Return the rest of a body from its chunks, as `UpstreamReply.read` does. Abort one that is longer."""
     chunks = []
     size_bytes = 0
     async for chunk in reply.chunks():
@@ -171,8 +171,8 @@ async def joined(reply: UpstreamReply, limit_bytes: int) -> bytes:
 
 
 async def taken(reply: UpstreamReply, limit_bytes: int) -> bytes:
-    """The rest of an answer; its connection is given back if that came whole, and closed if not. Raises
-    UpstreamCut."""
+    """Return the rest of an answer. Its connection is given back if the answer came whole, and closed otherwise.
+    Raises UpstreamCut."""
     is_whole = False
     try:
         body = await reply.read(limit_bytes)
@@ -183,16 +183,16 @@ async def taken(reply: UpstreamReply, limit_bytes: int) -> bytes:
 
 
 Sink: TypeAlias = Callable[[list[bytes]], int]
-"""Told what has come, in order and as the engine cut it; returns how many of these it took, from the first on."""
+"""Called with the chunks that have come, in order. Returns how many of them it has taken, from the first on."""
 
 
 class Pushing:
-    """An `UpstreamReply` that can hand over what comes without waking its reader."""
+    """An `UpstreamReply` that can hand over chunks without waking its reader."""
 
     __slots__ = ()
 
     def push(self, sink: Sink) -> None:
-        """Offer to `sink` what comes, as it comes, until it refuses some: that and all that follows is for
+        """Offer chunks to `sink` as they come, until it refuses one. That chunk and all later ones are for
         `chunks()`, until the next `push`."""
         raise NotImplementedError
 
@@ -208,12 +208,12 @@ class Direct:
         raise NotImplementedError
 
     def write_now(self, data: bytes) -> None:
-        """As `write`; only while `is_ready`."""
+        """Send as `write` does. Called only while `is_ready`."""
         raise NotImplementedError
 
 
 class UpstreamRefused(Exception):
-    """No connection, or none in time: nothing was asked of the engine."""
+    """No connection, or none in time: the engine has not seen the call."""
 
 
 SILENT = "the engine went silent"
@@ -224,7 +224,7 @@ class UpstreamCut(Exception):
 
     @property
     def is_silent(self) -> bool:
-        """Nothing came for too long."""
+        """Whether nothing came for too long."""
         return str(self) == SILENT
 
 
@@ -234,7 +234,7 @@ class Upstream(Protocol):
     async def call(
         self, method: str, url: str, headers: HeaderList, body: bytes | None, timeouts: Timeouts
     ) -> UpstreamReply:
-        """Send and wait for status and headers. Cancelling it closes the connection.
+        """Send a call and wait for status and headers. Cancelling it closes the connection.
 
         Raises UpstreamRefused before the request was sent, UpstreamCut after.
         """

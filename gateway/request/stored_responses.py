@@ -74,7 +74,7 @@ class StoredResponses:
         is_anothers = response_ids.is_anothers(response_id, tenant)
         if homes.is_anothers(tenant, response_id) or (is_anothers and not self.keys.is_open):
             raise no_such_response(response_id)
-        if is_anothers or not response_ids.is_ours(response_id):
+        if is_anothers or not response_ids.is_given(response_id):
             return None  # an engine's own id, or that of another gateway behind this one, which has no tenants
         engines = [one for one in self.monitor.engines if one.adapter.names_responses]
         path = f"{STORED_ANSWERS}{response_id}"

@@ -1,4 +1,4 @@
-"""The listening edge over aiohttp: one catch-all handler, raw bodies, and a reset that cannot look like an end."""
+"""The HTTP server over aiohttp: one handler for all paths, raw bodies, and resets that cannot look like an end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LOG = logging.getLogger(__name__)
 
 
 class _AboutErrors(logging.Logger):
-    """In the place of aiohttp's own, which quotes what it cannot read: keys and prompts among it."""
+    """Replaces aiohttp's own logger, which quotes bytes that it cannot read, and so keys and prompts."""
 
     def _log(self, level: int, msg: object, args: Any, exc_info: Any = None, *_: Any, **__: Any) -> None:
         error = exc_info if isinstance(exc_info, BaseException) else sys.exc_info()[1]
@@ -78,7 +78,7 @@ class AiohttpServer:
         await self._server.shutdown(timeout=CANCEL_S)
 
     async def _answer(self, incoming: web.BaseRequest) -> web.StreamResponse:
-        """Runs the handler; only `reply` or `end` make a clean end."""
+        """Run the handler. Only `reply` and `end` end an answer cleanly."""
         responder = AiohttpResponder(incoming)
         request = AiohttpRequest(incoming)
         if (
@@ -143,11 +143,11 @@ class AiohttpResponder:
 
     @property
     def sent(self) -> web.StreamResponse:
-        """What aiohttp is given; after a reset it finds nobody to be sent to."""
+        """The answer that aiohttp gets. After a reset it has no connection to send it over."""
         return self.response or web.Response()
 
     async def refuse(self, fault: str) -> None:
-        """Bad framing: the connection is closed, since nobody knows where the next request begins."""
+        """Refuse a request with bad framing. Its connection closes: the start of the next request is unknown."""
         headers = {"Content-Type": "application/json", "Connection": "close"}
         body = error_body(400, f"The request is refused: {fault}.")
         self.response = response = web.Response(status=400, headers=headers, body=body)
@@ -172,12 +172,12 @@ class AiohttpResponder:
         await self.response.prepare(self._incoming)
 
     async def write(self, data: bytes) -> None:
-        assert self.response is not None, "start comes before write"
+        assert self.response is not None, "open_stream comes before write"
         if self._incoming.method != "HEAD":
             await self.response.write(data)
 
     async def end(self) -> None:
-        assert self.response is not None, "start comes before end"
+        assert self.response is not None, "open_stream comes before end"
         await self.response.write_eof()
         self.has_ended = True
 
@@ -192,7 +192,7 @@ class AiohttpResponder:
 
 
 def _own(headers: HeaderList, *, keep_length: bool) -> CIMultiDict[str]:
-    """The headers without those that frame the body, which are this edge's own."""
+    """Return the headers without those that frame the body, which the server sets itself."""
     framing = {"transfer-encoding"} if keep_length else {"transfer-encoding", "content-length"}
     kept = CIMultiDict((sendable(name), sendable(value)) for name, value in headers if name.lower() not in framing)
     kept.setdefault("Server", "turngate")

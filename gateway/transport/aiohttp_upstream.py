@@ -1,4 +1,4 @@
-"""The calling edge over aiohttp: pooled connections, raw bytes, nothing added to what the caller gives."""
+"""The HTTP client over aiohttp: pooled connections, raw bytes, and only the headers that the caller gives."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class AiohttpUpstream:
     async def call(
         self, method: str, url: str, headers: HeaderList, body: bytes | None, timeouts: Timeouts
     ) -> AiohttpReply:
-        """As `transport.Upstream.call`.
+        """Send a call, as `transport.Upstream.call` says.
 
         A call is sent again only if it went out on a pooled connection that its peer closed at once, without a
         byte of answer: that peer had closed before it could read. Each try takes one dead connection out of the
@@ -65,16 +65,16 @@ class AiohttpUpstream:
             async with asyncio.timeout(timeouts.first_byte_s):
                 while True:
                     attempt = SimpleNamespace(is_reused=False)
-                    asked_at = loop.time()
+                    called_at = loop.time()
                     try:
                         response = await self._send(method, url, headers, body, timeouts, attempt)
                         break
                     except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
-                        if not attempt.is_reused or loop.time() - asked_at > self._stale_within_s:
+                        if not attempt.is_reused or loop.time() - called_at > self._stale_within_s:
                             raise
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise UpstreamRefused(str(error)) from error
-        except ValueError:  # of a header or an address, which it quotes
+        except ValueError:  # its text quotes a header or an address
             raise UpstreamRefused("the call cannot be written as HTTP") from None
         except _BROKEN as error:
             raise UpstreamCut(_reason(error)) from error
@@ -145,7 +145,7 @@ class AiohttpReply:
         return await joined(self, limit_bytes)
 
     def close(self, *, reuse: bool) -> None:
-        """A body that was not read to its end closes the connection in either case."""
+        """Give the connection back. An unread body closes it in either case."""
         self._leave()
         if reuse:
             self._response.release()
@@ -160,14 +160,14 @@ class AiohttpReply:
             self._closed = None
 
     def _lost(self, _closed: asyncio.Future[None]) -> None:
-        """aiohttp tells nobody who reads a body that what follows cannot be read, and then waits for ever."""
+        """Fail a reader of the body: aiohttp would let it wait for ever when the rest cannot be parsed."""
         content = self._response.content
         if not content.is_eof() and content.exception() is None:
             content.set_exception(aiohttp.ClientPayloadError())
 
 
 def _heard(closed: asyncio.Future[None]) -> None:
-    """Else asyncio logs that nobody has asked how the connection ended."""
+    """Read how a connection ended; otherwise asyncio logs that its exception was never retrieved."""
     if not closed.cancelled():
         closed.exception()
 
@@ -177,11 +177,11 @@ async def _note_reuse(_session: Any, context: SimpleNamespace, _params: Any) -> 
 
 
 def _reason(error: BaseException) -> str:
-    """Without the text of an error that quotes what came: answers of models, and what of prompts is in them."""
+    """Return why a call failed, without the text of an error that quotes an answer of a model."""
     if isinstance(error, TimeoutError):
         return SILENT
     if isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientPayloadError):
-        return "the engine closed the connection, or what it sent is not valid HTTP"
+        return "the engine closed the connection, or its answer is not valid HTTP"
     if isinstance(error, OSError):
         return str(error) or type(error).__name__
     return f"the engine's answer is not valid HTTP: {type(error).__name__}"

@@ -1,4 +1,4 @@
-"""What every listening edge does around a handler, so that a request fares the same over each transport."""
+"""The part of an HTTP server that both transports share: it guards a handler, and refuses ambiguous requests."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from gateway.core.transport import BodyBroken, Handler, HeaderList, Request, Res
 LOG = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 64 * 1024
-"""Of a request's first line and headers together."""
+"""Bound on a request's first line and headers together."""
 MAX_HEADERS = 128
 CANCEL_S = 1.0
-"""How long a cancelled handler may take to let go."""
+"""Time that a cancelled handler has to end."""
 _BACKLOG = 1024
 _RST_ON_CLOSE = struct.pack("ii", 1, 0)
 
@@ -33,7 +33,7 @@ class Ending(Responder, Protocol):
 
 
 async def serve(handler: Handler, request: Request, responder: Ending) -> None:
-    """Run the handler. Whatever it does, the client gets one whole answer or a broken connection."""
+    """Run the handler. In any case the client gets one whole answer or a broken connection."""
     try:
         if request.headers.get("content-encoding", "identity").lower() != "identity":
             await refuse(responder, 415, "Send the request body without Content-Encoding.")
@@ -53,21 +53,21 @@ async def serve(handler: Handler, request: Request, responder: Ending) -> None:
 
 
 async def refuse(responder: Responder, status: int, message: str) -> None:
-    """Nothing once an answer has started."""
+    """Answer with an error, unless an answer has started."""
     if not responder.has_started:
         with suppress(ConnectionError):
             await responder.reply(status, [("Content-Type", "application/json")], error_body(status, message))
 
 
 def error_body(status: int, message: str) -> bytes:
-    """What fails below the dialects is told in OpenAI's shape."""
+    """Return the body of an error. Below the dialects, errors have OpenAI's shape."""
     kind = "server_error" if status >= 500 else "invalid_request_error"
     return orjson.dumps({"error": {"message": message, "type": kind, "param": None, "code": None}})
 
 
 def fault_of(version: str, target: str, header_list: HeaderList, headers: Mapping[str, str]) -> str | None:
-    """Why a request is refused although a parser lets it pass: two servers could disagree on where it goes or
-    where it ends (RFC 9112, sections 3.2, 6.1 and 6.3)."""
+    """Return why a request is refused that a parser accepts, or None: two servers could disagree on its target or
+    its end (RFC 9112, sections 3.2, 6.1 and 6.3)."""
     if version not in ("1.1", "1.0"):
         return "only HTTP/1.1 and HTTP/1.0 are spoken here"
     if not target.startswith("/") and target != "*":
@@ -95,7 +95,7 @@ async def listening(
     reuse_port: bool,
     sock: socket.socket | None,
 ) -> asyncio.Server:
-    """As `transport.Server.start` says."""
+    """Listen, as `transport.Server.start` does."""
     loop = asyncio.get_running_loop()
     if sock is not None:
         return await loop.create_server(factory, sock=sock, backlog=_BACKLOG)
@@ -108,6 +108,5 @@ def port_of(listener: asyncio.Server) -> int:
 
 
 def with_rst_on_close(transport: asyncio.BaseTransport) -> None:
-    """From now on closing tells the peer that something broke, where an end of the connection would be a clean
-    end of the answer."""
+    """Make the close of a connection a reset, where an ordinary close would be a clean end of the answer."""
     transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RST_ON_CLOSE)

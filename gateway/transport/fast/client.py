@@ -1,4 +1,4 @@
-"""An engine's answer over the fast transport: its bytes from the parser to whoever reads them, without a copy."""
+"""The HTTP client of the fast transport: pooled connections, one write per call, and answers without a copy."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from gateway.transport.fast.head import RawHeaders, decoded, encoded
 from gateway.transport.fast.timeouts import Sweep
 
 BUFFER_BYTES = 256 * 1024
-"""Read ahead of a slow reader; then reading from the engine pauses."""
+"""Bytes that are read ahead of a slow reader. Then reading from the engine pauses."""
 
 
 class FastReply(Pushing):
-    """A `transport.UpstreamReply`. Its connection fills it; after `finish` or `cut` the two are apart."""
+    """A `transport.UpstreamReply`. Its connection fills it, until `finish` or `cut`."""
 
     __slots__ = (
         "_connection",
@@ -54,9 +54,9 @@ class FastReply(Pushing):
         self.has_begun = False
         self.is_complete = False
         self.parts: list[bytes] = []
-        """That have come and not been read."""
+        """Chunks that have come and have not been read."""
         self.held_bytes = 0
-        """Of these parts, framing included."""
+        """Their bytes, framing included."""
         self._connection: EngineConnection | None = connection
         self._fault: str | None = None
         self._sink: Sink | None = None
@@ -81,11 +81,11 @@ class FastReply(Pushing):
         return await joined(self, limit_bytes)
 
     def close(self, *, reuse: bool) -> None:
-        """A connection is given back as soon as its answer is complete. One whose answer is not closes."""
+        """Close a connection whose answer is not complete. A complete answer has already given it back."""
         if self._connection is not None:
             self._connection.abort()
 
-    def begin(self, status: int, header_list: HeaderList) -> None:
+    def set_head(self, status: int, header_list: HeaderList) -> None:
         self.status = status
         self.header_list = header_list
         self.headers = by_name(header_list)
@@ -105,8 +105,8 @@ class FastReply(Pushing):
     def push(self, sink: Sink) -> None:
         self._sink = sink
 
-    def come(self) -> None:
-        """More has come: for the sink, or else for whoever reads."""
+    def hand_over(self) -> None:
+        """Hand new chunks to the sink, or wake the reader."""
         parts, sink = self.parts, self._sink
         if sink is not None:
             num_taken = sink(parts)
@@ -124,27 +124,27 @@ class FastReply(Pushing):
             waiter.set_result(None)
 
     def more(self) -> asyncio.Future[None]:
-        """Done at the next event. Raises UpstreamCut when there will be none."""
+        """Return a future that is done at the next event. Raises UpstreamCut when there will be none."""
         if self._connection is None:
             raise UpstreamCut(self._fault)
         self._waiter = waiter = self._connection.loop.create_future()
         return waiter
 
     def _taken(self) -> bytes:
-        """All parts that have come, as one chunk."""
+        """Return all chunks that have come as one."""
         parts, self.parts, self.held_bytes = self.parts, [], 0
         if self._connection is not None:
             self._connection.resume()
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-# ---- one connection to an engine: one call at a time, and how far its answer has come
+# ---- one connection to an engine, which carries one call at a time
 
 _BODILESS = frozenset((204, 304))
 
 
 class EngineConnection(asyncio.Protocol):
-    """Made by the pool of its engine, to which it goes back after each whole answer."""
+    """A connection of a pool, to which it goes back after each whole answer."""
 
     transport: asyncio.Transport
 
@@ -152,15 +152,15 @@ class EngineConnection(asyncio.Protocol):
         self.loop = loop
         self.is_reused = False
         self.has_answered = False
-        """Whether a byte has come since it was asked."""
+        """Whether a byte has come since the latest call was sent."""
         self.lost: asyncio.Future[None] = loop.create_future()
         self.since = 0.0
-        """When it was asked, heard at the latest sweep, or came back to the pool."""
+        """Time when its call was sent, when the latest sweep found new bytes, or when it came back to the pool."""
         self._pool = pool
         self._parser: HttpResponseParser | None = HttpResponseParser(self)
         self._headers: RawHeaders = []
         self._bodiless_bytes = 0
-        """That have come without a byte of body among them."""
+        """Bytes that have come since the last byte of a body."""
         self._reply: FastReply | None = None
         self._timeouts = Timeouts()
         self._is_head = False
@@ -193,7 +193,7 @@ class EngineConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         reply, parser = self._reply, self._parser
         if reply is None or parser is None:
-            self._lose("it answers what nobody asked")
+            self._lose("it sent an answer without a call")
             return
         self.has_answered = self._has_heard = True
         self._bodiless_bytes += len(data)
@@ -206,13 +206,13 @@ class EngineConnection(asyncio.Protocol):
             self._lose("the engine's headers or trailers are too long")
         elif reply.parts:
             reply.held_bytes += len(data)
-            reply.come()
+            reply.hand_over()
             if reply.held_bytes >= BUFFER_BYTES and self._reply is reply and not self._is_paused:
                 self._is_paused = True
                 self.transport.pause_reading()
 
     def eof_received(self) -> None:
-        """The transport then closes itself."""
+        """Called at the end of the engine's bytes. The transport then closes itself."""
         if self._ends_with_connection and self._reply is not None:
             self._complete(self._reply, is_reusable=False)
 
@@ -236,7 +236,7 @@ class EngineConnection(asyncio.Protocol):
         if status < 200:
             return  # more of the answer follows (RFC 9110, 15.2)
         header_list = decoded(self._headers)
-        reply.begin(status, header_list)
+        reply.set_head(status, header_list)
         headers = reply.headers
         self._ends_with_connection = not (
             "content-length" in headers
@@ -245,7 +245,7 @@ class EngineConnection(asyncio.Protocol):
             or self._is_head
         )
         if self._is_head:
-            self._complete(reply, is_reusable=False)  # the parser cannot be told that no body follows
+            self._complete(reply, is_reusable=False)  # the parser would wait for a body
 
     def on_body(self, data: bytes) -> None:
         self._bodiless_bytes = 0
@@ -283,7 +283,7 @@ class EngineConnection(asyncio.Protocol):
     def _complete(self, reply: FastReply, *, is_reusable: bool) -> None:
         self._reply = None
         reply.finish()
-        # A request that has not been taken whole would be continued by the next one.
+        # The rest of an unsent request would become the beginning of the next one.
         if is_reusable and not self.transport.get_write_buffer_size() and not self.transport.is_closing():
             self._pool.take_back(self, self.loop.time())
         else:
@@ -298,7 +298,7 @@ class EngineConnection(asyncio.Protocol):
             reply.cut(fault)
 
 
-# ---- the open connections to one engine
+# ---- the open connections to one origin
 
 # uvicorn, below vLLM and SGLang, closes idle connections after 5 s; a pool that forgets them first meets no
 # closed one.
@@ -308,7 +308,7 @@ CLOSE_S = 1.0
 
 
 class ConnectionPool:
-    """Latest used first, so that as few as possible stay open."""
+    """The connections to one origin. The latest used is taken first, so that as few as possible stay open."""
 
     def __init__(self, origin: str) -> None:
         """`origin`: `scheme://host:port`. Raises UpstreamRefused."""
@@ -326,7 +326,7 @@ class ConnectionPool:
         self._idle: list[EngineConnection] = []
 
     def idle(self, now: float) -> EngineConnection | None:
-        """One that is open, to be asked at once. None: there is none."""
+        """Return an open connection for a call that is sent at once; None when there is none."""
         while self._idle:
             connection = self._idle.pop()
             if now - connection.since < KEEPALIVE_S and not connection.transport.is_closing():
@@ -335,7 +335,7 @@ class ConnectionPool:
         return None
 
     async def connect(self, connect_s: float | None) -> EngineConnection:
-        """A new one. Raises UpstreamRefused."""
+        """Return a new connection. Raises UpstreamRefused."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(connect_s):
@@ -372,38 +372,38 @@ class ConnectionPool:
             await asyncio.wait([connection.lost for connection in open_], timeout=CLOSE_S)
 
 
-# ---- the calling edge of the fast transport: a call goes out in one write on a pooled connection
+# ---- calls: each goes out in one write on a pooled connection
 
 # A pooled connection that its peer had closed fails within a round trip. Later, the engine has worked on it.
 STALE_WITHIN_S = 1.0
 
 _OWN_HEADERS = HOP_BY_HOP | {"host", "content-length"}
-_MOST_PLACES, _MOST_PLACE_CHARS = 256, 512
+_MOST_TARGETS, _MOST_TARGET_CHARS = 256, 512
 
 
 class FastUpstream:
-    """A `transport.Upstream`. Made inside a running event loop. Proxies of the environment are not used."""
+    """A `transport.Upstream`. Made inside a running event loop. It uses no proxies of the environment."""
 
     def __init__(self, stale_within_s: float = STALE_WITHIN_S) -> None:
         self._stale_within_s = stale_within_s
         self._loop = asyncio.get_running_loop()
         self._pools: dict[str, ConnectionPool] = {}
-        self._places: dict[str, tuple[ConnectionPool, str]] = {}
-        """Of URLs that were asked before."""
+        self._targets: dict[str, tuple[ConnectionPool, str]] = {}
+        """Pool and request target of URLs that were called before."""
         self._timeouts: Timeouts | None = None
-        """Those that the sweep was told of last."""
+        """The time-outs that the sweep serves."""
         self._sweep = Sweep(self._tick)
 
     async def call(
         self, method: str, url: str, headers: HeaderList, body: bytes | None, timeouts: Timeouts
     ) -> FastReply:
-        """As `transport.Upstream.call`.
+        """Send a call, as `transport.Upstream.call` says.
 
         A call is sent again only if it went out on a pooled connection that its peer closed at once, without a
         byte of answer: that peer had closed before it could read. Each try takes one dead connection out of the
         pool, and a new connection is never retried, so this ends.
         """
-        pool, target = self._places.get(url) or self._place_of(url)
+        pool, target = self._targets.get(url) or self._target_of(url)
         if timeouts is not self._timeouts:
             self._timeouts = timeouts
             self._sweep.serves(timeouts.first_byte_s)
@@ -412,18 +412,18 @@ class FastUpstream:
         lines = f"{pool.host_line}{encoded(headers, _OWN_HEADERS)}{length}"
         head = f"{method} {target} HTTP/1.1\r\n{lines}\r\n".encode()
         while True:
-            asked_at = self._loop.time()
-            connection = pool.idle(asked_at)
+            sent_at = self._loop.time()
+            connection = pool.idle(sent_at)
             if connection is None:
                 connection = await pool.connect(timeouts.connect_s)
-                asked_at = self._loop.time()
-            reply = connection.ask(head, body, method == "HEAD", timeouts, asked_at)
+                sent_at = self._loop.time()
+            reply = connection.ask(head, body, method == "HEAD", timeouts, sent_at)
             try:
                 while not reply.has_begun:
                     await reply.more()
                 return reply
             except UpstreamCut as cut:
-                is_late = cut.is_silent or self._loop.time() - asked_at > self._stale_within_s
+                is_late = cut.is_silent or self._loop.time() - sent_at > self._stale_within_s
                 if is_late or not connection.is_reused or connection.has_answered:
                     raise
             except BaseException:
@@ -435,8 +435,8 @@ class FastUpstream:
         for pool in self._pools.values():
             await pool.close()
 
-    def _place_of(self, url: str) -> tuple[ConnectionPool, str]:
-        """The pool of a URL's origin, and what follows it. Raises UpstreamRefused."""
+    def _target_of(self, url: str) -> tuple[ConnectionPool, str]:
+        """Return the pool of a URL's origin, and the request target. Raises UpstreamRefused."""
         start = url.find("/", url.find("://") + 3)
         origin, target = (url[:start], url[start:]) if start > 0 else (url, "/")
         target = target.partition("#")[0]
@@ -445,10 +445,10 @@ class FastUpstream:
         pool = self._pools.get(origin)
         if pool is None:
             pool = self._pools[origin] = ConnectionPool(origin)
-        if len(url) <= _MOST_PLACE_CHARS:
-            if len(self._places) >= _MOST_PLACES:
-                self._places.clear()
-            self._places[url] = pool, target
+        if len(url) <= _MOST_TARGET_CHARS:
+            if len(self._targets) >= _MOST_TARGETS:
+                self._targets.clear()
+            self._targets[url] = pool, target
         return pool, target
 
     def _tick(self, now: float) -> None:

@@ -1,4 +1,4 @@
-"""Heads of messages: bytes to header lists and back. What is written can never end a line early."""
+"""Heads of HTTP messages: bytes to header lists and back. A written value cannot end its line early."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from gateway.core.transport import HeaderList, sendable
 
 RawHeaders = list[tuple[bytes, bytes]]
 _FIRST = itemgetter(0)
-
-
 _MOST_NAME_BYTES = 64
-"""Of names that are remembered: longer ones are a stranger's, who may send another one each time."""
+"""Longer names are not remembered: a client could send a new one with each request."""
 
 
 @lru_cache(maxsize=1024)
@@ -26,7 +24,7 @@ def _name(raw: bytes) -> str:
 
 
 def decoded(raw: RawHeaders) -> list[tuple[str, str]]:
-    """Bytes that are no UTF-8 become surrogates."""
+    """Decode headers. Bytes that are no UTF-8 become surrogates."""
     return [(_name(name), value.decode("utf-8", "surrogateescape")) for name, value in raw]
 
 
@@ -45,12 +43,12 @@ def status_line(status: int) -> str:
 
 @lru_cache(maxsize=4096)
 def size_line(size_bytes: int) -> bytes:
-    """Before a chunk of this size."""
+    """Return the line before a chunk of this size."""
     return b"%x\r\n" % size_bytes
 
 
 def encoded(headers: HeaderList, left_out: frozenset[str]) -> str:
-    """The header lines but for those left out, each with its end."""
+    """Return the header lines, each with its end, except those of `left_out`."""
     if not left_out.isdisjoint(map(str.lower, map(_FIRST, headers))):
         headers = [pair for pair in headers if pair[0].lower() not in left_out]
     text = "\r\n".join(map(": ".join, headers))

@@ -1,4 +1,4 @@
-"""One incoming request of the fast transport, and its body while it comes."""
+"""Incoming requests of the fast transport: from bytes to requests, and their bodies while they come."""
 
 from __future__ import annotations
 
@@ -13,15 +13,13 @@ from gateway.transport.edge import MAX_HEAD_BYTES, fault_of
 from gateway.transport.fast.head import RawHeaders, decoded, size_bytes
 
 BUFFER_BYTES = 256 * 1024
-"""Of a body that nobody has asked for yet; then reading from the connection pauses."""
-
-
+"""Bytes that are held of a body before the handler reads it. Then reading from the connection pauses."""
 SMALL_BYTES = 1024
 """Smaller pieces of a body are joined as they come."""
 
 
 class ByteSource(Protocol):
-    """The connection that a body comes from."""
+    """The connection over which a body comes."""
 
     remote: str
 
@@ -73,7 +71,7 @@ class FastRequest:
         self.version = version
         self.is_kept_alive = is_kept_alive
         self.expects_continue = version == "1.1" and headers.get("expect", "").lower() == "100-continue"
-        """The client waits for a word before it sends the body."""
+        """Whether the client waits for status 100 before it sends the body."""
         self.is_complete = False
         self._source = source
         self._parts: list[bytes | bytearray] = []
@@ -111,12 +109,12 @@ class FastRequest:
         self._wake()
 
     def fail(self, fault: str) -> None:
-        """Nothing more comes."""
+        """Note that the rest of the body does not come."""
         self._fault = fault
         self._wake()
 
     def drop(self) -> None:
-        """Nobody wants the rest."""
+        """Discard the rest of the body."""
         self._is_dropped = True
         self._parts = []
         self._source.resume_body()
@@ -127,7 +125,7 @@ class FastRequest:
         return self._waiter is not None
 
     async def _ready(self, limit_bytes: int, wakes_at_bytes: int) -> None:
-        """Returns with the body complete, or this much of it held. Raises BodyTooLarge, BodyBroken."""
+        """Return once the body is complete, or this much of it is held. Raises BodyTooLarge, BodyBroken."""
         if int(self.headers.get("content-length", 0)) > limit_bytes:
             raise BodyTooLarge
         self._wakes_at_bytes = wakes_at_bytes
@@ -149,7 +147,7 @@ class FastRequest:
                 self._waiter = None
 
     def _hold(self, data: bytes) -> None:
-        """What comes in tiny chunks is held as one: each by itself would take ten times its size."""
+        """Hold a chunk. Tiny chunks are held as one, since each by itself would take ten times its size."""
         parts = self._parts
         if len(data) >= SMALL_BYTES:
             parts.append(data)
@@ -168,24 +166,24 @@ class FastRequest:
             self._waiter.set_result(None)
 
 
-# ---- bytes of one client to requests: what llhttp lets pass and we do not is refused here
+# ---- from the bytes of one client to requests; ambiguous requests that llhttp accepts are refused here
 
 _FRAMING = frozenset((b"content-length", b"transfer-encoding"))
 
 
-class Taker(ByteSource, Protocol):
-    """The connection that requests come from."""
+class RequestSink(ByteSource, Protocol):
+    """The connection over which requests come."""
 
-    def has_begun(self, request: FastRequest) -> None:
-        """The head of a request has come."""
+    def head_received(self, request: FastRequest) -> None:
+        """Called when the head of a request has come."""
         ...
 
-    def has_come(self, request: FastRequest) -> None:
-        """All of a request has come."""
+    def request_received(self, request: FastRequest) -> None:
+        """Called when all of a request has come."""
         ...
 
-    def is_refused(self, fault: str, request: FastRequest | None) -> None:
-        """Nothing more can be read. `request`: the one whose body broke off; None: between two."""
+    def read_failed(self, fault: str, request: FastRequest | None) -> None:
+        """Called when nothing more can be read. `request`: the one whose body broke off; None: between two."""
         ...
 
 
@@ -194,18 +192,18 @@ class _Refused(Exception):
 
 
 class RequestReader:
-    """`feed` it what comes; it tells its taker."""
+    """Parses the bytes of one connection, and calls its sink."""
 
-    def __init__(self, taker: Taker) -> None:
-        self._taker = taker
+    def __init__(self, sink: RequestSink) -> None:
+        self._sink = sink
         self._parser: HttpRequestParser | None = HttpRequestParser(self)
         self._target = b""
         self._headers: RawHeaders = []
         self._block_bytes = 0
         self._bodiless_bytes = 0
-        """That have come without a byte of body among them."""
+        """Bytes that have come since the last byte of a body."""
         self._incoming: FastRequest | None = None
-        """Whose body is coming."""
+        """The request whose body is coming."""
 
     @property
     def is_open(self) -> bool:
@@ -216,7 +214,7 @@ class RequestReader:
         return self._bodiless_bytes > 0 and self._incoming is None
 
     def stop(self) -> None:
-        """Whatever else comes is dropped."""
+        """Drop all bytes that still come."""
         self._parser = None
 
     def feed(self, data: bytes) -> None:
@@ -236,17 +234,17 @@ class RequestReader:
                 self.refuse(f"its headers or trailers are longer than {MAX_HEAD_BYTES} bytes")
 
     def refuse(self, fault: str) -> None:
-        """What follows cannot be told apart any more. Nothing is told once the reader has been stopped."""
+        """Stop for good: the bytes that follow have no known meaning. Does nothing once the reader has stopped."""
         if self._parser is None:
             return
         self.stop()
-        self._taker.is_refused(fault, self._incoming)
+        self._sink.read_failed(fault, self._incoming)
 
     def on_url(self, part: bytes) -> None:
         self._target += part
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Trailers come here too, and are forgotten with their request."""
+        """Called for trailers too, which are forgotten with their request."""
         self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
@@ -263,7 +261,7 @@ class RequestReader:
         if (fault := fault_of(version, target, header_list, headers)) is not None:
             raise _Refused(fault)
         self._incoming = FastRequest(
-            self._taker,
+            self._sink,
             parser.get_method().decode("ascii"),
             target,
             version,
@@ -271,7 +269,7 @@ class RequestReader:
             headers,
             version == "1.1" and parser.should_keep_alive(),
         )
-        self._taker.has_begun(self._incoming)
+        self._sink.head_received(self._incoming)
 
     def on_body(self, data: bytes) -> None:
         self._bodiless_bytes = 0
@@ -280,16 +278,16 @@ class RequestReader:
 
     def on_message_complete(self) -> None:
         if self._parser is not None and self._parser.should_upgrade():
-            return  # that was its head
+            return  # only its head has come
         request, self._incoming = self._incoming, None
         assert request is not None
         self._target, self._headers, self._bodiless_bytes = b"", [], 0
         request.finish()
-        self._taker.has_come(request)
+        self._sink.request_received(request)
 
     def _after_upgrade(self, rest: bytes) -> None:
-        """We upgrade to nothing, so the request is an ordinary one. Its parser has stopped behind the head; a new
-        one, primed with what frames the body, goes on."""
+        """Read on after a head with `Upgrade`, which makes no difference here. Its parser has stopped, and a new
+        one, primed with the headers that frame the body, goes on."""
         framing = [b"%b: %b\r\n" % item for item in self._headers if item[0].lower() in _FRAMING]
         self._parser = HttpRequestParser(self)
         self._parser.feed_data(b"".join([b"POST / HTTP/1.1\r\n", *framing, b"\r\n"]))

@@ -1,4 +1,7 @@
-"""The way back to one client over the fast transport: each write goes to the socket at once."""
+"""The HTTP server of the fast transport: its connections, their time-outs, and the drain.
+
+Each write of an answer goes to the socket at once.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from gateway.transport.fast.request import FastRequest, RequestReader
 from gateway.transport.fast.timeouts import ConnectionLimits, ConnectionPhase, ConnectionWatch, Sweep
 
 _LARGE_BYTES = 32 * 1024
-"""From here on copying costs more than a second buffer."""
+"""From this size on, a copy costs more than a second buffer."""
 _FRAMING = frozenset(("transfer-encoding", "content-length", "date", "server"))
 _FRAMING_BUT_LENGTH = _FRAMING - {"content-length"}
 _BODILESS = frozenset((204, 304))
@@ -40,7 +43,7 @@ class FastResponder(Direct):
         self._is_bodiless = request.method == "HEAD"
         self._is_chunked = False
         self._left_bytes: int | None = None
-        """Of a body whose length was told; None: it was not."""
+        """Bytes of the body that are still to be sent; None: its length was not given."""
         self.has_started = False
         self.has_ended = False
 
@@ -70,7 +73,7 @@ class FastResponder(Direct):
         self._connection.transport.write(self._head(status, headers, _FRAMING_BUT_LENGTH, framing))
 
     async def write(self, data: bytes) -> None:
-        assert self.has_started, "start comes before write"
+        assert self.has_started, "open_stream comes before write"
         connection = self._connection
         if connection.is_gone:
             raise ConnectionResetError("the client has gone")
@@ -95,12 +98,12 @@ class FastResponder(Direct):
             transport.writelines((size_line(len(data)), data, b"\r\n"))
 
     async def end(self) -> None:
-        assert self.has_started, "start comes before end"
+        assert self.has_started, "open_stream comes before end"
         if self._connection.is_gone:
             raise ConnectionResetError("the client has gone")
         if self._is_chunked:
             self._connection.transport.write(b"0\r\n\r\n")
-        assert not self._left_bytes or self._is_bodiless, "the body is shorter than was told"
+        assert not self._left_bytes or self._is_bodiless, "the body is shorter than its Content-Length"
         self.has_ended = True
         if self._connection.is_full:
             await self._connection.drained()
@@ -124,18 +127,18 @@ class FastResponder(Direct):
     def _count(self, data: bytes) -> None:
         if self._left_bytes is not None:
             self._left_bytes -= len(data)
-            assert self._left_bytes >= 0, "the body is longer than was told"
+            assert self._left_bytes >= 0, "the body is longer than its Content-Length"
 
 
-# ---- one client's connection: requests to the handler one after the other, answers in their order
+# ---- one client's connection: its requests are handled one after the other, in order
 
 MAX_PIPELINED = 16
-"""Requests that wait on one connection; then reading pauses."""
+"""Requests that wait on one connection before reading pauses."""
 
 
 class Connection(asyncio.Protocol):
-    """Made by the server for each client. A half-closed connection counts as closed: nothing tells it from a
-    client that has left."""
+    """One client's connection. A half-closed connection counts as closed, because it looks like that of a client
+    that has left."""
 
     transport: asyncio.Transport
 
@@ -147,15 +150,15 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self.lost: asyncio.Future[None] = self._loop.create_future()
         self.is_gone = False
-        """Nothing reaches the client any more."""
+        """Whether the client cannot be reached any more."""
         self.is_full = False
-        """The client takes its answer slower than it comes."""
+        """Whether the client reads its answer slower than it comes."""
         self._reader = RequestReader(self)
         self._current: FastRequest | None = None
-        """Until it has been answered and has come whole."""
+        """The request that is handled, until it has been answered and has come whole."""
         self._waiting: deque[FastRequest] = deque()
         self._refusal: str | None = None
-        """Why what came after the waiting requests is no request."""
+        """Why the bytes after the waiting requests are no request."""
         self._drained: asyncio.Future[None] | None = None
         self._is_paused = False
         self._is_closing = False
@@ -166,7 +169,7 @@ class Connection(asyncio.Protocol):
         """Whether the connection ends with the answer to the current request."""
         request = self._current
         assert request is not None
-        # A client that was not told to go on may or may not send its body: nobody knows what comes next.
+        # A client that still waits for status 100 may or may not send its body: the next bytes are ambiguous.
         return self.server.is_draining or not request.is_kept_alive or request.expects_continue
 
     # What asyncio calls
@@ -203,7 +206,7 @@ class Connection(asyncio.Protocol):
 
     # What the reader calls
 
-    def has_begun(self, request: FastRequest) -> None:
+    def head_received(self, request: FastRequest) -> None:
         if self._current is None:
             self._begin(request)
         else:
@@ -211,12 +214,12 @@ class Connection(asyncio.Protocol):
             if len(self._waiting) >= MAX_PIPELINED:
                 self.pause_body()
 
-    def has_come(self, request: FastRequest) -> None:
+    def request_received(self, request: FastRequest) -> None:
         self._watch.restart()
         if request is self._current and self.task is None:
             self._go_on()  # it was answered before
 
-    def is_refused(self, fault: str, request: FastRequest | None) -> None:
+    def read_failed(self, fault: str, request: FastRequest | None) -> None:
         if request is not None:
             request.is_kept_alive = False
             request.fail(fault)
@@ -243,16 +246,16 @@ class Connection(asyncio.Protocol):
         self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     async def drained(self) -> None:
-        """Returns once the client has taken most of its answer. Raises ConnectionResetError when it has gone."""
+        """Return once the client has read most of its answer. Raises ConnectionResetError when it has left."""
         while self.is_full and not self.is_gone:
             if self._drained is None or self._drained.done():
                 self._drained = self._loop.create_future()
-            await asyncio.shield(self._drained)  # the parts of a list wait here together
+            await asyncio.shield(self._drained)  # several parts of one answer may wait here
         if self.is_gone:
             raise ConnectionResetError("the client has gone")
 
     def reset(self, *, needs_rst: bool) -> None:
-        """Break off. What was written still goes out, except where only an RST says that this is no end."""
+        """Break off. Written bytes still go out, unless only an RST distinguishes this from a clean end."""
         if self.lost.done():
             return
         self.is_gone = self._is_closing = True
@@ -281,7 +284,7 @@ class Connection(asyncio.Protocol):
                 self._after(request)
 
     def _after(self, request: FastRequest) -> None:
-        """The answer is whole. The connection goes on once the request is, too."""
+        """Go on after a whole answer, once its request has come whole too."""
         if self.is_last or not (request.is_complete or self._reader.is_open):
             self._end(is_clean=request.is_complete)
         elif request.is_complete:
@@ -311,8 +314,8 @@ class Connection(asyncio.Protocol):
             self._end(is_clean=True)
 
     def _end(self, *, is_clean: bool) -> None:
-        """Close. While more may come, a close would destroy the answer on its way: only our half is closed, and
-        the client has a while to close its own."""
+        """Close. While more bytes may come, a full close would destroy the answer on its way. So only this side is
+        closed, and the client has a while to close the other."""
         self._reader.stop()
         self._is_closing = True
         self._watch.restart()
@@ -351,7 +354,7 @@ class Connection(asyncio.Protocol):
         return ConnectionPhase.HEAD if self._reader.is_in_head else ConnectionPhase.IDLE
 
 
-# ---- the listening edge of the fast transport: its connections, their time-outs, and the drain
+# ---- the listener
 
 
 class FastServer:
@@ -390,7 +393,7 @@ class FastServer:
                 task.cancel()
             if late:
                 await asyncio.wait(late, timeout=CANCEL_S)
-        await self._all_lost()  # what was written still goes out
+        await self._all_lost()  # written bytes still go out
         for connection in list(self.connections):
             connection.transport.abort()
         await self._all_lost()

@@ -1,4 +1,4 @@
-"""One coarse timer for all time-outs of a transport: a timer per request would cost more than what it guards."""
+"""One coarse timer for all time-outs of a transport, since a timer per request would be too expensive."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _TICKS_PER_TIMEOUT = 4
 
 
 class Sweep:
-    """Calls `tick(now)` every `PERIOD_S`, and more often once a shorter time-out was asked for.
+    """Calls `tick(now)` every `PERIOD_S`, and more often for shorter time-outs.
 
-    A time-out so fires up to a quarter of its length, or a second, late.
+    So a time-out fires up to a quarter of its length, or a second, late.
     """
 
     def __init__(self, tick: Callable[[float], None]) -> None:
@@ -22,11 +22,11 @@ class Sweep:
         self._tick = tick
         self._period_s = PERIOD_S
         self.now = self._loop.time()
-        """Of the latest tick."""
+        """Time of the latest tick."""
         self._timer = self._loop.call_later(self._period_s, self._run)
 
     def serves(self, timeout_s: float | None) -> None:
-        """From now on tick often enough for time-outs of this length."""
+        """Tick often enough for time-outs of this length from now on."""
         if timeout_s is not None and timeout_s < self._period_s * _TICKS_PER_TIMEOUT:
             self._period_s = max(timeout_s / _TICKS_PER_TIMEOUT, 0.001)
             self._timer.cancel()
@@ -41,11 +41,11 @@ class Sweep:
         self._tick(self.now)
 
 
-# ---- which time-out a client's connection is under, and whether it is over
+# ---- the time-out of a client's connection, by the phase that it is in
 
 
 class ConnectionPhase(Enum):
-    """What is waited for."""
+    """The event that a connection waits for."""
 
     IDLE = auto()
     HEAD = auto()
@@ -58,7 +58,7 @@ class ConnectionPhase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """How long a client may take, in seconds."""
+    """Bounds on a client, in seconds."""
 
     head_s: float = 30.0
     """From a request's first byte to the end of its headers."""
@@ -69,10 +69,10 @@ class ConnectionLimits:
     write_s: float = 120.0
     """Without taking a byte of an answer."""
     close_s: float = 5.0
-    """To close after an answer that ends the connection, and to send what is left of a body that nobody wants."""
+    """To close after an answer that ends the connection, and to send the rest of a body that is discarded."""
 
     def of(self, phase: ConnectionPhase) -> float | None:
-        """None: the handler works, which is not the client's fault."""
+        """Return the bound of a phase; None while the handler works."""
         return {
             ConnectionPhase.IDLE: self.idle_s,
             ConnectionPhase.HEAD: self.head_s,
@@ -84,11 +84,11 @@ class ConnectionLimits:
 
 
 _BYTES_COUNT = frozenset((ConnectionPhase.IDLE, ConnectionPhase.BODY))
-"""Phases that each byte of the client begins anew. A head's bytes do not: they could drip for ever."""
+"""Phases that each byte of the client restarts. The bytes of a head do not: they could drip for ever."""
 
 
 class ConnectionWatch:
-    """Looks at a connection once per sweep; between two looks a connection only notes that it heard."""
+    """Checks a connection once per sweep. Between two checks the connection only notes that bytes have come."""
 
     __slots__ = ("_limits", "_phase", "_since", "_unsent_bytes", "has_heard")
 
@@ -100,7 +100,7 @@ class ConnectionWatch:
         self._unsent_bytes = 0
 
     def restart(self) -> None:
-        """A phase has ended, even if the next look finds the same again."""
+        """Note that a phase has ended, even if the next check finds the same phase again."""
         self._phase = None
 
     def is_overdue(self, phase: ConnectionPhase, unsent_bytes: int, now: float) -> bool:

@@ -52,7 +52,7 @@ def test_a_sink_and_a_reader_share_an_answer_without_loss_or_reordering(
             for parts, most, runs in reads:
                 takes = most
                 reply.parts.extend(parts)
-                reply.come()
+                reply.hand_over()
                 if runs:
                     await asyncio.sleep(0)
                     await asyncio.sleep(0)
