@@ -1,4 +1,8 @@
-"""Keeps a streaming client's connection until its answer begins: silence, then 200, then keep-alive events."""
+"""The loop of one turn: take a place, ask its replica, relay the answer; on a failure before that, another
+replica.
+
+Meanwhile the connection of a streaming client is kept: silence at first, then status 200 and keep-alive events.
+"""
 
 from __future__ import annotations
 
@@ -29,24 +33,24 @@ SSE_HEADERS = (("Content-Type", "text/event-stream; charset=utf-8"), ("Cache-Con
 
 
 class Waiting:
-    """One client that waits. Events are data, since comments reset neither Codex's nor langchain's timer (facts,
-    clients 5), and go only before the engine's first byte, or between two model calls of one answer: into what an
-    engine has begun nothing is mixed."""
+    """One client that waits. Keep-alives are events with data, since comments reset neither Codex's nor
+    langchain's timer (facts, clients 5). They go out before the engine's first byte, or between two model calls
+    of one answer, and never into an event stream that an engine has begun."""
 
     def __init__(
         self,
         exchange: Exchange,
         responder: Responder,
-        rules: Stream,
+        settings: Stream,
         clock: Callable[[], float],
         headers: Callable[[Exchange], HeaderList],
     ) -> None:
         self._exchange = exchange
         self._responder = responder
-        self._rules = rules
+        self._settings = settings
         self._clock = clock
         self._headers = headers
-        self._silent_until = exchange.timings.received_at + rules.silent_queue_s
+        self._silent_until = exchange.timings.received_at + settings.silent_queue_s
 
     @property
     def is_silent(self) -> bool:
@@ -55,21 +59,21 @@ class Waiting:
 
     @property
     def patience_s(self) -> float:
-        """For how long the client may stay without a word."""
+        """How long the client may still stay without an event."""
         return max(0.0, self._silent_until - self._clock())
 
-    def has_heard(self) -> None:
-        """The client was sent something else just now."""
+    def note_output(self) -> None:
+        """Count the time from now on: the client was sent another event just now."""
         if self._responder.has_started:
-            self._silent_until = self._clock() + self._rules.keep_alive_s
+            self._silent_until = self._clock() + self._settings.keep_alive_s
 
     async def speak(self) -> None:
         """Send one keep-alive event, after status 200 if it is the first."""
-        event = self._keep_alive()  # before anything is awaited: what an engine says from now on comes behind it
+        event = self._keep_alive()  # made before the first await, so that all events of the engine come behind it
         if not self._responder.has_started:
             await self._responder.open_stream(200, [*SSE_HEADERS, *self._headers(self._exchange)])
         await self._responder.write(event)
-        self._silent_until = self._clock() + self._rules.keep_alive_s
+        self._silent_until = self._clock() + self._settings.keep_alive_s
 
     def _keep_alive(self) -> bytes:
         exchange, loop = self._exchange, self._exchange.loop
@@ -81,7 +85,7 @@ class Waiting:
         return exchange.opening.keep_alive()
 
     async def until(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`; speaks while it lasts. Ended with its caller, whatever ends that."""
+        """Return the result of `work`; send keep-alives while it runs. The end of the caller ends it."""
         task = asyncio.create_task(work)
         try:
             while not (await asyncio.wait((task,), timeout=self.patience_s))[0]:
@@ -92,20 +96,20 @@ class Waiting:
                 task.cancel()
                 await asyncio.wait((task,))
             if not task.cancelled():
-                task.exception()  # its caller may be gone, and the loop logs what nobody has read
+                task.exception()  # read, since the event loop logs errors that stay unread
 
 
 def error_event(exchange: Exchange, failure: Failure) -> bytes:
-    """An event that fails a stream that has begun."""
+    """Return an event that fails a stream that has begun."""
     if exchange.loop is not None:
         return exchange.loop.answer.error_event(failure)
     return (exchange.opening or exchange.dialect).error_event(failure)
 
 
-# --- The loop of one turn: take a place, ask its replica, relay the answer; if it fails before that, another one.
+# ---- the loop of one turn
 
 KEPT_PLACE = 2.0
-"""A refused session keeps its place for this many times the wait that it was told."""
+"""A refused session keeps its place for this many times the wait in its `Retry-After`."""
 
 _OUTCOME = {
     Refusal.TOO_LONG: Outcome.REJECTED_WAIT,
@@ -123,7 +127,7 @@ _WHY = {
 
 @dataclass(frozen=True, slots=True)
 class Answering:
-    """Answers turns. Keeps nothing between two of them."""
+    """Answers turns. It holds no state between two turns."""
 
     gate: Gate
     forward: Forward
@@ -134,7 +138,7 @@ class Answering:
     """None: sessions that lost their cache are not warmed up."""
 
     async def answer(self, turn: Turn, exchange: Exchange, responder: Responder) -> Outcome:
-        """Answer a turn, however long that takes. Return how that went.
+        """Answer a turn, however long that takes. Return how the answer went.
 
         Raises Refused when no answer has begun; `responder.has_started` then says whether the client already
         has status 200 and keep-alives.
@@ -154,7 +158,7 @@ class Answering:
     async def _answer(self, turn: Turn, exchange: Exchange, responder: Responder) -> Outcome:
         waiting = Waiting(exchange, responder, exchange.settings.stream, self.clock, self.observer.receipt_headers)
         if exchange.loop is None:
-            answer = await self._one(turn, exchange.payload, exchange, responder, waiting)
+            answer = await self._model_call(turn, exchange.payload, exchange, responder, waiting)
         else:
             answer = await self._rounds(exchange.loop, turn, exchange, responder, waiting)
         await answer.finish(responder, self.observer.receipt_headers)
@@ -164,13 +168,14 @@ class Answering:
     async def _rounds(
         self, loop: AnswerRounds, turn: Turn, exchange: Exchange, responder: Responder, waiting: Waiting
     ) -> UpstreamResponse:
-        """Model calls until one calls no tool of ours; the slot is free while tools run. The last answer."""
+        """Repeat model calls until one calls no tool of the gateway. Return the last answer. The slot is free
+        while tools run."""
         async with loop:
             while True:
-                answer = await self._one(turn, loop.payload, exchange, responder, waiting)
+                answer = await self._model_call(turn, loop.payload, exchange, responder, waiting)
                 if answer.outcome is not Outcome.ANSWERED:
                     return answer
-                waiting.has_heard()
+                waiting.note_output()
                 exchange.tools_at.append(self.clock())
                 goes_on = await (
                     waiting.until(loop.goes_on()) if exchange.payload.wants_stream else loop.goes_on()
@@ -181,10 +186,10 @@ class Answering:
                 self.observer.round_ended(exchange)
                 turn = loop.next_turn(turn)
 
-    async def _one(
+    async def _model_call(
         self, turn: Turn, payload: Payload, exchange: Exchange, responder: Responder, waiting: Waiting
     ) -> UpstreamResponse:
-        """One model call, on as many replicas and as often as it takes, up to the end of its relay."""
+        """Return the answer of one model call, relayed to its end, after as many attempts as it takes."""
         attempts = Attempts(turn, exchange.settings.limits.attempts, random.random)
         while True:
             failed: Refused
@@ -209,20 +214,20 @@ class Answering:
     async def _attempt(
         self, attempts: Attempts, payload: Payload, exchange: Exchange, responder: Responder, waiting: Waiting
     ) -> UpstreamResponse:
-        """One place and one replica. The slot is given back when the engine is done, which may be before the
-        client is. Raises Rejected, TurnedAway, EngineFailed."""
+        """Ask one replica. The slot is given back when the engine has finished, which may be before the client has
+        read all. Raises Rejected, TurnedAway, EngineFailed."""
         turn = attempts.turn
-        with self.gate.turn(turn, has_begun=bool(exchange.rounds)) as place:
-            dispatch = place.granted() or await self._waited(turn, place, exchange, waiting)
+        with self.gate.ticket(turn, has_begun=bool(exchange.rounds)) as ticket:
+            dispatch = ticket.granted() or await self._waited(turn, ticket, exchange, waiting)
             if exchange.timings.leased_at is None:
                 exchange.timings.leased_at = self.clock()
             with ModelCall(self.forward, exchange, payload, dispatch, attempts.count()) as call:
                 try:
                     answer = await (waiting.until(call.begin()) if exchange.payload.wants_stream else call.begin())
                 except EngineFailed as error:
-                    place.left(error.ending, exchange.reply.usage)
+                    ticket.leave_as(error.ending, exchange.reply.usage)
                     raise
-                place.first_byte()
+                ticket.first_byte()
                 self._remember(exchange)
                 if exchange.timings.first_byte_at is None:
                     exchange.timings.first_byte_at = self.clock()
@@ -230,42 +235,44 @@ class Answering:
                     await answer.relay(responder, self.observer.receipt_headers)
                 except (asyncio.CancelledError, ConnectionError):
                     if exchange.is_delivered:
-                        _leave(place, exchange, Ending.COMPLETE)
+                        _leave(ticket, exchange, Ending.COMPLETE)
                     raise
             self._remember(exchange)
             is_answered = answer.outcome is Outcome.ANSWERED
             if is_answered and self.warm_ups is not None and turn.kind is not TurnKind.SIDE:
                 self.warm_ups.keep(turn.session_id, exchange.dialect, call)
-            _leave(place, exchange, Ending.COMPLETE if is_answered else Ending.FAILED)
+            _leave(ticket, exchange, Ending.COMPLETE if is_answered else Ending.FAILED)
             return answer
 
     def _remember(self, exchange: Exchange) -> None:
-        """Where a stored answer is, before its client can ask for it: most engines say its id first of all."""
+        """Keep where a stored answer is, before its client can ask for it. Most engines send its id first of
+        all."""
         if exchange.dialect.stores_answers and exchange.reply.id:
             assert exchange.dispatch is not None
             home = Home(exchange.dispatch.replica_id, exchange.reply.id)
             self.homes.remember(exchange.caller.tenant, exchange.answer_id, home)
 
-    async def _waited(self, turn: Turn, place: Ticket, exchange: Exchange, waiting: Waiting) -> Dispatch:
-        """For a replica, with keep-alives. Raises Rejected, TurnedAway."""
-        await place.decision(waiting.patience_s)
-        if place.granted() is None and waiting.is_silent:
-            self._refuse_if_hopeless(turn, place, exchange)
-        while (dispatch := place.granted()) is None:
+    async def _waited(self, turn: Turn, ticket: Ticket, exchange: Exchange, waiting: Waiting) -> Dispatch:
+        """Wait for a replica, with keep-alives. Raises Rejected, TurnedAway."""
+        await ticket.decision(waiting.patience_s)
+        if ticket.granted() is None and waiting.is_silent:
+            self._refuse_if_hopeless(turn, ticket, exchange)
+        while (dispatch := ticket.granted()) is None:
             if exchange.payload.wants_stream:
                 await waiting.speak()
-            await place.decision(waiting.patience_s if exchange.payload.wants_stream else None)
+            await ticket.decision(waiting.patience_s if exchange.payload.wants_stream else None)
         return dispatch
 
-    def _refuse_if_hopeless(self, turn: Turn, place: Ticket, exchange: Exchange) -> None:
-        """The second and last time that the wait is estimated: from here on a refusal is no HTTP status."""
-        more_s = place.expected_wait_s()
+    def _refuse_if_hopeless(self, turn: Turn, ticket: Ticket, exchange: Exchange) -> None:
+        """Estimate the wait for the second and last time: a later refusal cannot be an HTTP status. Raises
+        Refused."""
+        more_s = ticket.expected_wait_s()
         if self.clock() - exchange.timings.received_at + more_s > turn.max_wait_s:
-            place.give_up(KEPT_PLACE * more_s)
+            ticket.give_up(KEPT_PLACE * more_s)
             raise _refused(Refusal.TOO_LONG, more_s)
 
     def _failed(self, exchange: Exchange, error: EngineFailed) -> ReplicaId:
-        """The replica that failed the call, as it is told."""
+        """Return the replica that failed the call, and count the failure."""
         assert exchange.dispatch is not None
         failed_id = exchange.dispatch.replica_id
         self.observer.retried(error.outcome.value)
@@ -273,12 +280,12 @@ class Answering:
         return failed_id
 
 
-def _leave(place: Ticket, exchange: Exchange, ending: Ending) -> None:
+def _leave(ticket: Ticket, exchange: Exchange, ending: Ending) -> None:
     reply = exchange.reply
     if reply.served_by is not None:
         exchange.note(f"served by {reply.served_by}")
     tool_s = exchange.loop.tool_s() if exchange.loop is not None else None
-    place.left(ending, reply.usage, tuple(tool.name for tool in reply.tool_calls), tool_s)
+    ticket.leave_as(ending, reply.usage, tuple(tool.name for tool in reply.tool_calls), tool_s)
 
 
 def _refused(refusal: Refusal, retry_after_s: float) -> Refused:

@@ -1,4 +1,4 @@
-"""What an engine's failure means: whose fault it is, whether another replica may do better, what to tell."""
+"""What an engine's failure means: its cause, whether and when to ask again, and the error for the client."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ class EngineFailed(Refused):
         self.try_another = try_another
         """Whether another replica may do better."""
         self.fault = fault
-        """What the engine did wrong. None: nothing."""
-        self.asked_wait_s: float | None = None
-        """How long the engine wants to be left alone. None: it does not say."""
+        """None: the engine did nothing wrong."""
+        self.retry_after_s: float | None = None
+        """How long the engine wants no call. None: it does not say."""
         self.is_queue_full = False
-        """Whether its queue had no place for the call, which another queue therefore keeps: ours."""
+        """Whether the engine's queue had no place for the call, so that the gateway's queue keeps it."""
         self.body: bytes | None = None
-        """The engine's own words, when they are an error in the client's dialect: relayed as they came."""
+        """The engine's own body, when it is an error in the client's dialect: relayed as it came."""
 
     @property
     def may_pass(self) -> bool:
@@ -93,7 +93,8 @@ def lacks_path(engine_name: str, path: str) -> EngineFailed:
 
 
 def in_stream(dialect: Dialect, failure: Failure) -> EngineFailed:
-    """vLLM refuses streams with status 200 and an error as the first event."""
+    """Return the failure that an event reports: vLLM refuses streams with status 200 and an error as first
+    event."""
     failed = _failed(dialect, failure)
     if failed.fault is EngineFault.STATUS:
         failed.fault = EngineFault.ERROR
@@ -101,7 +102,7 @@ def in_stream(dialect: Dialect, failure: Failure) -> EngineFailed:
 
 
 def answered(exchange: Exchange, engine_name: str, reply: UpstreamReply, body: bytes) -> EngineFailed:
-    """An answer with a status of 400 or more."""
+    """Return the failure that an answer with a status of 400 or more reports."""
     dialect, status = exchange.dialect, reply.status
     parsed = _parsed(body)
     if status == 404 and (not body or parsed == _NO_ROUTE):
@@ -110,7 +111,7 @@ def answered(exchange: Exchange, engine_name: str, reply: UpstreamReply, body: b
     retry_after_s = _seconds(reply.headers.get("retry-after", ""))
     failed = _failed(dialect, Failure(status, kind_of(status), message, param, code, retry_after_s))
     if status == 404 and "model" in f"{param} {message}".lower():
-        # It is asked only for what it lists: it serves something else since its last poll.
+        # Engines get calls for listed models only. So the engine serves another model since its last poll.
         failed.try_another, failed.fault = True, EngineFault.NO_MODEL
     if failed.failure.status == status and _is_in(dialect, parsed):
         failed.body = body
@@ -118,25 +119,26 @@ def answered(exchange: Exchange, engine_name: str, reply: UpstreamReply, body: b
 
 
 def message_of(body: bytes) -> str:
-    """What an error answer says, in whatever envelope."""
+    """Return the message of an error answer, in any envelope."""
     return _said(_parsed(body), body)[0]
 
 
 def _failed(dialect: Dialect, failure: Failure) -> EngineFailed:
-    """Of four kinds: the engine is full; it is broken; our own key is wrong; the client's request is wrong."""
+    """Return one of four kinds: the engine is full, it is broken, the gateway's key is wrong, or the request
+    is."""
     status = failure.status
     if status in FULL:
         shown = 503 if status == OVERLOADED and not dialect.knows_overload else status
         patient = replace(failure, status=shown, retry_after_s=failure.retry_after_s or RETRY_AFTER_S)
         failed = EngineFailed(Outcome.ENGINE_REFUSED, patient, Ending.REFUSED, True, EngineFault.FULL)
-        failed.asked_wait_s = failure.retry_after_s
+        failed.retry_after_s = failure.retry_after_s
         return failed
     if status in BROKEN or status > 504:
         return EngineFailed(Outcome.ENGINE_FAILED, failure, Ending.FAILED, True, EngineFault.STATUS)
     if status in (401, 403):
         text = f"The engine refuses the gateway's key ({status}): check `api_key` of this engine."
-        told = Failure(502, "server_error", text)
-        return EngineFailed(Outcome.ENGINE_FAILED, told, Ending.FAILED, True, EngineFault.KEY)
+        failure = Failure(502, "server_error", text)
+        return EngineFailed(Outcome.ENGINE_FAILED, failure, Ending.FAILED, True, EngineFault.KEY)
     outcome = Outcome.NOT_FOUND if status == 404 else Outcome.BAD_REQUEST
     return EngineFailed(outcome, failure, Ending.FAILED, try_another=False)
 
@@ -149,7 +151,8 @@ def _parsed(body: bytes) -> Any:
 
 
 def _said(parsed: Any, body: bytes) -> tuple[str, str | None, str | None]:
-    """Message, code and param from OpenAI's envelope, Dynamo's bare object, FastAPI's `detail`, or plain text."""
+    """Return message, code and param of OpenAI's envelope, Dynamo's bare object, FastAPI's `detail` or plain
+    text."""
     if not isinstance(parsed, dict):
         return body[:_MOST_MESSAGE_CHARS].decode(errors="replace") or "The engine gave no reason.", None, None
     error = fields.obj(parsed, "error") or parsed
@@ -171,23 +174,23 @@ def _seconds(retry_after: str) -> float | None:
     return seconds if math.isfinite(seconds) and seconds > 0 else None
 
 
-# --- Where and when a model call that failed before its first byte is asked again. Pure.
+# ---- where and when a model call that failed before its first byte is asked again. Pure
 
 FIRST_S, LONGEST_S = 0.5, 10.0
-"""Pauses, each twice the one before. SDKs that talk to an engine themselves wait between 0.5 and 8 s."""
+"""First and longest pause; each is twice the one before. SDKs pause for 0.5 to 8 s."""
 _NOT_BEGUN = frozenset((EngineFault.FULL, EngineFault.REFUSED))
-"""The engine has not worked on the call: asking it again harms nobody."""
+"""Faults of an engine that has not worked on the call."""
 
 
 class Attempts:
-    """Of one model call. At first each replica that may do better is asked at once. When none is left, a call
-    whose client cannot ask again itself goes back to the queue, in the place that its arrival gives it."""
+    """The attempts at one model call. At first each replica that may do better is asked at once. When none is
+    left, a call whose client cannot ask again itself goes back to the queue, with its old arrival."""
 
     def __init__(self, turn: Turn, most: int, chance: Callable[[], float]) -> None:
-        """`most`: replicas that are asked in a row, and failures of engines at work: what breaks one may break the
-        next. `chance`: in [0, 1), spreads calls that failed together."""
+        """`most`: bound on replicas asked in a row, and on failures of engines at work, since a request that
+        breaks one may break the next. `chance`: in [0, 1), spreads calls that failed together."""
         self.turn = turn
-        """As it goes to the gate next."""
+        """The turn for the next attempt."""
         self.failed: EngineFailed | None = None
         """The last failure of an engine."""
         self._first = turn
@@ -195,31 +198,31 @@ class Attempts:
         self._chance = chance
         deadline_at = math.inf if turn.deadline_at is None else turn.deadline_at
         self._until = min(turn.arrived_at + turn.max_wait_s, deadline_at)
-        """The client's bound."""
+        """The bound of the client's patience."""
         self._rests: dict[ReplicaId, float] = {}
-        """Until when each replica that failed the call wants no more of it."""
-        self._num_asked = 0
+        """Replicas that failed the call, and until when each gets it no more."""
+        self._num_made = 0
         self._num_in_row = self._num_broken = self._num_waits = self._number = 0
 
     def count(self) -> int:
         """Count one more call of an engine. Return its number, from 1."""
-        self._num_asked += 1
-        return self._num_asked
+        self._num_made += 1
+        return self._num_made
 
     def elsewhere(self, replica_id: ReplicaId, failed: EngineFailed, now: float) -> bool:
-        """This replica failed the call. Whether `turn` may go to another one at once, if there is one."""
+        """Note that a replica failed the call. Return whether `turn` may go to another one at once."""
         self.failed = failed.with_traceback(None)
         self._num_in_row += 1
         self._num_broken += failed.fault not in _NOT_BEGUN
-        self._rests[replica_id] = now + (failed.asked_wait_s or 0.0) if failed.may_pass else math.inf
+        self._rests[replica_id] = now + (failed.retry_after_s or 0.0) if failed.may_pass else math.inf
         if self._num_in_row >= self._most or self._num_broken >= self._most:
             return False
         self._go(0.0)
         return True
 
     def later(self, now: float, is_committed: bool) -> bool:
-        """No replica is left. Whether `turn` may wait for one. `is_committed`: its client has had a part of the
-        answer, so that it cannot ask again itself."""
+        """Return whether `turn` may wait for a replica when none is left. `is_committed`: its client has a part
+        of the answer, so that it cannot ask again itself."""
         if not is_committed and (self.failed is None or not self.failed.is_queue_full):
             return False
         passing = [until for until in self._rests.values() if until < math.inf]
@@ -229,7 +232,7 @@ class Attempts:
         at = min(max(now, min(passing, default=now)) + earned_s, self._until)
         self._num_in_row, self._num_waits = 0, self._num_waits + 1
         for replica_id, until in list(self._rests.items()):
-            # At the bound each is asked once more, however long it wanted to be left alone.
+            # At the bound each replica is asked once more, whatever pause it wants.
             if until <= at or (at == self._until and until < math.inf):
                 del self._rests[replica_id]
         self._go(at)

@@ -1,4 +1,7 @@
-"""Stopping without losing anybody: answers that have begun are finished, everybody else is sent away at once."""
+"""The gate: turns wait here for a replica, and give it back however they end. It drives the Scheduler in asyncio.
+
+Also here: the Scheduler that a configuration asks for, and the drain of requests when the gateway stops.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ from policies.types import (
 LOG = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 1.0
-"""Another gateway, or the next process of this one, takes over about as soon."""
+"""Another gateway, or the next process of this one, takes over after about this time."""
 
 
 class TurnedAway(Exception):
@@ -49,7 +52,7 @@ class TurnedAway(Exception):
 
 
 class Drain:
-    """Counts the requests of clients that are under way, and says when the last of them is over."""
+    """Counts the requests of clients that are under way. A stop waits for those."""
 
     def __init__(self) -> None:
         self.is_on = False
@@ -62,14 +65,14 @@ class Drain:
             self._is_idle.set()
 
     async def until_idle(self, grace_s: float) -> None:
-        """Returns when nothing is under way any more, or when the time is over."""
+        """Return when no request is under way any more, or when the time is over."""
         self._is_idle = asyncio.Event()
         if self.num_running:
             LOG.info("stopping: %d requests under way may take %g s more", self.num_running, grace_s)
             try:
                 async with asyncio.timeout(grace_s):
                     await self._is_idle.wait()
-            except TimeoutError:  # what still runs is cancelled with its connection
+            except TimeoutError:  # the server cancels the rest with their connections
                 LOG.warning("stopping: %d requests are cut off, their time is over", self.num_running)
 
 
@@ -79,7 +82,7 @@ def stopping() -> Refused:
     return Refused(Outcome.REJECTED_STOPPING, failure)
 
 
-# --- The Scheduler that a configuration asks for: its policy by name and its limits, and their record for the log.
+# ---- the Scheduler that a configuration asks for
 
 POLICIES = {
     "turns": "policies.turns:Turns",
@@ -91,7 +94,7 @@ POLICIES = {
 
 
 def limits_of(settings: Settings) -> Limits:
-    """What holds for every policy."""
+    """Return the limits that hold for every policy."""
     return Limits(
         ceiling=settings.policy.ceiling,
         price=settings.policy.price,
@@ -104,13 +107,13 @@ def limits_of(settings: Settings) -> Limits:
 
 
 def recorded(settings: Settings) -> Header:
-    """What `limits_of` and `policy_of` read, for the log of facts."""
+    """Return what `limits_of` and `policy_of` read, for the log of facts."""
     sections = ("policy", "limits", "identity")
     return Header({name: getattr(settings, name).model_dump(mode="json", exclude={"secret"}) for name in sections})
 
 
 def policy_of(section: settings.Policy) -> Policy:
-    """The policy of a short name, or of an import path `package.module:Name`. Raises ConfigError."""
+    """Return the policy of a short name, or of an import path `package.module:Name`. Raises ConfigError."""
     if section.name in POLICIES:
         return cast(Policy, _imported(POLICIES[section.name])(_place_of(section.placement)))
     if ":" not in section.name:
@@ -137,18 +140,18 @@ def _imported(path: str) -> Any:
     return getattr(import_module(module), name)
 
 
-# --- The asyncio driver of the Scheduler: turns wait here for a replica, and give it back however they end.
+# ---- the gate
 
 Clock: TypeAlias = Callable[[], float]
 """Monotonic seconds."""
 Listener: TypeAlias = Callable[[Fact, list[Decision], float, float], None]
-"""Sees every fact with its decisions, its time, and the seconds that deciding took: metrics, the log of facts."""
+"""Gets every fact with its decisions, its time, and the seconds that deciding took."""
 
 
 _ABOUT_NO_TURN = (WarmUp, Release)
 """Decisions that a listener carries out."""
 KEPT_AGE_S = 600.0
-"""A client that asks again within this time after its first request waits no longer for having asked twice."""
+"""A client that gave up and asks again within this time keeps the arrival of its first request."""
 MOST_KEPT = 10_000
 
 
@@ -162,23 +165,22 @@ class Rejected(Exception):
 
 
 class Ticket:
-    """One turn's place, for the body of a `with`: in the queue until it is granted, at a replica after that.
+    """The place of one turn, for the body of a `with`: first in the queue, then at a replica.
 
-    Leaving is synchronous and always gives back the place or the slot, so neither an error nor a cancellation can
-    leak one.
+    The end of the `with` is synchronous and always gives the place back, so that no error and no cancellation
+    leaks a slot.
     """
 
     def __init__(self, gate: Gate, turn: Turn, has_begun: bool) -> None:
         self._gate = gate
         self._turn = turn
-        self._turn_id = turn.id
         self.has_begun = has_begun
         """Whether its answer has parts already."""
         self.decided: Dispatch | Rejected | TurnedAway | None = None
         """None: it waits."""
         self._news: asyncio.Event | None = None
         self._left: Left | None = None
-        """None: nobody has said how it ended."""
+        """None: `leave_as` was not called."""
 
     def __enter__(self) -> Ticket:
         try:
@@ -192,19 +194,19 @@ class Ticket:
         self._gate.leave(self, self._turn)
 
     def decide(self, decided: Dispatch | Rejected | TurnedAway) -> None:
-        """Nothing changes it any more."""
+        """Set the decision, once."""
         self.decided = decided
         if self._news is not None:
             self._news.set()
 
     def granted(self) -> Dispatch | None:
-        """Its replica; None while it is queued. Raises Rejected, TurnedAway."""
+        """Return the replica; None while the turn is queued. Raises Rejected, TurnedAway."""
         if isinstance(self.decided, Exception):
             raise self.decided
         return self.decided
 
     async def decision(self, timeout_s: float | None) -> None:
-        """Returns once there is one, or after `timeout_s`."""
+        """Return once there is a decision, or after `timeout_s`."""
         if self.decided is None:
             self._news = self._news or asyncio.Event()
             with suppress(TimeoutError):
@@ -212,74 +214,74 @@ class Ticket:
                     await self._news.wait()
 
     def expected_wait_s(self) -> float:
-        """The Scheduler's estimate of the wait that is left."""
-        return self._gate.expected_wait_s(self._turn_id)
+        """Return the Scheduler's estimate of the remaining wait."""
+        return self._gate.expected_wait_s(self._turn.id)
 
     def first_byte(self) -> None:
-        """The engine has begun to answer."""
-        self._gate.tell(FirstByte(self._turn_id))
+        """Report that the engine has begun to answer."""
+        self._gate.tell(FirstByte(self._turn.id))
 
-    def left(
+    def leave_as(
         self, ending: Ending, usage: Usage, tool_names: tuple[str, ...] = (), tool_s: float | None = None
     ) -> None:
-        """Say how the call ended; told to the Scheduler when the place is given back."""
-        self._left = Left(self._turn_id, ending, usage, tool_names, tool_s=tool_s)
+        """Note how the call ended. The Scheduler hears it when the place is given back."""
+        self._left = Left(self._turn.id, ending, usage, tool_names, tool_s=tool_s)
 
     def give_up(self, keep_place_s: float) -> None:
-        """Say that the turn leaves the queue unserved, and for how long its session keeps its place."""
-        self._left = Left(self._turn_id, Ending.CANCELLED, keep_place_s=keep_place_s)
+        """Note that the turn leaves the queue unserved, and how long its session keeps its place."""
+        self._left = Left(self._turn.id, Ending.CANCELLED, keep_place_s=keep_place_s)
 
     @property
     def last_fact(self) -> Left:
-        return self._left or Left(self._turn_id, Ending.CANCELLED)
+        return self._left or Left(self._turn.id, Ending.CANCELLED)
 
 
 class Gate:
-    """Owns the Scheduler, its one timer, and the places of those who wait."""
+    """Owns the Scheduler, its one timer, and the tickets of turns."""
 
     def __init__(self, scheduler: Scheduler, clock: Clock) -> None:
         self._scheduler = scheduler
         self._clock = clock
         self._listeners: list[Listener] = []
-        self._places: dict[TurnId, Ticket] = {}
+        self._tickets: dict[TurnId, Ticket] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._wake_at: float | None = None
         self._given_up: OrderedDict[SessionId, float] = OrderedDict()
-        """Sessions whose client stopped waiting, and when their turn had arrived: its retry is as old."""
+        """Sessions whose client stopped waiting, and the arrival of their turn, which a retry inherits."""
 
     def add_listener(self, listener: Listener) -> None:
         """Let a listener see every fact from now on."""
         self._listeners.append(listener)
 
-    def turn(self, turn: Turn, has_begun: bool = False) -> Ticket:
-        """A place for a turn. `has_begun`: its answer has parts already."""
+    def ticket(self, turn: Turn, has_begun: bool = False) -> Ticket:
+        """Return a ticket for a turn. `has_begun`: its answer has parts already."""
         first_at = self._given_up.pop(turn.session_id, None)
         if first_at is not None and turn.arrived_at - KEPT_AGE_S < first_at < turn.arrived_at:
             turn = replace(turn, arrived_at=first_at)
         return Ticket(self, turn, has_begun)
 
-    def enter(self, place: Ticket, turn: Turn) -> None:
-        """The place's turn begins to wait."""
-        self._places[turn.id] = place
+    def enter(self, ticket: Ticket, turn: Turn) -> None:
+        """Let the turn of a ticket begin to wait."""
+        self._tickets[turn.id] = ticket
         self.tell(Arrived(turn))
 
-    def leave(self, place: Ticket, turn: Turn) -> None:
-        """However it ended."""
-        self._places.pop(turn.id, None)
-        if place.decided is None:
+    def leave(self, ticket: Ticket, turn: Turn) -> None:
+        """Give the place of a ticket back, however its turn ended."""
+        self._tickets.pop(turn.id, None)
+        if ticket.decided is None:
             self._given_up[turn.session_id] = turn.arrived_at
             if len(self._given_up) > MOST_KEPT:
                 self._given_up.popitem(last=False)
-        self.tell(place.last_fact)
+        self.tell(ticket.last_fact)
 
     def turn_away(self) -> None:
-        """Whoever waits for a replica and has no part of an answer is told TurnedAway, and leaves by itself."""
-        for place in self._places.values():
-            if place.decided is None and not place.has_begun:
-                place.decide(TurnedAway())
+        """Refuse all turns that wait for a replica and have no part of an answer, with TurnedAway."""
+        for ticket in self._tickets.values():
+            if ticket.decided is None and not ticket.has_begun:
+                ticket.decide(TurnedAway())
 
     def tell(self, fact: Fact) -> None:
-        """Pass a fact on and carry out what the Scheduler decides."""
+        """Pass a fact to the Scheduler and carry out its decisions."""
         now = self._clock()
         decisions, wake_at = self._scheduler.tell(fact, now)
         took_s = self._clock() - now
@@ -301,7 +303,7 @@ class Gate:
         return self._scheduler.view(counts_sessions, named)
 
     def stop(self) -> None:
-        """Cancel the timer; nothing is told any more by itself."""
+        """Cancel the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -310,10 +312,10 @@ class Gate:
     def _carry_out(self, decision: Decision) -> None:
         if isinstance(decision, _ABOUT_NO_TURN):
             return
-        place = self._places.get(decision.turn_id)
-        if place is None or place.decided is not None:
-            return  # it is leaving: its own Left follows
-        place.decide(
+        ticket = self._tickets.get(decision.turn_id)
+        if ticket is None or ticket.decided is not None:
+            return  # it is leaving, and its own Left follows
+        ticket.decide(
             Rejected(decision.refusal, decision.retry_after_s) if isinstance(decision, Reject) else decision
         )
 

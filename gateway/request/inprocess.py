@@ -1,4 +1,4 @@
-"""Requests that the gateway makes of itself: the same path as a client's, without a connection."""
+"""Requests that the gateway makes of itself, on a client's path without a connection; and when to repeat them."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ FAILED = (
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """What a request goes on with that another part of the gateway has begun."""
+    """Settings and caller of a request that another part of the gateway has begun."""
 
     settings: RequestSettings
     caller: Caller
 
 
 class HandedOn:
-    """A `transport.Request` that reaches the path from another part of the gateway, not from a listener."""
+    """A `transport.Request` from another part of the gateway, not from a listener."""
 
     begun: Continuation | None = None
-    """None: it begins there."""
+    """None: the request begins here."""
 
 
 class InProcessRequest(HandedOn):
@@ -54,7 +54,7 @@ class InProcessRequest(HandedOn):
 
 
 class InProcessResponder:
-    """A `transport.Responder`. A stream goes to `each`, chunk by chunk; anything else is kept."""
+    """A `transport.Responder`. A stream goes to `each`, chunk by chunk; another answer is kept."""
 
     def __init__(self, each: Callable[[bytes], Awaitable[None]] | None = None) -> None:
         self._each = each
@@ -88,7 +88,7 @@ class InProcessResponder:
 
 
 async def ask(handle: Handler, path: str, headers: HeaderList, body: bytes) -> InProcessResponder:
-    """The answer to a request that is not streamed. A failure of the path itself is logged, and has status 500."""
+    """Return the answer to a request that is not streamed. An error of the path itself is logged: status 500."""
     responder = InProcessResponder()
     try:
         await handle(InProcessRequest(path, headers, body), responder)
@@ -98,10 +98,10 @@ async def ask(handle: Handler, path: str, headers: HeaderList, body: bytes) -> I
     return responder
 
 
-# --- Which failures of a request of our own may go away by themselves, and when to try again. Pure.
+# ---- which failures may pass, and when to try again. Pure
 
 OVERLOADED = frozenset((429, 503, 529))
-"""Statuses that say that nobody has room, or nobody is up: waited out for as long as the batch has."""
+"""Statuses of full or missing engines: waited out for as long as the batch has time."""
 PASSING = frozenset((0, 408, 409, 500, 502, 504))
 """Statuses of a call that went wrong; 0 is an answer that was cut."""
 FIRST_S, LONGEST_S = 0.5, 60.0
@@ -110,7 +110,7 @@ FIRST_S, LONGEST_S = 0.5, 60.0
 def again_in_s(
     status: int, headers: Mapping[str, str], num_failures: int, attempts: int, chance: float
 ) -> float | None:
-    """Seconds to wait before the next attempt; None when the answer stands.
+    """Return the seconds before the next attempt; None when the answer stands.
 
     `num_failures` counts this one. `chance` in [0, 1) spreads those that failed together: a wait is at least half
     of what the failures have earned, on top of what the engine asked for.
@@ -118,10 +118,10 @@ def again_in_s(
     if status not in OVERLOADED and (status not in PASSING or num_failures >= attempts):
         return None
     earned_s = min(LONGEST_S, FIRST_S * 2.0 ** min(num_failures - 1, 10))
-    return _asked_s(headers) + earned_s * (0.5 + chance / 2)
+    return _retry_after_s(headers) + earned_s * (0.5 + chance / 2)
 
 
-def _asked_s(headers: Mapping[str, str]) -> float:
+def _retry_after_s(headers: Mapping[str, str]) -> float:
     try:
         return min(LONGEST_S, max(0.0, float(headers.get("retry-after", "0"))))
     except ValueError:

@@ -1,4 +1,4 @@
-"""One model call at one replica: asks, repairs what the engine refuses of ours, and returns the answer begun."""
+"""One model call at one replica: ask it, repair what it refuses of the gateway's additions, return its answer."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from policies.types import Dispatch
 
 MAX_ERROR_BYTES = 2**20
 MAX_REPAIRS = 2
-"""Times that a replica is asked again with what it does not refuse."""
+"""How often a replica is asked again without the fields that it refused."""
 _REPAIRABLE = frozenset((400, 422))
 
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """Asks engines. What it learns about one is kept in that engine's abilities."""
+    """Sends calls to engines. The refusals of an engine are kept in its abilities."""
 
     upstream: Upstream
     monitor: Monitor
@@ -43,7 +43,7 @@ class Forward:
         exchange.attempt = EngineAttempt(engine.adapter.kind, number, dispatch)
 
     async def send(self, engine: RunningEngine, call: Call, timeouts: Timeouts) -> UpstreamReply:
-        """Status and headers of an answer. Raises EngineFailed."""
+        """Return status and headers of an answer. Raises EngineFailed."""
         try:
             return await self.upstream.call(call.method, call.url, call.headers, call.body, timeouts)
         except UpstreamRefused:
@@ -55,7 +55,7 @@ class Forward:
 
 class ModelCall:
     """A turn at one replica, for the body of a `with`: leaving it early aborts the call at the engine. Owns the
-    connection to it."""
+    connection to the engine."""
 
     def __init__(
         self, forward: Forward, exchange: Exchange, payload: Payload, dispatch: Dispatch, number: int
@@ -69,7 +69,7 @@ class ModelCall:
         self._target = forward.monitor.target(dispatch.replica_id)
         self._answer: UpstreamResponse | None = None
         self.sent: Call | None = None
-        """What was asked last."""
+        """The latest call."""
         forward.begin_attempt(exchange, self._target.engine, number, dispatch)
         self._repair = self._target.engine.adapter.repaired(exchange.request.path, payload.body)
         for note in self._repair.notes:
@@ -95,12 +95,12 @@ class ModelCall:
     def _faulted(self, fault: EngineFault) -> None:
         engine, monitor = self._target.engine, self._forward.monitor
         self._forward.observer.faulted(engine.name, fault)
-        if fault not in OVERLOADS and engine in monitor.engines:  # else another one has its name by now
+        if fault not in OVERLOADS and engine in monitor.engines:  # else another engine has its name by now
             monitor.erred(self._replica_id)
 
     async def begin(self) -> UpstreamResponse:
-        """The answer, begun. A 400 about what is ours, or what we may lower, is repaired and asked again. Raises
-        EngineFailed."""
+        """Return the answer, begun. After a 400 about a field that the gateway added or may lower, ask again
+        without it. Raises EngineFailed."""
         abilities = self._target.engine.abilities
         bound, refused, pool = self._bound_before(), frozenset[str](), self._target.pool
         for _ in range(MAX_REPAIRS + 1):
@@ -156,7 +156,7 @@ class ModelCall:
         abilities, request = engine.abilities, exchange.request
         if refused:
             abilities = replace(abilities, refused_fields=abilities.refused_fields | refused)
-        asked = OutgoingRequest(
+        outgoing = OutgoingRequest(
             request.path,
             self._payload.body,
             self._hints,
@@ -165,14 +165,14 @@ class ModelCall:
             request.headers,
             _response_id(exchange),
         )
-        added = engine.adapter.outgoing(asked, abilities)
+        added = engine.adapter.outgoing(outgoing, abilities)
         observer.hinted(engine.name, added.hint_names, "sent")
         if added.drop or added.drop_headers:
             observer.hinted(engine.name, added.drop | added.drop_headers, "dropped")
         return turn_call(exchange, self._payload, engine, salted(exchange, added), self._repair, bound)
 
     def _refused_fields(self, call: Call, failed: EngineFailed) -> frozenset[str]:
-        """What the engine complains about of that which we added."""
+        """Return the fields that the gateway added and the engine refuses."""
         engine = self._target.engine
         refused = engine.adapter.refused_fields(failed.failure.status, failed.failure.message, call.added)
         self._forward.observer.hinted(engine.name, refused, "refused")
@@ -198,7 +198,8 @@ class ModelCall:
 
 
 def _response_id(exchange: Exchange) -> str:
-    """Under which an engine may store the answer. Empty: it is not stored, or its client has named it."""
+    """Return the id under which an engine may store the answer. Empty: it is not stored, or its client named
+    it."""
     body = exchange.payload.body
     is_ours = exchange.dialect.stores_answers and body.get("store") is not False and "request_id" not in body
     return exchange.give_id() if is_ours else ""

@@ -24,7 +24,7 @@ from gateway.telemetry.observer import Observer
 
 @dataclass(frozen=True, slots=True)
 class StatelessCalls:
-    """Passes requests through to an engine and its answers back, byte for byte."""
+    """Passes requests to an engine and its answers back, byte for byte."""
 
     forward: Forward
     monitor: Monitor
@@ -32,7 +32,7 @@ class StatelessCalls:
     observer: Observer
 
     async def answer(self, exchange: Exchange, responder: Responder) -> None:
-        """At the least loaded engine that serves the model and the path. Raises Refused."""
+        """Ask the least loaded engine that serves the model and the path. Raises Refused."""
         path = exchange.request.path
         engines = [engine for engine in self.monitor.engines if _serves(engine, exchange.payload.engine_model)]
         able = [engine for engine in engines if serves_path(engine, path)]
@@ -41,7 +41,7 @@ class StatelessCalls:
         await self._answer(exchange, responder, sorted(able, key=_load)[: exchange.settings.limits.attempts])
 
     async def answer_stored(self, exchange: Exchange, responder: Responder) -> None:
-        """At the replica that holds the answer that the path names. Raises Refused."""
+        """Ask the replica that holds the answer that the path names. Raises Refused."""
         response_id, *rest = exchange.request.path.removeprefix(STORED_ANSWERS).split("/")
         home = await self.stored.find(exchange.caller.tenant, response_id)
         if home is None or rest not in ([], ["cancel"], ["input_items"]):
@@ -72,8 +72,8 @@ class StatelessCalls:
                     raise
                 failed = error
                 continue
-            ours = self.observer.receipt_headers(exchange)
-            await responder.reply(reply.status, headers_for_client(reply, ours), body)
+            headers = headers_for_client(reply, self.observer.receipt_headers(exchange))
+            await responder.reply(reply.status, headers, body)
             return
         raise failed
 
@@ -96,7 +96,7 @@ class StatelessCalls:
 
 
 def serves_path(engine: RunningEngine, path: str) -> bool:
-    """False only where the engine is known not to."""
+    """Return False only where the engine is known not to serve the path."""
     paths = engine.abilities.paths
     return paths is None or path in paths
 

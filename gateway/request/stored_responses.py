@@ -23,42 +23,40 @@ class Home:
 
     replica_id: ReplicaId
     engine_id: str
-    """By which the engine there knows it."""
+    """The id by which the engine there knows it."""
 
 
 class Homes:
-    """Stored answers (`/v1/responses`) by id; the oldest is forgotten first. A tenant sees its own only."""
+    """The places of stored answers (`/v1/responses`) by id; the oldest is forgotten first. A tenant sees its
+    own."""
 
     def __init__(self, max_kept: int = 100_000) -> None:
         self._max_kept = max_kept
         self._homes: OrderedDict[str, tuple[str, Home]] = OrderedDict()
 
     def remember(self, tenant: str, answer_id: str, home: Home) -> None:
-        """`answer_id`: by which its client knows it."""
+        """Keep where an answer is. `answer_id`: the id by which its client knows it."""
         self._homes[answer_id] = (tenant, home)
         if len(self._homes) > self._max_kept:
             self._homes.popitem(last=False)
 
     def home(self, tenant: str, answer_id: str) -> Home | None:
-        """None: not known here, or another tenant's."""
+        """Return where an answer is. None: not known here, or another tenant's."""
         owner, home = self._homes.get(answer_id, ("", None))
         return home if owner == tenant else None
 
     def is_known(self, answer_id: str) -> bool:
-        """Whether it was stored through this process."""
+        """Return whether an answer was stored through this process."""
         return answer_id in self._homes
 
     def is_anothers(self, tenant: str, answer_id: str) -> bool:
-        """Whether it is known to be another tenant's, which engines cannot tell."""
+        """Return whether an answer is known to be another tenant's, which engines cannot know."""
         return answer_id in self._homes and self._homes[answer_id][0] != tenant
-
-
-# ---- finds stored responses
 
 
 @dataclass(frozen=True, slots=True)
 class StoredResponses:
-    """What is found is remembered."""
+    """Finds stored answers at the engines, and remembers where each is."""
 
     homes: Homes
     monitor: Monitor
@@ -66,8 +64,8 @@ class StoredResponses:
     keys: Keys
 
     async def find(self, tenant: str, response_id: str) -> Home | None:
-        """None: not known here, and no id that the gateway gave. Raises Refused for another tenant's, and where no
-        engine has it."""
+        """Return where a response is. None: not known here, and no id that the gateway gave. Raises Refused for
+        another tenant's, and where no engine has it."""
         homes = self.homes
         if (home := homes.home(tenant, response_id)) is not None:
             return home
@@ -79,13 +77,13 @@ class StoredResponses:
         engines = [one for one in self.monitor.engines if one.adapter.names_responses]
         path = f"{STORED_ANSWERS}{response_id}"
         pages = await asyncio.gather(*(self.ask.page(engine.address, path) for engine in engines))
-        told = dict(zip(engines, pages, strict=True))
-        having = [one for one, (status, _) in told.items() if status == 200 and one.replica_ids]
+        answers = dict(zip(engines, pages, strict=True))
+        having = [one for one, (status, _) in answers.items() if status == 200 and one.replica_ids]
         if not having:
             is_gone = all(400 <= status < 500 for status, _ in pages)
             raise no_such_response(response_id) if is_gone else _not_found_now(response_id)
-        # The rounds of an answer with tools of ours bear one id, at several engines perhaps: the last one counts.
-        home = Home(max(having, key=lambda one: _created_at(told[one][1])).replica_ids[0], response_id)
+        # The rounds of an answer with tools have one id, perhaps at several engines: the last one counts.
+        home = Home(max(having, key=lambda one: _created_at(answers[one][1])).replica_ids[0], response_id)
         homes.remember(tenant, response_id, home)
         return home
 

@@ -1,4 +1,7 @@
-"""How many output tokens fit: clients send `max_tokens` for the model that they assume, not for the real one."""
+"""What an engine is sent: the client's bytes with keys spliced in, its headers, and an output bound that fits.
+
+Clients send `max_tokens` for the model that they assume, not for the real one.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,13 @@ from gateway.exchange import Exchange, Payload
 from policies.types import Hints, value
 
 FEWEST_USEFUL_TOKENS = 256
-"""Below this an answer is cut at once; the engine's 400 serves an agent better, since it makes it compact."""
+"""A lower bound would cut the answer at once. The engine's 400 makes an agent compact its history instead."""
 CHARS_PER_TOKEN = 3
-"""A careful guess for a whole prompt, where the engine has not counted it."""
+"""Low estimate for a prompt that the engine has not counted."""
 MOST_CHARS_PER_TOKEN = 8
-"""No tokeniser of current models covers more over a whole prompt."""
+"""No tokeniser of a current model reaches more over a whole prompt."""
 
-# Engines quote what the client sent: a run of digits is looked at once, however long it is.
+# Engines quote the client: the patterns read a run of digits once, however long it is.
 _LIMIT = re.compile(r"context length (?:is|of) (?:only )?(\d{1,9})(?!\d)")
 _COUNTED = re.compile(
     r"(at least )?(?<!\d)(\d{1,9}) (?:input tokens|in the messages|in the prompt|tokens from the input)"
@@ -31,53 +34,53 @@ _COUNTED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """What to send instead of the client's bound."""
+    """The bound to send instead of the client's."""
 
     tokens: int | None
-    """None: send no bound, and the engine fills what is left of its context (chat and responses do)."""
+    """None: send no bound, so that the engine fills the rest of its context (chat and responses do)."""
 
 
-def before_asking(asked_tokens: int, chars: int, max_model_len: int, may_omit: bool) -> Bound | None:
-    """None: leave the bound as it is, since it may fit. `chars` is the length of the prompt."""
-    if asked_tokens + chars // MOST_CHARS_PER_TOKEN < max_model_len:
+def before_asking(wanted_tokens: int, chars: int, max_model_len: int, may_omit: bool) -> Bound | None:
+    """Return a bound that fits; None: the client's may fit. `chars`: the length of the prompt."""
+    if wanted_tokens + chars // MOST_CHARS_PER_TOKEN < max_model_len:
         return None
-    return _guessed(asked_tokens, chars, max_model_len, may_omit)
+    return _guessed(wanted_tokens, chars, max_model_len, may_omit)
 
 
-def after_refusal(message: str, asked_tokens: int, chars: int, may_omit: bool) -> Bound | None:
-    """What to try after a 400 with this message. None: the 400 stands, since it is not about the output, or the
-    prompt leaves no useful room.
+def after_refusal(message: str, wanted_tokens: int, chars: int, may_omit: bool) -> Bound | None:
+    """Return a bound to try after a 400 with this message. None: the 400 stands, since it has another cause, or
+    the prompt leaves no useful room.
 
     Engines count the prompt exactly, or stop counting as soon as it cannot fit, and then say "at least".
     """
     limit = _LIMIT.search(message)
-    if limit is None or asked_tokens <= 0:
+    if limit is None or wanted_tokens <= 0:
         return None
     counted = _COUNTED.search(message)
     if counted is not None and not counted[1]:
-        return _useful(asked_tokens, int(limit[1]) - int(counted[2]))
-    return _guessed(asked_tokens, chars, int(limit[1]), may_omit)
+        return _useful(wanted_tokens, int(limit[1]) - int(counted[2]))
+    return _guessed(wanted_tokens, chars, int(limit[1]), may_omit)
 
 
-def _guessed(asked_tokens: int, chars: int, max_model_len: int, may_omit: bool) -> Bound | None:
-    return Bound(None) if may_omit else _useful(asked_tokens, max_model_len - chars // CHARS_PER_TOKEN)
+def _guessed(wanted_tokens: int, chars: int, max_model_len: int, may_omit: bool) -> Bound | None:
+    return Bound(None) if may_omit else _useful(wanted_tokens, max_model_len - chars // CHARS_PER_TOKEN)
 
 
-def _useful(asked_tokens: int, room_tokens: int) -> Bound | None:
-    return Bound(room_tokens) if FEWEST_USEFUL_TOKENS <= room_tokens < asked_tokens else None
+def _useful(wanted_tokens: int, room_tokens: int) -> Bound | None:
+    return Bound(room_tokens) if FEWEST_USEFUL_TOKENS <= room_tokens < wanted_tokens else None
 
 
-# ---- what is sent to an engine for one model call
+# ---- the call
 
-_OURS = frozenset(("host", "authorization", "x-api-key", "x-request-id", "content-length", "accept-encoding"))
-_NOT_SENT = _OURS | HOP_BY_HOP
-_OUR_PREFIX = ("x-turngate-",)
+_REPLACED = frozenset(("host", "authorization", "x-api-key", "x-request-id", "content-length", "accept-encoding"))
+_NOT_SENT = _REPLACED | HOP_BY_HOP
+_OWN_PREFIX = ("x-turngate-",)
 _SESSION_PREFIXES = ("x-session-", "x-parent-session-", "x-opencode-", "x-codex-", "x-claude-code-", "x-dynamo-")
 _SESSION_NAMES = frozenset(("session-id", "session_id", "thread-id"))
 
 NOTHING = Outgoing()
 THIRD_PARTY_KIND = "openai"
-"""Session ids stay away from engines that need not be the operator's own."""
+"""Engines of this kind may be another company's: they get no session ids."""
 
 
 @value
@@ -89,9 +92,9 @@ class Call:
     headers: HeaderList
     body: bytes | None
     added: Outgoing = NOTHING
-    """What the engine's file had us add; its 400s are read against this."""
+    """The fields that the adapter adds; the engine's 400s are read against them."""
     hides_usage: bool = False
-    """We asked for streamed usage and the client did not."""
+    """Whether the gateway asked for streamed usage and the client did not."""
 
 
 def turn_call(
@@ -102,10 +105,10 @@ def turn_call(
     repair: Repair,
     bound: Bound | None,
 ) -> Call:
-    """The call for a turn. Spliced into the body: hints, model name, usage, a bound on the output, and other words
-    for what this engine would refuse."""
+    """Return the call for a turn. Spliced into the body are hints, model name, usage, a bound on the output, and
+    the repair of fields that this engine would refuse."""
     body, dialect = payload.body, exchange.dialect
-    put = {key: merged(ours, body[key]) if key in body else ours for key, ours in added.body.items()}
+    put = {key: merged(own, body[key]) if key in body else own for key, own in added.body.items()}
     put |= repair.body
     drop = set(added.drop)
     if payload.engine_model != payload.requested_model:
@@ -142,13 +145,13 @@ def salted(exchange: Exchange, added: Outgoing) -> Outgoing:
 
 
 def plain_call(exchange: Exchange, engine: RunningEngine) -> Call:
-    """The call for a request that is no turn: its body, with the engine's name of the model, and its class where
-    the engine's queue knows one."""
+    """Return the call for a request that is no turn: its body with the engine's name of the model, and its
+    priority class where the engine's queue knows one."""
     request, payload = exchange.request, exchange.payload
     body = payload.body
     hints = Hints(urgency=max(-100, min(100, 10 * exchange.caller.priority_class)))
-    asked = OutgoingRequest(request.path, body, hints, "", exchange.caller.may_prioritise, request.headers)
-    added = engine.adapter.outgoing(asked, engine.abilities) if body else NOTHING
+    outgoing = OutgoingRequest(request.path, body, hints, "", exchange.caller.may_prioritise, request.headers)
+    added = engine.adapter.outgoing(outgoing, engine.abilities) if body else NOTHING
     put = dict(added.body)
     if payload.engine_model != payload.requested_model:
         put["model"] = payload.engine_model
@@ -162,12 +165,12 @@ def url(engine: RunningEngine, exchange: Exchange) -> str:
 
 
 def headers(exchange: Exchange, engine: RunningEngine, added: Outgoing = NOTHING) -> list[tuple[str, str]]:
-    """The client's own, less those that concern only its connection to us; then ours."""
+    """Return the client's headers, without those about its connection to the gateway, and the gateway's own."""
     request = exchange.request
-    hidden: tuple[str, ...] = _OUR_PREFIX
+    hidden: tuple[str, ...] = _OWN_PREFIX
     gone = added.drop_headers.union([name.lower() for name, _ in added.headers])
     if engine.address.kind == THIRD_PARTY_KIND:
-        gone, hidden = gone | _SESSION_NAMES, _OUR_PREFIX + _SESSION_PREFIXES
+        gone, hidden = gone | _SESSION_NAMES, _OWN_PREFIX + _SESSION_PREFIXES
     kept = [
         pair
         for pair in (end_to_end(request.header_list) if "connection" in request.headers else request.header_list)
@@ -180,7 +183,7 @@ def headers(exchange: Exchange, engine: RunningEngine, added: Outgoing = NOTHING
 
 
 def end_to_end(header_list: HeaderList) -> list[tuple[str, str]]:
-    """Headers that travel on (RFC 9110, 7.6.1): not the hop-by-hop ones, nor those that `Connection` names."""
+    """Return headers without the hop-by-hop ones and those that `Connection` names (RFC 9110, 7.6.1)."""
     kept = [pair for pair in header_list if pair[0].lower() not in HOP_BY_HOP]
     if len(kept) == len(header_list):
         return kept
@@ -192,9 +195,10 @@ def _tokens(values: Iterable[str]) -> set[str]:
     return {token.strip().lower() for value in values for token in value.split(",")}
 
 
-def merged(ours: Any, client: Any) -> Any:
-    """Two objects become one, in which the client's own keys win at every depth; otherwise ours replaces its."""
-    if not (isinstance(ours, Mapping) and isinstance(client, Mapping)):
-        return ours
-    nested = {k: merged(ours[k], v) if isinstance(v, Mapping) and k in ours else v for k, v in client.items()}
-    return {**ours, **nested}
+def merged(own: Any, client: Any) -> Any:
+    """Return two objects as one, in which the client's keys win at every depth. Other values of the client's are
+    replaced by the gateway's `own`."""
+    if not (isinstance(own, Mapping) and isinstance(client, Mapping)):
+        return own
+    nested = {k: merged(own[k], v) if isinstance(v, Mapping) and k in own else v for k, v in client.items()}
+    return {**own, **nested}

@@ -1,7 +1,7 @@
-"""Stream events that differ from an earlier one only in a piece of text: known by their bytes, without parsing.
+"""An engine's answer on its way to the client: which of its bytes the client gets, and what a copy of them says.
 
-Most events of an answer are like that. Where the text stands is learned from an event that was parsed; an event
-with the same bytes before and behind it says nothing but its text.
+Most events of a stream differ from the one before only in a piece of text. They are known by their bytes, without
+parsing: a parsed event shows where the text stands, and an event with the same bytes around it has only new text.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _KEYS = tuple(
     for name in (b"content", b"text", b"arguments", b"partial_json", b"delta")
     for space in (b"", b" ")
 )
-"""What the text of a delta follows, in the formats that are streamed."""
+"""The bytes before the text of a delta, in all streamed formats."""
 _FRUITLESS = 8
-"""Events to learn from in a row; a format that numbers its events is not looked at further."""
+"""Bound on parsed events in a row that taught no pattern. Formats that number their events never repeat one."""
 
 
 class Deltas:
-    """Of one answer. Pieces are kept as they came, and folded into the reply together."""
+    """The pieces of text of one answer. They are kept as they come, and folded into the reply together."""
 
     __slots__ = ("_before", "_behind", "_call", "_fruitless", "_pieces", "_reply", "_seen")
 
@@ -47,13 +47,13 @@ class Deltas:
         self._before = self._behind = b""
         self._pieces = bytearray()
         self._call = -1
-        """Index of the tool call that the pieces are arguments of; -1: they are the answer's text."""
+        """Index of the tool call whose arguments the pieces are; -1: they are the answer's text."""
         self._seen = (0, 0, 0)
         self._fruitless = 0
 
     def take(self, events: Sequence[bytes]) -> int:
-        """How many of the events, from the first on, are one more piece each: those are kept, and need not be
-        read."""
+        """Keep the events, from the first on, that are one more piece each. Return their number; they need no
+        parsing."""
         before, behind = self._before, self._behind
         if not before:
             return 0
@@ -72,7 +72,7 @@ class Deltas:
         return num_taken
 
     def fold(self) -> None:
-        """Before the reply is read into or read: put what was kept where it belongs, if it is JSON."""
+        """Move the kept pieces into the reply, if they are JSON. Call it before the reply is read or written."""
         if self._pieces:
             try:
                 text = orjson.loads(b'"' + self._pieces + b'"')
@@ -86,7 +86,7 @@ class Deltas:
         self._seen = self._sizes()
 
     def learn(self, event: bytes) -> None:
-        """The event has been read since the last `fold`: if it brought but text, know the next one."""
+        """Learn the pattern of an event that was read since the last `fold` and brought only text."""
         if self._fruitless >= _FRUITLESS:
             return
         reply, (chars, calls, argument_chars) = self._reply, self._seen
@@ -112,17 +112,18 @@ class Deltas:
         return reply.written.num_chars, len(calls), calls[-1].written.num_chars if calls else 0
 
 
-# ---- which bytes of an engine's event stream go to the client, and what a copy of them says. No I/O
+# ---- one event stream, without I/O
 
 _DONE = b"[DONE]"
 _NOTHING: Json = {}
-"""Of an event that says nothing that can be read, such as a comment."""
+"""Stands for an event without JSON, such as a comment."""
 _END: Json = {}
-"""Of the end marker."""
+"""Stands for the end marker."""
 
 
 class StreamRelay:
-    """One answer. `feed` what the engine sends, send what it returns."""
+    """The event stream of one answer. `feed` it the engine's bytes, and send the client the bytes that it
+    returns."""
 
     def __init__(
         self,
@@ -133,8 +134,8 @@ class StreamRelay:
         round_: Round | None = None,
         opening: Callable[[], Opening | None] = lambda: None,
     ) -> None:
-        """`round_`: decides what the client gets of each event, where our tools may be called. `opening`: what the
-        client has been sent already, asked for once the answer begins."""
+        """`round_`: filters events where tools of the gateway may be called. `opening`: returns what the client
+        has been sent already; called once the answer begins."""
         self._dialect = dialect
         self._engine = engine
         self._reply = reply
@@ -147,19 +148,19 @@ class StreamRelay:
         self._opening = opening
         self._opened: Opening | None = None
         self._held: list[tuple[bytes, Json]] = []
-        """Events until the answer begins, each with what it says: only then is known what stands before them."""
+        """Events until the answer begins, each with its JSON. A keep-alive may still go out before them."""
         self._is_released = False
         self.has_begun = False
-        """Whether an event has come that is part of an answer."""
+        """Whether an event came that is part of an answer."""
         self.has_finished = False
-        """Whether the engine has said why its answer ends: it is whole if the stream ends now."""
+        """Whether the engine gave a finish reason: the answer is whole if the stream ends now."""
         self.is_done = False
-        """Whether the end marker has come: it is whole, whatever becomes of the connection."""
+        """Whether the end marker came: the answer is whole, whatever becomes of the connection."""
         self.failure: Failure | None = None
-        """What the engine reported instead of an answer, or in the middle of it."""
+        """The error that the engine reported instead of an answer, or in the middle of it."""
 
     def feed(self, chunk: bytes) -> bytes:
-        """The bytes to send now, empty while the answer has not begun. After a failure nothing more is read.
+        """Return the bytes to send now, empty while the answer has not begun. After a failure the rest is ignored.
 
         Raises EventTooLong.
         """
@@ -182,8 +183,8 @@ class StreamRelay:
         return out[0] if len(out) == 1 else b"".join(out)
 
     def passing(self, chunks: Sequence[bytes]) -> int:
-        """How many of the chunks, from the first on, are the common case: one event, known to say a piece of text.
-        These count as fed, and the bytes to send are the same."""
+        """Return how many chunks, from the first on, are one event with a piece of text each. They count as fed,
+        and go to the client as they are."""
         deltas = self._deltas
         if deltas is None or self._splitter.held or self.failure is not None:
             return 0
@@ -191,11 +192,11 @@ class StreamRelay:
 
     @property
     def is_delivered(self) -> bool:
-        """Whether what `feed` has returned has the end of the answer in it."""
+        """Whether the bytes that `feed` returned include the end of the answer."""
         return self.has_finished and (self._round is None or self._round.is_shown_whole)
 
     def rest(self) -> bytes:
-        """What is left when the stream is over: an event that lacks its empty line, or a stream without any."""
+        """Return the rest of a stream that is over: an event without its empty line, or held events."""
         self._fold()
         rest, out = self._splitter.rest(), list[bytes]()
         self._release(out)
@@ -205,7 +206,7 @@ class StreamRelay:
         return b"".join(out) + rest
 
     def _heard(self, event: bytes) -> Json | None:
-        """What an event says, once it is taken in; None: the client must not see it."""
+        """Read an event and return its JSON. None: the client must not see it."""
         data = data_of(event)
         if data is None:
             return _NOTHING
@@ -226,7 +227,7 @@ class StreamRelay:
         return parsed
 
     def _show(self, event: bytes, heard: Json, out: list[bytes]) -> None:
-        """Add what the client gets of an event, behind what came before it."""
+        """Append the bytes of an event that the client gets."""
         if not self._is_released:
             self._release(out)
         round_ = self._round
@@ -243,7 +244,7 @@ class StreamRelay:
             (round_.closing if round_ is not None and round_.holds_end else out).append(event)
 
     def _release(self, out: list[bytes]) -> None:
-        """Nothing is held any more: what the client has been sent until now stands before the answer."""
+        """Release held events. What the client has been sent by now stands before the answer."""
         self._is_released = True
         if (opened := self._opening()) is not None:
             self._opened, self._deltas = opened, None
@@ -281,10 +282,11 @@ def read_into(reply: Reply, event: Json, dialect: Dialect, engine: EngineAdapter
         reply.id = fields.text(fields.obj(event, "response") or event, "id") or ""
 
 
-# ---- an engine's answer on its way to the client, from the first byte that counts to the end
+# ---- one answer, from its first byte to its end
 
 MAX_BODY_BYTES = 256 * 2**20
-"""Of an answer that is not streamed. It is read whole before its first byte goes out, so a cut can be hidden."""
+"""Of an answer that is not streamed. It is read whole before its first byte goes out, so that a cut stays
+hidden."""
 
 _NOT_RELAYED = frozenset(
     (
@@ -294,7 +296,7 @@ _NOT_RELAYED = frozenset(
         *(f"x-ratelimit-{what}-{of}" for what in ("limit", "remaining", "reset") for of in ("requests", "tokens")),
     )
 )
-"""What is between the gateway and the engine: its connection, and the operator's account there."""
+"""Headers about the gateway's connection to the engine, and about the operator's account there."""
 
 
 class UpstreamResponse:
@@ -317,7 +319,7 @@ class UpstreamResponse:
         self._first = b""
         self._is_over = False
         self.fault: EngineFault | None = None
-        """What the engine did wrong after its first byte."""
+        """The engine's fault after its first byte."""
         self.outcome: Outcome | None = None
         """None: it has not been relayed to its end."""
 
@@ -339,8 +341,9 @@ class UpstreamResponse:
                 raise engine_errors.in_stream(self._exchange.dialect, self._relay.failure)
         raise NoAnswer("it ended without an answer")
 
-    async def relay(self, responder: Responder, ours: Callable[[Exchange], HeaderList]) -> None:
-        """Send a stream up to its end, which `finish` sends. Does nothing for a body. `ours`: headers to add."""
+    async def relay(self, responder: Responder, headers: Callable[[Exchange], HeaderList]) -> None:
+        """Send a stream up to its end, which `finish` sends. Does nothing for a body. `headers`: returns headers
+        to add."""
         if self._relay is None:
             if responder.has_started:
                 text = "The engine did not stream its answer, and the client had been told to expect a stream."
@@ -348,7 +351,9 @@ class UpstreamResponse:
             self.outcome = Outcome.ANSWERED
             return
         if not responder.has_started:
-            await responder.open_stream(self._reply.status, headers_for_client(self._reply, ours(self._exchange)))
+            await responder.open_stream(
+                self._reply.status, headers_for_client(self._reply, headers(self._exchange))
+            )
         if self._first:
             await responder.write(self._first)
         if self._relay.is_delivered:
@@ -361,14 +366,14 @@ class UpstreamResponse:
         self.outcome = self._ended_as(self._relay)
         self._exchange.reply.is_complete = self.outcome is Outcome.ANSWERED
 
-    async def finish(self, responder: Responder, ours: Callable[[Exchange], HeaderList]) -> None:
-        """A body goes out whole. A stream that the engine did not finish is reset, never ended cleanly: clients
+    async def finish(self, responder: Responder, headers: Callable[[Exchange], HeaderList]) -> None:
+        """Send a body, or the end of a stream. A stream that the engine did not finish is reset, since clients
         take a clean end for a whole answer (facts, clients 5)."""
         if self._relay is None:
             loop = self._exchange.loop
             body = self._first if loop is None else loop.body(self._first)
-            headers = headers_for_client(self._reply, ours(self._exchange))
-            await responder.reply(self._reply.status, headers, body)
+            header_list = headers_for_client(self._reply, headers(self._exchange))
+            await responder.reply(self._reply.status, header_list, body)
         elif self.outcome is Outcome.ANSWERED:
             if self._round is not None and self._round.closing:
                 await responder.write(b"".join(self._round.closing))
@@ -382,7 +387,7 @@ class UpstreamResponse:
         self._reply.close(reuse=self._is_over)
 
     async def _pump(self, relay: StreamRelay, responder: Responder) -> None:
-        """Pieces of text go straight through while the client keeps up; the rest is looked at here."""
+        """Relay a stream. Pieces of text go straight through while the client keeps up."""
         reply, direct = self._reply, responder if isinstance(responder, Direct) else None
 
         def sink(chunks: list[bytes]) -> int:
@@ -424,7 +429,7 @@ class UpstreamResponse:
         except orjson.JSONDecodeError:
             parsed = None
         if not isinstance(parsed, dict):
-            raise NoAnswer("what it sent is no JSON object")
+            raise NoAnswer("its answer is no JSON object")
         if (failure := exchange.dialect.is_error(parsed)) is not None:
             raise engine_errors.in_stream(exchange.dialect, failure)
         if self._call.added.reads_back:
@@ -435,7 +440,7 @@ class UpstreamResponse:
             self._round.read(parsed)
 
 
-def headers_for_client(reply: UpstreamReply, ours: HeaderList) -> list[tuple[str, str]]:
-    """The engine's headers that concern the client, and ours."""
-    theirs = end_to_end(reply.header_list) if "connection" in reply.headers else reply.header_list
-    return [pair for pair in theirs if pair[0].lower() not in _NOT_RELAYED] + [*ours]
+def headers_for_client(reply: UpstreamReply, own: HeaderList) -> list[tuple[str, str]]:
+    """Return the engine's headers that concern the client, and the gateway's own."""
+    kept = end_to_end(reply.header_list) if "connection" in reply.headers else reply.header_list
+    return [pair for pair in kept if pair[0].lower() not in _NOT_RELAYED] + [*own]

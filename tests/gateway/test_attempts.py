@@ -17,10 +17,10 @@ from tests.policies.turns_of import turn
 BOUND_S = 300.0
 
 
-def failure(fault: EngineFault, asked_wait_s: float | None = None, code: str | None = None) -> EngineFailed:
+def failure(fault: EngineFault, retry_after_s: float | None = None, code: str | None = None) -> EngineFailed:
     told = Failure(503, "server_error", "no", code=code)
     failed = EngineFailed(Outcome.ENGINE_REFUSED, told, Ending.REFUSED, True, fault)
-    failed.asked_wait_s = asked_wait_s
+    failed.retry_after_s = retry_after_s
     return failed
 
 
