@@ -1,7 +1,7 @@
 """NVIDIA Dynamo: priorities by header, `nvext.agent_hints`, and the workers behind one frontend as pools.
 
-Dynamo refuses unknown fields with 400 at every level, so nothing goes into a body that was not seen to be taken
-by 1.3 to 1.6. Worker ids are 64-bit: text here and everywhere.
+Dynamo refuses unknown fields with 400 at every level: a body gets only fields that 1.3 to 1.6 were seen to take.
+Worker ids are 64-bit numbers: they are kept as text.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ _PLACE_HEADERS = frozenset(
     )
 )
 _PLACE_KEYS = frozenset(("backend_instance_id", "decode_worker_id", "prefill_worker_id", "dp_rank"))
-# Schemas that Dynamo reads itself; a client that sends one of them is not given a second identity.
+# Session headers that Dynamo reads itself: a client that sends one of them gets no second identity.
 _SESSION_SCHEMAS = (SESSION_HEADER, "x-session-id", "x-claude-code-session-id")
 
 _REFUSED_TOOLS = frozenset(("custom", "tool_search", "web_search"))
-"""Types of `/v1/responses` tools that its parser does not know (1.6.1); Codex always offers `web_search`."""
+"""Types of tools that its parser of `/v1/responses` does not know (1.6.1); Codex always offers `web_search`."""
 
 MAX_CREDIT_S = 60
-"""Queue credit of a session's last turn. Bounded, so that what has waited longer than this goes first."""
+"""Queue credit of a session's last turn. Bounded, so that a request that waited longer than this goes first."""
 _URGENCY_PER_TIER = 20
 
 _BLOCKS = "dynamo_frontend_model_total_kv_blocks"
@@ -106,7 +106,7 @@ class Dynamo(EngineAdapter):
         return "/v1/chat/completions", body | {"nvext": {"annotations": ["formatted_prompt"]}}
 
     def rendered(self, answer: str) -> str:
-        """The annotation is an event whose payload is a comment line with a JSON string."""
+        """Read the annotation: an event whose payload is a comment line with a JSON string."""
         _, _, rest = answer.partition("event: formatted_prompt\n: ")
         try:
             return str(orjson.loads(rest.partition("\n")[0]))
@@ -118,16 +118,18 @@ class Dynamo(EngineAdapter):
         if path not in CONVERSATIONS:
             return Outgoing()
         honoured, dropped = self.claims(request)
-        theirs = fields.obj(request.body, "nvext")
+        client_nvext = fields.obj(request.body, "nvext")
         headers = _session_headers(hints, request.headers)
         names = ["session"] if headers else []
-        if not _ranks_itself(honoured, theirs, request.may_prioritise):
+        if not _ranks_itself(honoured, client_nvext, request.may_prioritise):
             headers += _priority_headers(hints)
             names.append("priority")
-        pin = WORKER_HEADER if pool and not _places_itself(honoured, theirs, request.may_prioritise) else ""
+        pin = WORKER_HEADER if pool and not _places_itself(honoured, client_nvext, request.may_prioritise) else ""
         if pin:
             headers.append((pin, pool))
-        asks_worker = abilities.num_pools > 1 and not pin and path != MESSAGES and "extra_fields" not in theirs
+        asks_worker = (
+            abilities.num_pools > 1 and not pin and path != MESSAGES and "extra_fields" not in client_nvext
+        )
         nvext = _nvext(hints, asks_worker, abilities.refused_fields)
         names += nvext.get("agent_hints", ())
         return Outgoing(
@@ -143,7 +145,7 @@ class Dynamo(EngineAdapter):
         return typed_messages(path, body) | _without_refused_tools(body) if path == RESPONSES else NO_REPAIR
 
     def refused_fields(self, status: int, message: str, sent: Outgoing) -> frozenset[str]:
-        """A worker that is gone is answered `Invalid request`, and nothing else."""
+        """As by default, and the pin where its worker is gone: the message is then only `Invalid request`."""
         if status == 400 and sent.pin and message.strip() == "Invalid request":
             return frozenset((sent.pin,))
         return super().refused_fields(status, message, sent)
@@ -158,8 +160,8 @@ class Dynamo(EngineAdapter):
         return None if worker is None else str(worker)
 
     def without_read_back(self, event: bytes) -> bytes:
-        """Dynamo writes `nvext` without spaces and never first. An unescaped quote cannot stand inside a JSON
-        string, so what is found is a key; the last one is the answer's own."""
+        """Cut out `nvext`, which Dynamo writes without spaces and never first. An unescaped quote cannot stand
+        inside a JSON string, so the match is a key; the last one is the answer's own."""
         start = event.rfind(_READ_BACK)
         end = _READ_BACK_VALUE.match(event, start + len(_READ_BACK)) if start >= 0 else None
         return event[:start] + event[end.end() :] if end else event
@@ -203,8 +205,8 @@ def _session_headers(hints: Hints, client_headers: Mapping[str, str]) -> list[tu
 
 
 def _priority_headers(hints: Hints) -> list[tuple[str, str]]:
-    """The tier decides, seconds of queue credit order inside it. Sent at 0 too: they override the body's. Batches,
-    which are below 0, have no credit."""
+    """The tier comes first; seconds of queue credit order the requests of one tier. Both are sent at 0 too, as
+    they override those of the body. Batches, whose urgency is below 0, have no credit."""
     credit_s = 0
     if hints.remaining_turns is not None and hints.urgency >= 0:
         credit_s = round(MAX_CREDIT_S / (1 + max(0.0, hints.remaining_turns)))
@@ -218,7 +220,7 @@ def _ranks_itself(honoured: Claims, nvext: Json, may_prioritise: bool) -> bool:
 
 
 def _places_itself(honoured: Claims, nvext: Json, may_prioritise: bool) -> bool:
-    """Whether an entitled client chose a worker itself. Of others our header overrides the body's choice."""
+    """Whether an entitled client chose a worker itself. For other clients the header overrides the body."""
     keys = nvext.keys() & _PLACE_KEYS if may_prioritise else ()
     return bool(keys or honoured.headers & _PLACE_HEADERS)
 
@@ -239,7 +241,7 @@ def _nvext(hints: Hints, asks_worker: bool, refused: set[str]) -> Json:
 
 
 def _pools(pages: Mapping[str, str], found: list[Sample], models: tuple[str, ...]) -> tuple[PolledPool, ...]:
-    """One per worker; the model's gauges hold for each of them (seen on 1.6.1 with four workers).
+    """One pool per worker; the model's gauges hold for each worker (seen on 1.6.1 with four of them).
 
     Workers of several models, or of split prefill and decode, look alike: they are one pool without a size.
     """

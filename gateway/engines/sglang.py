@@ -29,7 +29,7 @@ RANK_HEADER = "X-Data-Parallel-Rank"
 _RANK_SINCE = (0, 5, 19)
 _RANK_PATHS = frozenset((CHAT, COMPLETIONS, MESSAGES))
 _QUEUE_FULL = ("request queue is full", "aborted by a higher priority request")
-"""Its two 503s with --max-queued-requests: no place for the call, or its place was given away."""
+"""Texts of its two 503s under --max-queued-requests: the queue had no place, or gave the place away."""
 # In the source of 0.5.23 chat, completions and embeddings use `priority`, /v1/responses takes it without using it,
 # /v1/messages ignores it. There this header sets it, where SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES=1.
 PRIORITY_HEADER = "x-override-priority"
@@ -37,9 +37,9 @@ _PLACE_HEADERS = frozenset((RANK_HEADER.lower(), "x-override-routed-dp-rank"))
 _PLACE_KEYS = frozenset(("routed_dp_rank", "data_parallel_rank"))
 _RANKED = CONVERSATIONS | {EMBEDDINGS}
 _LEVELS = (0, 10, 20, 40)
-"""Urgencies from which on a turn is one level higher. Few, as SGLang labels its histograms by priority; and near
-to each other, as it preempts what runs for a difference above 10. An agent turn with at most one turn to follow is
-at the highest level, batches are below the lowest."""
+"""Urgencies at which the level of a turn rises by one. They are few, as SGLang labels its histograms by priority.
+The levels are close, as it preempts running calls for a difference above 10. An agent turn with at most one turn
+to follow has the highest level; batches are below the lowest."""
 SPAN = len(_LEVELS)
 _PROMPT = "sglang:prompt_tokens_total"
 _CACHED = "sglang:cached_tokens_total"
@@ -82,7 +82,7 @@ class SGLang(EngineAdapter):
             abilities.refused_fields.discard("session_id")
 
     def outgoing(self, request: OutgoingRequest, abilities: Abilities) -> Outgoing:
-        """A priority goes with every call, 0 too: one that has none is taken for the lowest there is."""
+        """Every call gets a priority, 0 too: SGLang takes a call without one for the lowest."""
         path, hints, pool = request.path, request.hints, request.pool
         if path not in _RANKED:
             return Outgoing()
@@ -104,17 +104,10 @@ class SGLang(EngineAdapter):
         pin = RANK_HEADER if pool and path in _RANK_PATHS and not places_itself else ""
         if pin:
             headers.append((pin, pool))
-        return Outgoing(
-            tuple(headers),
-            added,
-            dropped.keys.difference(added),
-            names,
-            dropped.headers,
-            pin=pin,
-        )
+        return Outgoing(tuple(headers), added, dropped.keys.difference(added), names, dropped.headers, pin=pin)
 
     def closing(self, session_id: str, abilities: Abilities) -> tuple[str, dict[str, str]] | None:
-        """Drops the references of the session radix cache (SGLang's pull request 29173)."""
+        """Drop the references of the session radix cache (SGLang's pull request 29173)."""
         return None if "session_id" in abilities.refused_fields else ("/close_session", {"session_id": session_id})
 
     def is_queue_full(self, message: str) -> bool:
@@ -156,7 +149,7 @@ class SGLang(EngineAdapter):
 
 
 def _priority(urgency: int, abilities: Abilities) -> int:
-    """From -1, which is a batch's, on."""
+    """The level of an urgency; -1 for batches."""
     level = bisect_right(_LEVELS, urgency) - 1
     return -level if abilities.lower_goes_first else level
 
@@ -174,7 +167,7 @@ def _server_info(pages: Mapping[str, str]) -> Json:
 
 
 def _pool(load: Json, info: Json, host_tokens: list[Sample], is_one_of_many: bool) -> PolledPool:
-    """One data-parallel rank; what the load page does not say is in the server's own arguments."""
+    """One data-parallel rank, from its row of the load page, else from the server's own arguments."""
     rank = str(fields.integer(load, "dp_rank") or 0)
     return PolledPool(
         rank if is_one_of_many else "",

@@ -178,13 +178,13 @@ def _pools(found: list[Sample]) -> tuple[PolledPool, ...]:
 
 
 def _waiting(found: list[Sample]) -> float | None:
-    """For room: newer releases count apart what waits for something else, such as a grammar."""
+    """Requests that wait for room. Newer releases count those that wait for a grammar, or the like, apart."""
     for_room = [s for s in found if s.name == _WAITING_WHY and s.labels.get("reason") == "capacity"]
     return total(for_room, _WAITING_WHY) if for_room else total(found, _WAITING)
 
 
 def _capacity(config: Mapping[str, str]) -> int | None:
-    """`kv_cache_size_tokens` where it is given: blocks times size is wrong for hybrid models."""
+    """The stated `kv_cache_size_tokens`, else blocks times their size, which is wrong for hybrid models."""
     if size := _count(config.get("kv_cache_size_tokens")):
         return size
     blocks, tokens = _count(config.get("num_gpu_blocks")), _count(config.get("block_size"))

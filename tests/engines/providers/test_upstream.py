@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gateway.core.transport import HeaderList, Timeouts, UpstreamReply
-from gateway.engines.base import EngineAddress
+from gateway.core.transport import HeaderList, Timeouts, Upstream, UpstreamReply
+from gateway.engines.base import EngineAdapter, EngineAddress, ProviderClient
+from gateway.engines.kinds import parse_address
 from gateway.engines.providers.translation import WholeReply
 from gateway.engines.providers.upstream import ENDLESS_TOKENS, PATIENCE_S, ProviderUpstream
 from policies.capacity import FIRST_LIMIT
@@ -153,3 +154,41 @@ async def test_a_server_of_ones_own_is_asked_without_bound_until_it_refuses(make
     assert slots(upstream) is None
     await post(upstream)
     assert slots(upstream) == 7
+
+
+class OwnProvider(EngineAdapter):
+    """A provider that is written in one file of an operator, and named by its import path."""
+
+    kind = "own"
+    service_url = "https://own.example"
+    throttles = True
+
+    def is_rented(self, address: EngineAddress) -> bool:
+        return True
+
+    def client(
+        self, upstream: Upstream, address: EngineAddress, wall_clock: Callable[[], float]
+    ) -> ProviderClient:
+        return Prefixed(upstream, address.base_url)
+
+
+@dataclass
+class Prefixed:
+    """Its paths begin otherwise than OpenAI's."""
+
+    upstream: Upstream
+    base_url: str
+
+    async def call(
+        self, method: str, path: str, headers: HeaderList, body: bytes | None, timeouts: Timeouts
+    ) -> UpstreamReply:
+        return await self.upstream.call(method, f"{self.base_url}/api{path}", headers, body, timeouts)
+
+
+async def test_a_provider_of_ones_own_is_one_class_named_by_its_import_path(time: Time) -> None:
+    address = parse_address(f"{__name__}:OwnProvider://")
+    scripted = Scripted([FULL, (200, "{}", [])])
+    upstream = ProviderUpstream(scripted, [address], lambda: time.now, sleep=time.sleep)
+    assert (await post(upstream, address.base_url)).status == 200
+    assert scripted.calls == ["https://own.example/api/v1/chat/completions"] * 2
+    assert upstream.reported(ReplicaReported("r"), address.base_url).capacity_tokens == ENDLESS_TOKENS
