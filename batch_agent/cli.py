@@ -1,4 +1,4 @@
-"""One line on a terminal that tells how far a batch is."""
+"""The command `batch-agent`, and the line that shows its progress."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from batch_agent.runtimes import CommandRuntime, OpenCodeRuntime
 from batch_agent.spec import OUTAGE_S, BatchSpec
 
 _LEAST_PAUSE_S = 0.1
-"""Between two lines on a terminal; elsewhere, such as in a log, `_LOG_PAUSE_S`."""
+"""Shortest pause between two lines on a terminal. Elsewhere, such as in a log, it is `_LOG_PAUSE_S`."""
 _LOG_PAUSE_S = 30.0
 _LONGEST_PAUSE_S = 1.0
-"""On a terminal, while nothing ends."""
+"""Longest pause on a terminal, while no agent ends."""
 
 
 class Progress:
-    """Told of each result; writes to standard error."""
+    """Counts results, and shows them on standard error."""
 
     def __init__(
         self, total: int, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
@@ -54,19 +54,19 @@ class Progress:
             self._show()
 
     async def keep_showing(self) -> None:
-        """Until it is cancelled: a terminal shows that time passes, also before the first result."""
+        """Show the passing time on a terminal, even before the first result, until this is cancelled."""
         while self._is_terminal:
             self._show()
             await asyncio.sleep(_LONGEST_PAUSE_S)
 
     def tell(self, text: str) -> None:
-        """A line of its own, at once."""
+        """Print a line of its own, at once."""
         start = "\r\x1b[K" if self._is_terminal and self._has_shown else ""
         print(f"{start}batch-agent: {text}", file=self._stream, flush=True)
         self._has_shown = False
 
     def end(self) -> None:
-        """The last line stays; of a batch that never began there is none."""
+        """Leave the last line. A batch that never began has none."""
         if self._num_done:
             self._show()
         if self._is_terminal and self._has_shown:
@@ -91,7 +91,7 @@ class Progress:
             print(self.line(), file=self._stream, flush=True)
 
 
-# ---- the command `batch-agent`
+# ---- the command
 
 EXAMPLE = """\
 a specification, as YAML or JSON, has the keywords of BatchAgent.run:
@@ -123,12 +123,12 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     run.add_argument("--spec", required=True, type=Path, metavar="FILE", help="the batch, as JSON or YAML")
-    run.add_argument("--gateway", metavar="URL", help="where the models run, instead of what the file says")
+    run.add_argument("--gateway", metavar="URL", help="where the models run, instead of the place in the file")
     run.add_argument(
         "--checkpoint-dir",
         type=Path,
         metavar="DIR",
-        help="keep finished turns here, and go on from those that are",
+        help="keep finished turns here, and resume from those that are here",
     )
     run.add_argument(
         "--output", default="-", metavar="FILE", help="where the results go (default: standard output)"
@@ -137,10 +137,10 @@ def parser() -> argparse.ArgumentParser:
         "--outage-s",
         type=float,
         metavar="SECONDS",
-        help=f"wait so long for a gateway that does not answer any more (default: {OUTAGE_S:g})",
+        help=f"wait so long for a gateway that no longer answers (default: {OUTAGE_S:g})",
     )
     run.add_argument("--as-they-come", action="store_true", help="write results as they come, not in input order")
-    run.add_argument("--quiet", action="store_true", help="do not show how far it is")
+    run.add_argument("--quiet", action="store_true", help="do not show the progress")
     for flag in ("--no-hoist", "--dashboard"):
         run.add_argument(flag, action="store_true", help=argparse.SUPPRESS)  # of 0.2.0
     run.add_argument("--metrics-port", type=int, help=argparse.SUPPRESS)
@@ -175,7 +175,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def run(keywords: dict[str, Any], output: str, in_order: bool, shows_progress: bool) -> int:
-    """The exit status."""
+    """Run a batch, and return the exit status."""
     progress = Progress(len(keywords["inputs"]))
     outage = Outage(keywords.get("outage_s", OUTAGE_S), progress.tell)
     num_failed = 0
@@ -203,7 +203,7 @@ async def run(keywords: dict[str, Any], output: str, in_order: bool, shows_progr
 
 
 def read_spec(file: Path) -> dict[str, Any]:
-    """Keywords of `BatchAgent.run`. Raises SpecError."""
+    """Read the keywords of `BatchAgent.run`. Raises SpecError."""
     try:
         text = file.read_text(encoding="utf-8")
         spec = orjson.loads(text) if file.suffix.lower() == ".json" else _yaml(text)
@@ -231,7 +231,7 @@ def read_spec(file: Path) -> dict[str, Any]:
 
 
 def _meant(key: str, known: Iterable[str]) -> str:
-    """Empty: nothing is alike."""
+    """Return the known key that the user may have meant. Empty: no key is similar."""
     close = get_close_matches(key, known, n=1)
     return f" (did you mean {close[0]}?)" if close else ""
 
@@ -250,7 +250,7 @@ def _runtime(given: Any) -> OpenCodeRuntime | CommandRuntime:
 
 
 def _named(path: str) -> Any:
-    """`module:attribute`, looked for in the current directory too. Raises SpecError."""
+    """Import `module:attribute`, from the current directory too. Raises SpecError."""
     module, _, attribute = path.partition(":")
     sys.path.insert(0, "")
     try:

@@ -1,4 +1,4 @@
-"""Any agent on the command line, by a template of its words."""
+"""Any agent on the command line, by a template of its command."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class CommandRuntime(Runtime):
 
 
 class PlainOutput:
-    """All that the program writes is its answer."""
+    """The whole output of the program is its answer."""
 
     conversation = ""
     turns = 0
@@ -69,7 +69,7 @@ class PlainOutput:
 
 
 def _filled(text: str, values: dict[str, str]) -> str:
-    """The prompt last, since it may hold what looks like a field."""
+    """Fill in the prompt last, since it may hold text that looks like a field."""
     for name, value in values.items():
         text = text.replace(f"{{{name}}}", value)
     return text

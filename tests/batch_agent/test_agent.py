@@ -81,7 +81,7 @@ async def test_each_request_repeats_the_one_before_byte_for_byte(gateway: Script
     assert gateway.asked[-1].messages[1] == calls("look", strange) | {"reasoning": "hm "}
 
 
-async def test_every_call_says_whose_it_is_and_how_many_are_to_come(gateway: Scripted, run: Run) -> None:
+async def test_every_call_names_its_session_and_the_turns_to_come(gateway: Scripted, run: Run) -> None:
     gateway.script = looking
     results = await run(inputs=[{}, {}], tools=[look], max_turns=2)
     sessions = {asked.headers["X-Turngate-Session"] for asked in gateway.asked}
@@ -118,7 +118,7 @@ async def test_equal_calls_of_a_cacheable_tool_run_once_and_of_another_each_time
     assert runs == ["a"] + ["a"] * 10
 
 
-async def test_an_error_in_a_tool_is_told_to_the_model(gateway: Scripted, run: Run) -> None:
+async def test_the_model_reads_the_error_of_a_tool(gateway: Scripted, run: Run) -> None:
     def script(asked: Asked) -> Any:
         return says(asked.last["content"]) if asked.last["role"] == "tool" else calls("fail", '{"path": "a"}')
 
@@ -150,7 +150,7 @@ async def test_the_engine_keeps_to_the_schema_where_it_can(gateway: Scripted, ru
     assert [message["role"] for message in gateway.asked[-1].messages] == ["user"]
 
 
-async def test_a_name_that_is_not_ours_is_a_tool_of_the_gateway(gateway: Scripted, run: Run) -> None:
+async def test_an_unknown_name_is_a_tool_of_the_gateway(gateway: Scripted, run: Run) -> None:
     about = {"description": "d", "parameters": {"type": "object", "properties": {}}}
     gateway.tools = [{"name": "lookup", "mode": "offer", **about}, {"name": "fetch", "mode": "intercept", **about}]
     gateway.script = lambda asked: says('{"path": "a"}' if asked.num_turns else "wrong")
@@ -173,7 +173,7 @@ async def test_whether_prompts_state_the_schema_can_be_said(
     assert ("schema" in gateway.asked[0].messages[0]["content"]) is schema_in_prompt
 
 
-async def test_an_engine_that_takes_no_schema_is_told_it_in_words(gateway: Scripted, run: Run) -> None:
+async def test_an_engine_that_takes_no_schema_gets_the_schema_in_words(gateway: Scripted, run: Run) -> None:
     def script(asked: Asked) -> Any:
         if "response_format" in asked.body:
             return refusal(400, "response_format is not supported")
@@ -226,12 +226,12 @@ async def test_sampling_goes_into_every_call(gateway: Scripted, run: Run) -> Non
     assert (asked["temperature"], asked["max_tokens"], asked["cache_salt"]) == (0, 7, "s")
 
 
-async def test_a_history_is_changed_only_by_whom_it_belongs_to(gateway: Scripted, run: Run) -> None:
+async def test_only_the_user_changes_a_history(gateway: Scripted, run: Run) -> None:
     gateway.script = lambda asked: calls("look", '{"path": "a"}') if asked.num_turns < 2 else says("done")
-    told: list[int] = []
+    sizes: list[int] = []
 
     async def compact(messages: list[dict[str, Any]], prompt_tokens: int) -> list[dict[str, Any]] | None:
-        told.append(prompt_tokens)
+        sizes.append(prompt_tokens)
         return (
             None
             if len(messages) < 5
@@ -240,7 +240,7 @@ async def test_a_history_is_changed_only_by_whom_it_belongs_to(gateway: Scripted
 
     gateway.script = lambda asked: says("done") if asked.number == 2 else calls("look", '{"path": "a"}')
     await run(tools=[look], max_turns=5, compact=compact)
-    assert told == [10, 10]
+    assert sizes == [10, 10]
     assert len(gateway.asked[1].messages) == 3
     assert gateway.asked[2].messages[1]["content"] == "Short."
 
@@ -258,7 +258,7 @@ async def test_a_tool_that_hangs_costs_its_time_and_not_the_agent(gateway: Scrip
     assert "gave no result" in result.output
 
 
-async def test_timings_tell_where_an_agent_was(gateway: Scripted, run: Run) -> None:
+async def test_timings_say_where_an_agent_spent_its_time(gateway: Scripted, run: Run) -> None:
     def script(asked: Asked) -> Any:
         answer = looking(asked)
         return web.json_response(completion(answer), headers={"X-Turngate-Queue-Ms": "40"})

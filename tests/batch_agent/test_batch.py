@@ -147,11 +147,11 @@ async def test_an_agent_has_a_deadline(gateway: Scripted, run: Run, clock: Clock
         await gateway.until(lambda: len(gateway.asked) == 2)
         return says("x")
 
-    def told(result: AgentResult) -> None:
+    def reported(result: AgentResult) -> None:
         clock.advance(600)
 
     gateway.script = script
-    late, good = await run(task="{n}", inputs=inputs(2), timeout_per_agent=600, on_result=told)
+    late, good = await run(task="{n}", inputs=inputs(2), timeout_per_agent=600, on_result=reported)
     assert good.ok
     assert late.error is not None
     assert (late.error.type, late.error.retryable) == ("TimeoutError", True)
@@ -185,14 +185,14 @@ async def test_a_task_that_cannot_fit_is_not_sent(gateway: Scripted, run: Run) -
 
 
 @pytest.mark.parametrize("is_async", [True, False])
-async def test_results_are_told_as_they_come(gateway: Scripted, run: Run, is_async: bool) -> None:
-    told: list[AgentResult] = []
+async def test_on_result_gets_results_as_they_come(gateway: Scripted, run: Run, is_async: bool) -> None:
+    reported: list[AgentResult] = []
 
     async def later(result: AgentResult) -> None:
-        told.append(result)
+        reported.append(result)
 
-    results = await run(inputs=[{}] * 3, on_result=later if is_async else told.append)
-    assert sorted(told, key=lambda result: result.index) == results
+    results = await run(inputs=[{}] * 3, on_result=later if is_async else reported.append)
+    assert sorted(reported, key=lambda result: result.index) == results
 
 
 async def test_a_callback_that_fails_loses_no_result(
@@ -231,7 +231,7 @@ async def test_no_inputs_are_no_results(run: Run) -> None:
     assert await run(inputs=[]) == []
 
 
-async def test_without_a_model_the_only_one_is_asked(gateway: Scripted, run: Run) -> None:
+async def test_a_batch_without_a_model_takes_the_only_one(gateway: Scripted, run: Run) -> None:
     await run(model="")
     assert gateway.asked[0].body["model"] == "m"
 

@@ -75,8 +75,8 @@ async def test_what_cannot_succeed_is_sent_once(gateway: Scripted, make: Make, s
 
 
 async def test_an_empty_account_is_not_asked_again(gateway: Scripted, make: Make) -> None:
-    told = {"error": {"message": "You exceeded your current quota", "code": "insufficient_quota"}}
-    gateway.script = lambda asked: web.json_response(told, status=429)
+    answer = {"error": {"message": "You exceeded your current quota", "code": "insufficient_quota"}}
+    gateway.script = lambda asked: web.json_response(answer, status=429)
     with pytest.raises(HTTPStatusError):
         await make().chat(BODY, {})
     assert len(gateway.asked) == 1
@@ -100,7 +100,7 @@ async def test_pauses_grow_up_to_a_bound_and_differ(gateway: Scripted, make: Mak
 
 
 @pytest.mark.parametrize(
-    ("headers", "told_s"),
+    ("headers", "retry_after_s"),
     [
         ({"Retry_After": "7"}, 7.0),
         ({"Retry_After_Ms": "1500", "Retry_After": "2"}, 1.5),
@@ -108,11 +108,11 @@ async def test_pauses_grow_up_to_a_bound_and_differ(gateway: Scripted, make: Mak
     ],
 )
 async def test_retry_after_is_obeyed_and_little_more(
-    gateway: Scripted, make: Make, sleeps: Sleeps, headers: dict[str, str], told_s: float
+    gateway: Scripted, make: Make, sleeps: Sleeps, headers: dict[str, str], retry_after_s: float
 ) -> None:
     gateway.script = failing(1, lambda: refusal(429, "later", **headers))
     await make().chat(BODY, {})
-    assert told_s <= sleeps.pauses_s[0] <= told_s * 1.2
+    assert retry_after_s <= sleeps.pauses_s[0] <= retry_after_s * 1.2
 
 
 async def test_a_retry_after_that_nobody_can_read_counts_as_none(
@@ -134,9 +134,11 @@ async def test_waiting_when_told_to_is_no_failure_until_patience_is_over(
     assert sum(sleeps.pauses_s[20:]) >= calls.PATIENCE_S
 
 
-@pytest.mark.parametrize("told", ["99999999999", "1e300", "inf", "nan"])
-async def test_no_pause_is_longer_than_patience(gateway: Scripted, make: Make, sleeps: Sleeps, told: str) -> None:
-    gateway.script = failing(1, lambda: refusal(429, "later", Retry_After_Ms=told))
+@pytest.mark.parametrize("answer", ["99999999999", "1e300", "inf", "nan"])
+async def test_no_pause_is_longer_than_patience(
+    gateway: Scripted, make: Make, sleeps: Sleeps, answer: str
+) -> None:
+    gateway.script = failing(1, lambda: refusal(429, "later", Retry_After_Ms=answer))
     await make().chat(BODY, {})
     assert sleeps.pauses_s[0] <= 1.2 * calls.PATIENCE_S
 

@@ -43,7 +43,7 @@ async def test_a_waiter_that_is_granted_and_cancelled_at_once_gives_its_slot_bac
         await slots.take(0)
 
 
-async def test_room_is_told_only_while_nobody_waits() -> None:
+async def test_room_is_reported_only_while_no_agent_waits() -> None:
     slots = Slots(2)
     assert await slots.room() == 2
     await slots.take(0)

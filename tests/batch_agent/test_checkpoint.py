@@ -44,7 +44,7 @@ async def look(path: str) -> str:
     return "seen"
 
 
-async def test_what_is_done_is_not_asked_again(gateway: Scripted, run: Run, tmp_path: Path) -> None:
+async def test_an_agent_that_is_done_does_not_run_again(gateway: Scripted, run: Run, tmp_path: Path) -> None:
     gateway.script = lambda asked: says(f'{{"path": "{asked.task}"}}')
     again = {
         "task": "{n}",
@@ -103,7 +103,7 @@ async def test_an_agent_goes_on_after_its_last_finished_turn(gateway: Scripted, 
     assert sent == ["a", "a"]
 
 
-async def test_an_agent_whose_model_led_nowhere_begins_anew(gateway: Scripted, run: Run, tmp_path: Path) -> None:
+async def test_an_agent_whose_model_led_nowhere_starts_over(gateway: Scripted, run: Run, tmp_path: Path) -> None:
     gateway.script = lambda asked: calls("look", '{"path": "a"}')
     (failed,) = await run(tools=[look], max_turns=2, checkpoint_dir=tmp_path)
     gateway.script = lambda asked: says("done")
@@ -114,7 +114,7 @@ async def test_an_agent_whose_model_led_nowhere_begins_anew(gateway: Scripted, r
 
 
 @pytest.mark.parametrize(("tool", "runs"), [(send, 1), (look, 2)])
-async def test_a_call_that_was_on_its_way_is_repeated_only_where_that_is_harmless(
+async def test_a_call_in_flight_is_repeated_only_where_that_is_harmless(
     gateway: Scripted, run: Run, tmp_path: Path, tool: Any, runs: int
 ) -> None:
     began = asyncio.Event()
@@ -201,8 +201,8 @@ async def test_a_batch_that_was_killed_goes_on_without_a_lost_turn(gateway: Scri
         process.send_signal(signal.SIGKILL)
         await process.communicate()
     process = await play()
-    told, _ = await process.communicate()
-    assert told.decode().strip() == str(sorted(f"agent {n}" for n in range(20)))
+    seen, _ = await process.communicate()
+    assert seen.decode().strip() == str(sorted(f"agent {n}" for n in range(20)))
     turns = [(asked.task, asked.num_turns) for asked in gateway.asked]
     assert len(set(turns)) == 80
     assert len(turns) <= 80 + 3 * 4
@@ -212,7 +212,7 @@ class Renamed(BaseModel):
     file_path: str = Field(alias="path")
 
 
-async def test_an_output_that_its_own_schema_does_not_read_again_is_read_anew_from_the_answer(
+async def test_an_output_that_its_schema_does_not_read_back_is_read_from_the_answer(
     gateway: Scripted, run: Run, tmp_path: Path
 ) -> None:
     gateway.script = lambda asked: says('{"path": "a"}')
@@ -225,16 +225,16 @@ async def test_an_output_that_its_own_schema_does_not_read_again_is_read_anew_fr
 async def test_a_resumed_agent_knows_how_long_its_prompt_was(gateway: Scripted, run: Run, tmp_path: Path) -> None:
     """Or `compact` would let the first call after a restart be too long."""
     gateway.script = lambda asked: refusal(400, "down") if asked.num_turns else calls("look", '{"path": "a"}')
-    told: list[int] = []
+    seen: list[int] = []
     again = {
         "tools": [look],
         "max_turns": 2,
         "checkpoint_dir": tmp_path,
-        "compact": lambda messages, tokens: told.append(tokens),
+        "compact": lambda messages, tokens: seen.append(tokens),
     }
     await run(**again)
     await run(**again)
-    assert told == [10, 10]
+    assert seen == [10, 10]
 
 
 async def test_rows_of_an_older_version_with_several_messages_are_read(tmp_path: Path) -> None:
@@ -258,7 +258,7 @@ async def test_rows_of_an_older_version_with_several_messages_are_read(tmp_path:
     assert [position for position, step in steps.items() if step.usage is not None] == [0, 3]
 
 
-async def test_a_write_that_nobody_waits_for_any_more_is_on_disk_before_the_end(tmp_path: Path) -> None:
+async def test_a_write_without_a_waiter_is_on_disk_before_the_end(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path)
     await checkpoint.open()
     write = asyncio.ensure_future(checkpoint.finish(b"a", "x"))

@@ -60,9 +60,9 @@ async def test_results_are_lines_in_input_order(
 ) -> None:
     gateway.script = later_first
     assert await run(*spec(name)) == 0
-    told = rows(capsys.readouterr().out)
-    assert [row["output"] for row in told] == ["0", "1", "2"]
-    assert {"job_id", "index", "ok", "output", "error", "attempts"} <= told[0].keys()
+    printed = rows(capsys.readouterr().out)
+    assert [row["output"] for row in printed] == ["0", "1", "2"]
+    assert {"job_id", "index", "ok", "output", "error", "attempts"} <= printed[0].keys()
 
 
 async def test_results_can_come_as_they_end_and_into_a_file(

@@ -43,7 +43,7 @@ async def test_what_is_named_goes_before_the_environment_and_that_before_a_backe
 @pytest.mark.parametrize(
     ("backend", "fault"), [("", "gateway="), ("vllm://host", "host:8000"), ("unknown://a:1", "unknown")]
 )
-async def test_where_no_gateway_can_be_it_is_said_what_to_write(backend: str, fault: str) -> None:
+async def test_the_error_without_a_gateway_says_what_to_write(backend: str, fault: str) -> None:
     with pytest.raises(ValueError, match=fault):
         async with gateway_url("", backend):
             pass

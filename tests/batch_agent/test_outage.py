@@ -25,13 +25,13 @@ class Gateway:
     """Answers after a second, but in the times that it is down; a call that it has then is lost."""
 
     down: list[tuple[float, float]]
-    asked_at: list[float] = field(default_factory=list)
+    sent_at: list[float] = field(default_factory=list)
     looked_at: list[float] = field(default_factory=list)
-    told: list[str] = field(default_factory=list)
+    reports: list[str] = field(default_factory=list)
 
     def outage(self, outage_s: float = 600.0) -> Outage:
         outage = Outage(
-            outage_s, self.told.append, wall_clock=lambda: 1_000_000_000.0 + now(), rng=random.Random(1)
+            outage_s, self.reports.append, wall_clock=lambda: 1_000_000_000.0 + now(), rng=random.Random(1)
         )
         outage.is_known = True
         return outage
@@ -41,10 +41,10 @@ class Gateway:
         return any(since <= now() < until for since, until in self.down)
 
     async def ask(self) -> str:
-        self.asked_at.append(now())
+        self.sent_at.append(now())
         for _ in range(10):
             if self.is_down:
-                raise ConnectError("reset" if now() > self.asked_at[-1] else "refused")
+                raise ConnectError("reset" if now() > self.sent_at[-1] else "refused")
             await asyncio.sleep(0.1)
         return "answer"
 
@@ -64,20 +64,20 @@ async def test_a_thousand_calls_wait_out_five_minutes_as_one() -> None:
     outage = gateway.outage()
     calls = [gateway.call(outage, at=number / 100) for number in range(1_000)]
     assert await asyncio.gather(*calls) == ["answer"] * 1_000
-    meanwhile = [at for at in gateway.asked_at if 0.7 < at < 300.0]
+    meanwhile = [at for at in gateway.sent_at if 0.7 < at < 300.0]
     assert meanwhile == [], "nothing is sent but looks"
     assert len(gateway.looked_at) < 300.0 / LONGEST_PAUSE_S + 20
-    back = Counter(int(at) for at in gateway.asked_at if at >= 300.0)
+    back = Counter(int(at) for at in gateway.sent_at if at >= 300.0)
     assert max(back.values()) < 2 * RETURNS_PER_S, "they come back one after the other"
     assert now() < 300.0 + LONGEST_PAUSE_S + LONGEST_RETURN_S + 2
 
 
 @virtual
-async def test_a_person_is_told_once_when_it_begins_and_once_when_it_ends() -> None:
+async def test_a_person_reads_of_the_begin_and_the_end_of_an_outage_once() -> None:
     gateway = Gateway([(0.5, 100.0)])
     outage = gateway.outage()
     await asyncio.gather(*(gateway.call(outage) for _ in range(50)))
-    first, last = gateway.told
+    first, last = gateway.reports
     begun, ends = (time.strftime("%H:%M:%S", time.localtime(1_000_000_000 + seconds)) for seconds in (0, 600))
     assert re.fullmatch(rf"nothing answers; waiting for it since \w+ {begun}, until \w+ {ends}", first)
     assert last.startswith("the gateway answers again, after 10")
@@ -95,10 +95,10 @@ async def test_all_fail_when_the_time_is_over_and_later_ones_do_not_wait() -> No
     with pytest.raises(OutageError):
         await gateway.call(outage)
     assert now() < 602.0
-    assert len(gateway.told) == 2
+    assert len(gateway.reports) == 2
     await asyncio.sleep(200.0)
     assert await gateway.call(outage) == "answer"
-    assert gateway.told[2:] == ["the gateway answers again, after 801 s"]
+    assert gateway.reports[2:] == ["the gateway answers again, after 801 s"]
 
 
 @virtual
@@ -141,7 +141,7 @@ async def test_a_failure_while_the_gateway_answers_is_the_call_s_own(error: Exce
     with pytest.raises(type(error)):
         await outage.through(fail, gateway.look)
     assert len(gateway.looked_at) == 1
-    assert gateway.told == []
+    assert gateway.reports == []
 
 
 @pytest.mark.parametrize(
@@ -181,14 +181,14 @@ async def test_one_call_waits_no_longer_than_outage_s_however_often_the_gateway_
     outage = gateway.outage(outage_s=200.0)
 
     async def never() -> str:
-        gateway.asked_at.append(now())
+        gateway.sent_at.append(now())
         while not gateway.is_down:
             await asyncio.sleep(0.1)
         raise ConnectError("reset")
 
     with pytest.raises(OutageError):
         await outage.through(never, gateway.look)
-    assert len(gateway.asked_at) <= 5
+    assert len(gateway.sent_at) <= 5
     assert now() < 300.0
 
 
@@ -206,7 +206,7 @@ async def test_an_answer_that_was_on_its_way_ends_no_outage() -> None:
     assert await outage.through(on_its_way, gateway.look) == "early"
     assert outage.is_waited_for
     assert await lost == "answer"
-    assert len(gateway.told) == 2
+    assert len(gateway.reports) == 2
 
 
 @virtual
@@ -218,7 +218,7 @@ async def test_an_outage_that_its_calls_have_left_is_forgotten_when_its_time_is_
     left.cancel()
     await asyncio.sleep(1000.0)
     assert await gateway.call(outage) == "answer"
-    assert gateway.told[-1].startswith("the gateway answers again")
+    assert gateway.reports[-1].startswith("the gateway answers again")
     assert await gateway.call(outage, at=989.0) == "answer"
     assert now() > 2300.0
     gateway.down = [(now() + 0.5, now() + 100.0), (now() + 5000.5, now() + 5100.0)]

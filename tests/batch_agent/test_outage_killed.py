@@ -32,7 +32,7 @@ class Stage:
     engine: FakeEngine
     tools: ToolServer
     gateway: GatewayProcess
-    told: list[str] = field(default_factory=list)
+    reports: list[str] = field(default_factory=list)
     tool: str = "ship"
 
     async def play(self, call: Call) -> web.StreamResponse | None:
@@ -56,11 +56,11 @@ class Stage:
         return asyncio.create_task(BatchAgent.run(**given | keywords))
 
     def outage(self) -> Outage:
-        return Outage(tell=self.told.append)
+        return Outage(tell=self.reports.append)
 
-    async def until_told(self, num: int) -> None:
+    async def until_reports(self, num: int) -> None:
         async with asyncio.timeout(DEADLINE_S):
-            while len(self.told) < num:
+            while len(self.reports) < num:
                 await asyncio.sleep(0.01)
 
 
@@ -96,12 +96,12 @@ async def test_every_agent_has_its_output_and_no_tool_of_a_batch_ran_twice(
     await stage.engine.has_seen(NUM_AGENTS // 2)
     stage.gateway.signal(how)
     await stage.gateway.ended()
-    await stage.until_told(1)
+    await stage.until_reports(1)
     await stage.gateway.start()
     results = await run
     assert [result.output for result in results] == [f"shipped {n}" for n in range(NUM_AGENTS)]
     assert shipped == Counter(range(NUM_AGENTS))
-    assert len(stage.told) == 2
+    assert len(stage.reports) == 2
 
 
 async def test_a_call_that_the_killed_gateway_had_begun_is_not_begun_by_its_successor(stage: Stage) -> None:
@@ -114,11 +114,11 @@ async def test_a_call_that_the_killed_gateway_had_begun_is_not_begun_by_its_succ
             while sum(stage.tools.starts[tool, n] for n in range(5)) < 5:
                 await asyncio.sleep(0.01)
         await stage.gateway.kill()
-        await stage.until_told(1)
+        await stage.until_reports(1)
         stage.tools.held = set()
         await stage.gateway.start()
         results = await run
-        stage.told.clear()
+        stage.reports.clear()
         assert [result.ok for result in results] == [True] * 5
         begun = {n: stage.tools.starts[tool, n] for n in range(3)}
         assert begun == dict.fromkeys(range(3), starts)

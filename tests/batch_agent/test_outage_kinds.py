@@ -116,7 +116,7 @@ async def between(gateway: Scripted) -> AsyncIterator[Between]:
     await proxy.stop()
 
 
-class Told:
+class Reports:
     """An outage that is looked at often, and what a person was told of it."""
 
     def __init__(self, outage_s: float = 600.0) -> None:
@@ -161,7 +161,7 @@ async def test_a_batch_goes_on_after_an_outage_and_no_tool_runs_twice(
         shipped[n] += 1
         return "shipped"
 
-    told, goes_on = Told(), held(gateway, 5)
+    reports, goes_on = Reports(), held(gateway, 5)
     run = asyncio.create_task(
         BatchAgent.run(
             task="{n}",
@@ -171,13 +171,13 @@ async def test_a_batch_goes_on_after_an_outage_and_no_tool_runs_twice(
             max_retries=0,
             model="m",
             gateway=between.url,
-            outage=told.outage,
+            outage=reports.outage,
         )
     )
     await gateway.until(lambda: len(gateway.asked) == 10)
     await between.fail(kind)
-    await told.waits(5)
-    assert len(told.lines) == 1
+    await reports.waits(5)
+    assert len(reports.lines) == 1
     goes_on.set()
     await between.mend()
     results = await run
@@ -188,13 +188,13 @@ async def test_a_batch_goes_on_after_an_outage_and_no_tool_runs_twice(
     assert len(again) == 5
     assert all(int(asked.headers["X-Turngate-Lost-Ms"]) > 0 for asked in again)
     assert {asked.headers["x-stainless-retry-count"] for asked in again} == {"1"}
-    assert len(told.lines) == 2
+    assert len(reports.lines) == 2
 
 
 async def test_a_stream_of_results_goes_on_too_and_leaving_it_in_an_outage_leaves_nothing(
     gateway: Scripted, between: Between
 ) -> None:
-    told = Told()
+    reports = Reports()
 
     async def script(asked: Asked) -> Any:
         if asked.task != "0" and asked.number < 3:
@@ -204,13 +204,13 @@ async def test_a_stream_of_results_goes_on_too_and_leaving_it_in_an_outage_leave
     gateway.script = script
     seen = []
     async for result in BatchAgent.stream(
-        task="{n}", inputs=[{"n": n} for n in range(3)], model="m", gateway=between.url, outage=told.outage
+        task="{n}", inputs=[{"n": n} for n in range(3)], model="m", gateway=between.url, outage=reports.outage
     ):
         seen.append(result.output)
         if len(seen) == 1:
             await gateway.until(lambda: len(gateway.asked) == 3)
             await between.fail("refused")
-            await told.waits(2)
+            await reports.waits(2)
             await between.mend()
     assert sorted(seen) == ["0", "1", "2"]
     goes_on = asyncio.Event()
@@ -222,24 +222,24 @@ async def test_a_stream_of_results_goes_on_too_and_leaving_it_in_an_outage_leave
     gateway.script = hold
     num = len(gateway.asked)
     task = asyncio.create_task(
-        BatchAgent.run(task="x", inputs=[{}] * 3, model="m", gateway=between.url, outage=told.outage)
+        BatchAgent.run(task="x", inputs=[{}] * 3, model="m", gateway=between.url, outage=reports.outage)
     )
     await gateway.until(lambda: len(gateway.asked) == num + 3)
     await between.fail("refused")
-    await told.waits(3)
+    await reports.waits(3)
     task.cancel()
     await asyncio.wait([task])
-    assert (task.cancelled(), told.outage.num_waiting) == (True, 0)
+    assert (task.cancelled(), reports.outage.num_waiting) == (True, 0)
     goes_on.set()
 
 
 async def test_a_gateway_that_goes_between_two_stages_is_waited_for(gateway: Scripted, between: Between) -> None:
     """Also by what is asked before a stage: which model there is."""
-    told = Told()
+    reports = Reports()
     down: list[asyncio.Task[None]] = []
 
     async def come_back() -> None:
-        await told.waits(1)
+        await reports.waits(1)
         await between.mend()
 
     def script(asked: Asked) -> Any:
@@ -261,16 +261,16 @@ async def test_a_gateway_that_goes_between_two_stages_is_waited_for(gateway: Scr
         reduce="sum up",
         reduce_schema=schema,
         gateway=between.url,
-        outage=told.outage,
+        outage=reports.outage,
         on_result=between_stages,
     )
     assert (results[0].output, reduced) == ({"x": 1}, {"x": 1})
-    assert len(told.lines) == 2
+    assert len(reports.lines) == 2
     await asyncio.gather(*down)
 
 
 async def test_lists_of_prompts_are_sent_again(gateway: Scripted, between: Between) -> None:
-    told, goes_on = Told(), asyncio.Event()
+    reports, goes_on = Reports(), asyncio.Event()
 
     async def script(asked: Asked) -> Any:
         if len(gateway.asked) == 1:
@@ -281,10 +281,12 @@ async def test_lists_of_prompts_are_sent_again(gateway: Scripted, between: Betwe
         return answer
 
     gateway.script = script
-    run = asyncio.create_task(scatter_gather(["a", "b"], gateway=between.url, max_retries=0, outage=told.outage))
+    run = asyncio.create_task(
+        scatter_gather(["a", "b"], gateway=between.url, max_retries=0, outage=reports.outage)
+    )
     await gateway.until(lambda: len(gateway.asked) == 1)
     await between.fail("refused")
-    await told.waits(1)
+    await reports.waits(1)
     goes_on.set()
     await between.mend()
     assert [result.output for result in await run] == ["A", "B"]
@@ -297,11 +299,11 @@ async def test_a_batch_that_is_gone_on_with_waits_for_the_gateway_that_it_had(
     """As after a restart of the machine, where the client is there first."""
     spec = {"task": "x", "inputs": [{}], "model": "m", "gateway": between.url, "checkpoint_dir": tmp_path}
     await between.fail("refused")
-    told = Told()
-    (failed,) = await BatchAgent.run(**spec, max_retries=0, outage=told.outage)
-    assert (failed.ok, told.lines) == (False, []), "that may be a wrong address"
-    run = asyncio.create_task(BatchAgent.run(**spec, max_retries=0, outage=told.outage))
-    await told.waits(1)
+    reports = Reports()
+    (failed,) = await BatchAgent.run(**spec, max_retries=0, outage=reports.outage)
+    assert (failed.ok, reports.lines) == (False, []), "that may be a wrong address"
+    run = asyncio.create_task(BatchAgent.run(**spec, max_retries=0, outage=reports.outage))
+    await reports.waits(1)
     await between.mend()
     (result,) = await run
     assert result.ok
@@ -330,17 +332,17 @@ def opencode(place: Path, conversation: str) -> Path:
 async def test_a_program_whose_gateway_was_gone_goes_on_with_its_conversation_and_is_not_begun_again(
     gateway: Scripted, between: Between, tmp_path: Path, goes_on: bool
 ) -> None:
-    program, began, told = opencode(tmp_path, "ses_1" if goes_on else ""), tmp_path / "began", Told()
+    program, began, reports = opencode(tmp_path, "ses_1" if goes_on else ""), tmp_path / "began", Reports()
     (tmp_path / "work").mkdir()
     runtime = OpenCodeRuntime(
         opencode_bin=str(program), gateway=between.url, model="m", working_dir=str(tmp_path / "work")
     )
-    run = asyncio.create_task(BatchAgent.run(task="do it", inputs=[{}], runtime=runtime, outage=told.outage))
+    run = asyncio.create_task(BatchAgent.run(task="do it", inputs=[{}], runtime=runtime, outage=reports.outage))
     while not began.exists() or not began.read_text():
         await asyncio.sleep(0.01)
     await between.fail("refused")
     (tmp_path / "fail").touch()
-    await told.waits(1)
+    await reports.waits(1)
     await between.mend()
     (result,) = await run
     runs = began.read_text().splitlines()
@@ -411,7 +413,7 @@ def test_a_host_without_power_is_noticed_within_a_minute_or_so() -> None:
         assert idle_s + interval_s * count <= 90
 
 
-async def test_the_command_tells_of_an_outage_and_ends_at_once_when_it_is_interrupted(
+async def test_the_command_reports_an_outage_and_an_interrupt_ends_it_at_once(
     gateway: Scripted, between: Between, tmp_path: Path
 ) -> None:
     async def script(asked: Asked) -> Any:

@@ -76,13 +76,13 @@ async def test_without_a_task_for_the_reducer_nothing_is_run(gateway: Scripted) 
 
 async def test_plan_map_reduce(gateway: Scripted) -> None:
     gateway.script = staged
-    told: list[Any] = []
+    reported: list[Any] = []
     results, paper = await BatchAgent.run_with_map_reduce(
-        **STAGES, planner_model="p", worker_model="w", on_result=told.append, gateway=gateway.url
+        **STAGES, planner_model="p", worker_model="w", on_result=reported.append, gateway=gateway.url
     )
     assert paper == Paper(title="Caches")
     assert [result.output for result in results] == [Answer(text="yes"), None]
-    assert [result.index for result in sorted(told, key=lambda result: int(result.index))] == [0, 1]
+    assert [result.index for result in sorted(reported, key=lambda result: int(result.index))] == [0, 1]
     assert {(asked.task.partition(" ")[0], asked.body["model"]) for asked in gateway.asked} == {
         *(("Plan", "p"), ("Answer", "w"), ("Survey", "m"))
     }

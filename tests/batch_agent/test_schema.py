@@ -75,7 +75,7 @@ async def test_an_output_that_fits_is_not_talked_about() -> None:
     assert author.faults == []
 
 
-async def test_the_author_is_told_once_what_is_wrong() -> None:
+async def test_the_author_reads_the_fault_once() -> None:
     author = Author('{"a": 2}')
     assert await author.output('{"b": 1}') == {"a": 2}
     assert len(author.faults) == 1

@@ -76,7 +76,7 @@ def test_what_is_wrong_with_a_line_is_told_with_its_number(
     assert [(fault.code, fault.param, fault.line) for fault in found.faults] == [(code, param, 2)]
 
 
-def test_every_wrong_line_is_told(tmp_path: Path) -> None:
+def test_every_wrong_line_is_reported(tmp_path: Path) -> None:
     found = read(tmp_path, b"{", asks("b", method="PUT"), asks("c"), asks("c"))
     assert [(fault.code, fault.line) for fault in found.faults] == [
         ("invalid_json_line", 1),
@@ -85,7 +85,7 @@ def test_every_wrong_line_is_told(tmp_path: Path) -> None:
     ]
 
 
-def test_a_model_that_nothing_serves_is_told_once(tmp_path: Path) -> None:
+def test_a_model_that_no_engine_serves_is_reported_once(tmp_path: Path) -> None:
     body = {"model": "gone", "messages": []}
     found = read(tmp_path, asks("a", body=body), asks("b", body=body))
     assert [(fault.code, fault.line) for fault in found.faults] == [("model_not_found", 1)]
@@ -101,7 +101,7 @@ def test_too_many_lines_are_refused_before_all_are_read(tmp_path: Path) -> None:
     assert ([fault.code for fault in found.faults], found.lines) == (["too_many_tasks"], [])
 
 
-def test_the_bytes_of_a_body_are_what_was_written_but_for_what_streams_need() -> None:
+def test_a_body_keeps_its_bytes_but_the_fields_of_streams() -> None:
     body = b'{"model" : "m", "stream": true, "x": 1.50, "stream_options":{"a":[1]}}'
     assert body_of(b'{"custom_id":"a", "body": ' + body + b', "q":1}') == b'{"model" : "m", "x": 1.50}'
 

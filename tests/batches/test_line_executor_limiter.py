@@ -96,7 +96,7 @@ async def test_a_line_whose_task_ends_gives_its_place_on(limiter: ConcurrencyLim
     assert limiter.in_flight == 0
 
 
-async def test_when_nothing_comes_back_one_line_goes_as_an_ordinary_turn(
+async def test_one_line_goes_as_an_ordinary_turn_when_none_comes_back(
     limiter: ConcurrencyLimiter, fleet: Fleet
 ) -> None:
     asked = Asked(limiter)

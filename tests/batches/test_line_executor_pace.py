@@ -35,7 +35,7 @@ def test_it_falls_to_one_while_somebody_waits() -> None:
     assert pace.size == 1
 
 
-def test_it_does_not_grow_while_there_are_fewer_lines_than_it_allows() -> None:
+def test_the_pace_does_not_grow_while_there_are_fewer_lines_than_its_size() -> None:
     pace = Pace(256)
     for _ in range(10):
         pace.saw(Load(slots=256, used=0, waiting=0), 0)
@@ -62,7 +62,7 @@ def test_calls_that_broke_are_tried_again_as_often_as_allowed() -> None:
         assert [again_in_s(status, {}, n, 3, 0.0) is None for n in (1, 2, 3, 4)] == [False, False, True, True]
 
 
-def test_while_all_are_full_a_line_waits_for_as_long_as_it_takes() -> None:
+def test_a_line_waits_while_all_slots_are_taken() -> None:
     for status in OVERLOADED:
         waits = [again_in_s(status, {"retry-after": "7"}, n, 1, 0.99) for n in (1, 50, 5_000)]
         assert all(wait is not None and 7 < wait <= 7 + LONGEST_S for wait in waits)

@@ -66,7 +66,7 @@ def gateways(shared: Shared) -> tuple[Gateway, Gateway]:
     return first, second
 
 
-async def test_each_batch_is_worked_on_by_one(shared: Shared, gateways: tuple[Gateway, Gateway]) -> None:
+async def test_one_gateway_works_on_each_batch(shared: Shared, gateways: tuple[Gateway, Gateway]) -> None:
     first, second = gateways
     for _ in range(3):
         await first.ownership.round()
@@ -74,7 +74,9 @@ async def test_each_batch_is_worked_on_by_one(shared: Shared, gateways: tuple[Ga
     assert (first.work.begun, second.work.begun) == ([("a", Status.VALIDATING), ("b", Status.VALIDATING)], [])
 
 
-async def test_what_a_gateway_leaves_is_taken_at_once(shared: Shared, gateways: tuple[Gateway, Gateway]) -> None:
+async def test_a_batch_that_a_gateway_leaves_is_taken_at_once(
+    shared: Shared, gateways: tuple[Gateway, Gateway]
+) -> None:
     first, second = gateways
     await first.ownership.round()
     await first.ownership.leave()
@@ -82,7 +84,7 @@ async def test_what_a_gateway_leaves_is_taken_at_once(shared: Shared, gateways: 
     assert [name for name, _ in second.work.begun] == ["a", "b"]
 
 
-async def test_what_a_dead_gateway_had_is_taken_after_a_while(
+async def test_a_batch_of_a_dead_gateway_is_taken_after_its_hold(
     shared: Shared, gateways: tuple[Gateway, Gateway]
 ) -> None:
     first, second = gateways
@@ -94,7 +96,7 @@ async def test_what_a_dead_gateway_had_is_taken_after_a_while(
     assert first.work.dropped == ["a", "b"]
 
 
-async def test_a_cancellation_that_another_gateway_took_reaches_who_works_on_it(
+async def test_a_cancellation_at_another_gateway_reaches_the_owner_of_the_batch(
     shared: Shared, gateways: tuple[Gateway, Gateway]
 ) -> None:
     first, second = gateways
@@ -106,7 +108,7 @@ async def test_a_cancellation_that_another_gateway_took_reaches_who_works_on_it(
     assert (first.work.begun[2:], second.work.begun) == ([("a", Status.CANCELLING)], [])
 
 
-async def test_what_is_over_is_held_no_longer(shared: Shared, gateways: tuple[Gateway, Gateway]) -> None:
+async def test_a_batch_that_is_over_is_held_no_longer(shared: Shared, gateways: tuple[Gateway, Gateway]) -> None:
     first, _ = gateways
     await first.ownership.round()
     del shared.live["a"]

@@ -142,14 +142,14 @@ async def moves(store: Store, batch_id: str, status: Status) -> bool:
     return True
 
 
-async def test_what_is_kept_of_a_batch_is_what_was_put_in(store: Store) -> None:
+async def test_a_batch_is_read_as_it_was_stored(store: Store) -> None:
     await store.add_batch(batch())
     fault = LineFault("duplicate_custom_id", "twice", "custom_id", 7)
     failed = await store.move("batch_1", Status.FAILED, 123, errors=(fault,))
     assert await store.batch("t", "batch_1") == failed
-    told = failed.as_json()
-    assert told["failed_at"] == 123
-    assert told["errors"] == {"object": "list", "data": [fault.as_json()]}
+    shown = failed.as_json()
+    assert shown["failed_at"] == 123
+    assert shown["errors"] == {"object": "list", "data": [fault.as_json()]}
 
 
 async def test_lists_show_a_tenants_own_newest_first_page_by_page(store: Store) -> None:

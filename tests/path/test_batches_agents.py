@@ -213,7 +213,7 @@ async def test_only_the_tools_that_the_line_names_can_be_called(
         ({"task": None}, "body.task"),
     ],
 )
-async def test_a_run_that_asks_for_what_it_cannot_have_fails_its_file(
+async def test_a_run_with_a_wrong_body_fails_its_file(
     start: Start,
     engine: FakeEngine,
     kept: dict[str, str],
@@ -260,7 +260,7 @@ async def test_a_restart_goes_on_at_the_last_message_and_runs_nothing_twice_that
     assert sent.startswith(orjson.dumps(engine.calls[1].body["messages"])[:-1])
 
 
-async def test_a_schema_that_leads_nowhere_is_told(
+async def test_a_schema_that_leads_nowhere_is_reported(
     start: Start, engine: FakeEngine, kept: dict[str, str], sdk: Connect
 ) -> None:
     script(engine, says(text="{}"))

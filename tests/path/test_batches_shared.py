@@ -19,7 +19,7 @@ def kept(tmp_path: Path, valkey: str) -> dict[str, str]:
     return {"directory": str(tmp_path / "batches"), "redis": valkey}
 
 
-async def test_any_gateway_tells_of_a_batch_and_one_works_on_it(
+async def test_any_gateway_reports_a_batch_and_one_works_on_it(
     start: Start, engine: FakeEngine, kept: dict[str, str], sdk: Connect
 ) -> None:
     async def play(call: Call) -> web.StreamResponse:

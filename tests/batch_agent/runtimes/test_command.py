@@ -32,7 +32,7 @@ async def run(
     return await BatchAgent.run(**given)
 
 
-async def test_what_a_program_writes_is_its_answer(tmp_path: Path) -> None:
+async def test_the_output_of_a_program_is_its_answer(tmp_path: Path) -> None:
     results = await run("import sys; print(sys.stdin.read().upper())", tmp_path)
     assert [result.output for result in results] == ["TASK 0", "TASK 1"]
 
@@ -51,7 +51,7 @@ async def test_a_template_fills_words_and_variables(tmp_path: Path) -> None:
     assert result.output == f"{expected} at http://127.0.0.1:9/v1 http://127.0.0.1:9/v1"
 
 
-async def test_each_worker_has_a_copy_of_its_own_and_its_changes_are_told(repository: Path) -> None:
+async def test_each_worker_has_a_copy_of_its_own_and_reports_its_changes(repository: Path) -> None:
     program = (
         "import os, sys; n = sys.stdin.read()[-1]; print(sorted(os.listdir('.')), open('a.py').read().strip());"
         "open('sub/b.py', 'a').write('b = ' + n); open('made-' + n, 'w').write('x'); os.remove('new.py')"
@@ -78,7 +78,7 @@ async def test_the_environment_names_the_copy_too(repository: Path) -> None:
     assert result.output == "True"
 
 
-async def test_copies_are_gone_afterwards_unless_they_are_to_stay(repository: Path, tmp_path: Path) -> None:
+async def test_copies_are_removed_unless_they_are_to_stay(repository: Path, tmp_path: Path) -> None:
     (gone,) = await run("import os; print(os.getcwd())", repository, count=1)
     assert not Path(gone.output).exists()
     (kept,) = await run(
@@ -87,7 +87,7 @@ async def test_copies_are_gone_afterwards_unless_they_are_to_stay(repository: Pa
     assert (Path(kept.workspace) / "made").read_text() == "x"
 
 
-async def test_without_copies_they_work_where_they_are(repository: Path) -> None:
+async def test_workers_without_copies_work_in_the_directory_itself(repository: Path) -> None:
     (result,) = await run("import os; print(os.getcwd())", repository, count=1, settings={"isolated": False})
     assert (result.output, result.patch) == (str(repository), "")
 
@@ -118,7 +118,7 @@ async def test_a_worker_that_fails_is_a_result(tmp_path: Path, program: str, err
     assert said in result.error.message
 
 
-async def test_what_a_worker_changed_is_told_also_where_it_failed(tmp_path: Path) -> None:
+async def test_a_failed_worker_reports_its_changes_too(tmp_path: Path) -> None:
     (result,) = await run("open('made', 'w').write('half'); raise SystemExit(1)", tmp_path, count=1)
     assert not result.ok
     assert "+half" in result.patch
@@ -173,7 +173,7 @@ async def test_a_worker_that_takes_too_long_is_ended_with_all_its_children(tmp_p
     await until_gone(tmp_path)
 
 
-async def test_children_that_a_worker_leaves_do_not_hold_it_up_and_are_ended(tmp_path: Path) -> None:
+async def test_children_that_a_worker_leaves_are_ended_and_delay_no_result(tmp_path: Path) -> None:
     program = CHILD.replace("{place}", str(tmp_path)) + "print('done')"
     async with asyncio.timeout(DEADLINE_S):
         (result,) = await run(program, tmp_path, count=1)
