@@ -33,7 +33,7 @@ from gateway.engines.base import EngineAddress
 from gateway.engines.breaker import BreakerRules
 from gateway.engines.client import EngineClient
 from gateway.engines.doctor import start_lines
-from gateway.engines.monitor import FollowKvEvents, Monitor, kv_events_heard
+from gateway.engines.monitor import KvEventHearing, Monitor
 from gateway.engines.poller import RunningEngine
 from gateway.engines.providers.upstream import ProviderUpstream
 from gateway.prompt_lists.scatter import PromptListHandler
@@ -44,15 +44,14 @@ from gateway.request.handler import RequestHandler, TurnHandler
 from gateway.request.model_call import Forward
 from gateway.request.stateless import StatelessCalls
 from gateway.request.stored_responses import Homes, StoredResponses
-from gateway.sessions.identity import Identity
+from gateway.sessions.identity import Identity, lineage_of
 from gateway.sessions.prefix_breaks import PrefixBreaks
 from gateway.sessions.session_locations import Trail
-from gateway.sessions.session_table import Sessions
+from gateway.sessions.session_table import SessionPart, SessionTable
 from gateway.telemetry.factlog import FactLog
 from gateway.telemetry.observer import Observer, tracing_of
 from gateway.telemetry.receipts import Receipts
 from gateway.transport import transport_of
-from policies.recognition.lineage import Lineage
 from policies.scheduler import Scheduler
 from policies.types import ReplicaReported
 
@@ -69,6 +68,7 @@ class Parts:
     observer: Observer
     gate: Gate
     monitor: Monitor
+    kv_events: KvEventHearing
     warm_ups: WarmUps
     background_calls: BackgroundCalls
     stored: StoredResponses
@@ -103,7 +103,6 @@ class App:
         self._exits = AsyncExitStack()
         """Stops what has started, in reverse."""
         self._parts: Parts | None = None
-        self._follow_kv_events: FollowKvEvents | None = None
         self._joined: Joined | None = None
         self._stops_at = 0.0
         """When answers have to be over. Past until `stop`, so that a start that fails closes at once."""
@@ -127,9 +126,8 @@ class App:
         exits.callback(parts.observer.close)
         exits.callback(parts.gate.stop)
         exits.push_async_callback(parts.monitor.stop)
-        self._follow_kv_events = await exits.enter_async_context(
-            kv_events_heard(parts.monitor.engines, parts.gate.tell, parts.observer.evicted)
-        )
+        exits.push_async_callback(parts.kv_events.stop)
+        await parts.kv_events.follow(parts.monitor.engines)
         await parts.monitor.start()
         if parts.tools is not None:
             await parts.tools.start()
@@ -151,8 +149,7 @@ class App:
 
     async def follow_kv_events(self) -> None:
         """Hear the events of the engines that are configured now. Raises ConfigError when packages are missing."""
-        if self._follow_kv_events is not None:
-            await self._follow_kv_events(self.parts.monitor.engines)
+        await self.parts.kv_events.follow(self.parts.monitor.engines)
 
     def banner(self) -> str:
         """Return what was found at the engines, where to look at it, and which base URL to set."""
@@ -168,7 +165,7 @@ class App:
     def _build(self, addresses: list[EngineAddress], upstream: ProviderUpstream) -> Parts:
         settings, clock = self.settings.current, self._clock
         observer, gate = self._observer(), Gate(self._scheduler, clock)
-        identity = Identity(Lineage(settings.identity.max_sessions, settings.identity.session_ttl_s), self._secret)
+        identity = Identity(lineage_of(settings.identity.max_sessions), self._secret)
         monitor = self._monitor(addresses, upstream, gate, observer, identity)
         forward = Forward(upstream, monitor, observer, clock)
         client = EngineClient(upstream, settings.probing.timeout_s)
@@ -176,16 +173,18 @@ class App:
         background_calls = BackgroundCalls(warm_ups, monitor, client, gate.tell)
         gate.add_listener(observer.record_decisions)
         gate.add_listener(background_calls.carry_out)
+        kv_events = KvEventHearing(gate.tell, observer.evicted)
         tools = self._own_tools(upstream, observer)
+        toolbox = tools.toolbox(identity.residency) if tools is not None else None
         stored = StoredResponses(Homes(), monitor, client, self._keys)
         turns = TurnHandler(
             clock=clock,
             monitor=monitor,
             identity=identity,
-            sessions=Sessions(settings.identity.max_sessions, settings.identity.session_ttl_s),
+            sessions=self._sessions(identity, gate, warm_ups, observer, kv_events, toolbox),
             breaks=PrefixBreaks(settings.identity, observer.metrics),
             stored=stored,
-            toolbox=tools.toolbox(identity.residency) if tools is not None else None,
+            toolbox=toolbox,
             trail=self._trail,
             gate=gate,
             answering=Answering(gate, forward, observer, clock, stored.homes, warm_ups),
@@ -196,6 +195,7 @@ class App:
             observer=observer,
             gate=gate,
             monitor=monitor,
+            kv_events=kv_events,
             warm_ups=warm_ups,
             background_calls=background_calls,
             stored=stored,
@@ -203,6 +203,10 @@ class App:
             handler=handler,
             views=self._views(handler),
         )
+
+    def _sessions(self, identity: Identity, *shared: SessionPart | None) -> SessionTable:
+        section, parts = self.settings.current.identity, [part for part in shared if part is not None]
+        return SessionTable(section.max_sessions, section.session_ttl_s, [identity], parts)
 
     def _monitor(
         self,

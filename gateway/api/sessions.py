@@ -17,7 +17,7 @@ from urllib.parse import parse_qs
 
 from gateway.core.fields import Json
 from gateway.exchange import Exchange
-from gateway.sessions.session_table import Seen, Sessions, Span, running_span
+from gateway.sessions.session_table import SessionEntry, SessionTable, Span, running_span
 from policies.fleet import FleetView, ReplicaView, SessionView
 from policies.types import Hold, SessionId, SessionState, TurnKind
 
@@ -49,7 +49,7 @@ class View(Protocol):
 class SessionViews:
     """The sessions of one gateway process. For a tenant of None, all tenants are shown, with their names."""
 
-    sessions: Sessions
+    sessions: SessionTable
     view: View
     clock: Callable[[], float]
 
@@ -57,17 +57,18 @@ class SessionViews:
         """Return the row of every session, in order of first arrival."""
         found, now = self.sessions.of_tenant(tenant), self.clock()
         named = self.view(named=_ids(found)).named
-        return [row(seen, named.get(seen.who.session_id), now, tenant is None) for seen in found]
+        return [row(entry, named.get(entry.id), now, tenant is None) for entry in found]
 
     def families(self, tenant: str | None) -> list[Json]:
         """Return the families, with the sessions of each counted by kind and by state."""
         families: dict[str, Json] = {}
-        for seen in self.sessions.of_tenant(tenant):
+        for entry in self.sessions.of_tenant(tenant):
             family = families.setdefault(
-                seen.who.family_id, {"family": seen.who.family_id, "turns": 0, "sessions": {}, "states": {}}
+                entry.recognition.family_id,
+                {"family": entry.recognition.family_id, "turns": 0, "sessions": {}, "states": {}},
             )
-            family["turns"] += seen.num_turns
-            for counts, name in ((family["sessions"], seen.who.kind), (family["states"], seen.state)):
+            family["turns"] += entry.num_turns
+            for counts, name in ((family["sessions"], entry.recognition.kind), (family["states"], entry.state)):
                 counts[name.value] = counts.get(name.value, 0) + 1
         return list(families.values())
 
@@ -84,8 +85,8 @@ class SessionViews:
         return {"version": version("turngate"), "at": round(time.time(), 3), "offset": offset, **content}
 
 
-def _ids(found: Iterable[Seen]) -> frozenset[SessionId]:
-    return frozenset(seen.who.session_id for seen in found)
+def _ids(found: Iterable[SessionEntry]) -> frozenset[SessionId]:
+    return frozenset(entry.id for entry in found)
 
 
 def _number(values: list[str] | None, default: int) -> int:
@@ -95,55 +96,60 @@ def _number(values: list[str] | None, default: int) -> int:
 
 
 def snapshot(
-    view: FleetView, page: Sequence[Seen], num_sessions: int, spans: Iterable[Span], now: float, shows_tenant: bool
+    view: FleetView,
+    page: Sequence[SessionEntry],
+    num_sessions: int,
+    spans: Iterable[Span],
+    now: float,
+    shows_tenant: bool,
 ) -> Json:
     """Show the sessions of the page, of all `num_sessions`. `view` names them; `spans` are their last turns."""
-    running = [running_span(exchange) for seen in page for exchange in seen.open]
+    running = [running_span(exchange) for entry in page for exchange in entry.open]
     return {
         "replicas": [_replica(replica) for replica in view.replicas],
         "states": {state.value: view.sessions.get(state, 0) for state in SessionState},
         "waiting": {hold.value: view.waiting.get(hold, 0) for hold in Hold},
         "families": view.num_families,
         "total": num_sessions,
-        "sessions": [row(seen, view.named.get(seen.who.session_id), now, shows_tenant) for seen in page],
+        "sessions": [row(entry, view.named.get(entry.id), now, shows_tenant) for entry in page],
         "turns": [_turn(each, now) for each in islice(chain(running, spans), MAX_TURNS)],
     }
 
 
-def row(seen: Seen, scheduled: SessionView | None, now: float, shows_tenant: bool) -> Json:
+def row(entry: SessionEntry, scheduled: SessionView | None, now: float, shows_tenant: bool) -> Json:
     """Return one session; keys without a value are left out. `scheduled` is the Scheduler's view of it. Seconds
     are counted back from now."""
-    recognition, exchange = seen.who, seen.open[-1] if seen.open else None
-    phase, since = _phase(exchange, scheduled, seen.last_at)
+    recognition, exchange = entry.recognition, entry.open[-1] if entry.open else None
+    phase, since = _phase(exchange, scheduled, entry.last_at)
     is_resident = scheduled is not None and scheduled.is_resident
-    replica = seen.replica
+    replica = entry.replica
     if exchange is not None and exchange.dispatch is not None:
         replica = exchange.dispatch.replica_id
     columns: Json = {
         "session": recognition.session_id,
         "family": recognition.family_id,
         "parent": recognition.parent_id,
-        "tenant": seen.tenant if shows_tenant else None,
+        "tenant": entry.tenant if shows_tenant else None,
         "kind": recognition.kind,
         "source": recognition.source,
         "confidence": recognition.confidence,
-        "model": seen.model,
-        "state": seen.state,
+        "model": entry.model,
+        "state": entry.state,
         "phase": phase,
         "phase_s": round(max(0.0, now - since), 1),
         "waits_for": _waits_for(exchange, scheduled) if phase is SessionPhase.WAITING else None,
-        "turn": max(1, seen.num_turns),
-        "turns": seen.num_turns,
-        "side_requests": seen.num_side_requests,
+        "turn": max(1, entry.num_turns),
+        "turns": entry.num_turns,
+        "side_requests": entry.num_side_requests,
         "expected_turns": None if scheduled is None else round(scheduled.expected_turns, 1),
         "replica": replica,
         "is_resident": is_resident,
         "lease_s": round(scheduled.lease_until - now, 1) if scheduled and is_resident and not exchange else None,
-        "prompt_tokens": seen.prompt_tokens
+        "prompt_tokens": entry.prompt_tokens
         or (scheduled.prompt_tokens if scheduled is not None else None)
         or None,
-        "idle_s": None if seen.open else round(now - seen.last_at, 3),
-        "age_s": round(now - seen.first_at, 1),
+        "idle_s": None if entry.open else round(now - entry.last_at, 3),
+        "age_s": round(now - entry.first_at, 1),
     }
     return {key: value for key, value in columns.items() if value not in (None, "")}
 

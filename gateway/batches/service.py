@@ -25,10 +25,8 @@ from gateway.config import loading
 from gateway.config.live_settings import LiveSettings
 from gateway.dialects import BY_PATH
 from gateway.request.handler import RequestHandler
-from gateway.sessions.identity import Identity
-from gateway.sessions.session_table import Sessions
+from gateway.sessions.identity import Identity, lineage_of
 from gateway.tools.toolbox import matches
-from policies.recognition.lineage import Lineage
 from policies.types import SessionEnded
 from tool_runtime.runtime import ToolRuntime
 from tool_runtime.types import Tools
@@ -96,13 +94,14 @@ def path_of_lines(path: RequestHandler, settings: LiveSettings, secret: bytes) -
     tens of thousands of lines must not evict the sessions of agents."""
     at_start = settings.current
     max_sessions, ttl_s = 4 * at_start.batches.in_flight, at_start.identity.session_ttl_s
-    identity = Identity(Lineage(max_sessions, ttl_s), secret)
+    identity = Identity(lineage_of(max_sessions), secret)
+    sessions = path.turns.sessions.beside(max_sessions, ttl_s, identity)
     identity.tools_first = path.turns.identity.tools_first
     return replace(
         path,
         settings=settings.of_lines,
         keys=LineKeys(path.keys),
-        turns=replace(path.turns, identity=identity, sessions=Sessions(max_sessions, ttl_s), toolbox=None),
+        turns=replace(path.turns, identity=identity, sessions=sessions, toolbox=None),
     )
 
 

@@ -229,6 +229,11 @@ class BlockIndex:
         idle_s = sorted(self._idle_s)
         return idle_s[int(QUANTILE * len(idle_s))] if idle_s else None
 
+    def forget_session(self, session_id: SessionId) -> None:
+        if (end := self._ends.pop(session_id, None)) is not None:
+            _leave(end.block, session_id)
+        self._whole_tokens.pop(session_id, None)
+
     def clear(self) -> None:
         self._blocks.clear()
         self._ends.clear()
@@ -379,6 +384,11 @@ class KvEventListener:
         for engine in engines:
             if engine not in self._tasks:
                 self._tasks[engine] = dict(self._heard(engine, source) for source in engine.address.kv_events)
+
+    def forget_session(self, session_id: SessionId) -> None:
+        for sources in self._tasks.values():
+            for source in sources.values():
+                source.index.forget_session(session_id)
 
     async def stop(self) -> None:
         await self.follow(())

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from gateway.core.errors import ConfigError, EngineFault
 from gateway.core.transport import Upstream
@@ -14,7 +14,7 @@ from gateway.engines.base import EngineAddress
 from gateway.engines.breaker import USUAL, BreakerRules, BreakerState
 from gateway.engines.client import EngineClient
 from gateway.engines.poller import EnginePoller, PollerContext, RunningEngine
-from policies.types import Fact, ReplicaId, ReplicaReported, value
+from policies.types import Fact, ReplicaId, ReplicaReported, SessionId, value
 
 if TYPE_CHECKING:
     from gateway.engines.kv_events import KvEventListener
@@ -153,8 +153,35 @@ class Monitor:
 
 # ---- what engines themselves publish of their KV cache, in the place of inference
 
-FollowKvEvents: TypeAlias = Callable[[Collection[RunningEngine]], Awaitable[None]]
-"""Hears these engines from now on, and no others. Raises ConfigError when the packages are missing."""
+
+class KvEventHearing:
+    """Hears the engines that publish events. The packages for it are imported only when one is configured so."""
+
+    def __init__(
+        self, tell: Callable[[Fact], None], evicted: Callable[[ReplicaId, int, float | None], None]
+    ) -> None:
+        """`evicted`: (replica, blocks, horizon in seconds)."""
+        self._tell, self._evicted = tell, evicted
+        self._listener: KvEventListener | None = None
+
+    async def follow(self, engines: Collection[RunningEngine]) -> None:
+        """Hear these engines from now on, and no others. Raises ConfigError when the packages are missing."""
+        if self._listener is None and any(engine.address.kv_events for engine in engines):
+            try:
+                from gateway.engines.kv_events import KvEventListener
+            except ImportError as error:
+                raise ConfigError(f"engines: kv_events: {error}: pip install 'turngate[kvevents]'") from None
+            self._listener = KvEventListener(self._tell, self._evicted)
+        if self._listener is not None:
+            await self._listener.follow(engines)
+
+    def forget_session(self, _tenant: str, session_id: SessionId) -> None:
+        if self._listener is not None:
+            self._listener.forget_session(session_id)
+
+    async def stop(self) -> None:
+        if self._listener is not None:
+            await self._listener.stop()
 
 
 @asynccontextmanager
@@ -162,28 +189,11 @@ async def kv_events_heard(
     engines: Collection[RunningEngine],
     tell: Callable[[Fact], None],
     evicted: Callable[[ReplicaId, int, float | None], None],
-) -> AsyncIterator[FollowKvEvents]:
-    """Hear the engines that publish events for the body of an `async with`. The packages for it are imported only
-    when one is configured so.
-
-    `evicted`: (replica, blocks, horizon in seconds). Raises ConfigError when the packages are missing.
-    """
-    listener: KvEventListener | None = None
-
-    async def follow(engines: Collection[RunningEngine]) -> None:
-        nonlocal listener
-        if listener is None and any(engine.address.kv_events for engine in engines):
-            try:
-                from gateway.engines.kv_events import KvEventListener
-            except ImportError as error:
-                raise ConfigError(f"engines: kv_events: {error}: pip install 'turngate[kvevents]'") from None
-            listener = KvEventListener(tell, evicted)
-        if listener is not None:
-            await listener.follow(engines)
-
+) -> AsyncIterator[Callable[[Collection[RunningEngine]], Awaitable[None]]]:
+    """Hear the engines for the body of an `async with`. Yields `KvEventHearing.follow`, and raises as it does."""
+    events = KvEventHearing(tell, evicted)
     try:
-        await follow(engines)
-        yield follow
+        await events.follow(engines)
+        yield events.follow
     finally:
-        if listener is not None:
-            await listener.stop()
+        await events.stop()

@@ -65,6 +65,10 @@ class WarmUps:
         while self._num_bytes > self._max_bytes:
             self._num_bytes -= self._kept.popitem(last=False)[1].num_bytes
 
+    def forget_session(self, _tenant: str, session_id: SessionId) -> None:
+        if (old := self._kept.pop(session_id, None)) is not None:
+            self._num_bytes -= old.num_bytes
+
     async def ask(self, session_id: SessionId) -> bool:
         """Whether the engine has computed the session's last prompt; False where it is not known any more."""
         kept = self._kept.get(session_id)

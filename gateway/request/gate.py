@@ -33,6 +33,7 @@ from policies.types import (
     Refusal,
     Reject,
     Release,
+    SessionForgotten,
     SessionId,
     Tick,
     Turn,
@@ -273,6 +274,10 @@ class Gate:
             if len(self._given_up) > MOST_KEPT:
                 self._given_up.popitem(last=False)
         self.tell(ticket.last_fact)
+
+    def forget_session(self, _tenant: str, session_id: SessionId) -> None:
+        self._given_up.pop(session_id, None)
+        self.tell(SessionForgotten(session_id))
 
     def turn_away(self) -> None:
         """Refuse all turns that wait for a replica and have no part of an answer, with TurnedAway."""

@@ -31,7 +31,7 @@ from gateway.sessions import claims
 from gateway.sessions.identity import Identity
 from gateway.sessions.prefix_breaks import PrefixBreaks
 from gateway.sessions.session_locations import Trail
-from gateway.sessions.session_table import Sessions
+from gateway.sessions.session_table import SessionTable
 from gateway.telemetry.logs import OUR_NOTE
 from gateway.telemetry.observer import Observer
 from policies.types import ReplicaId, SessionEnded, Turn, TurnKind
@@ -173,7 +173,7 @@ class TurnHandler:
     clock: Callable[[], float]
     monitor: Monitor
     identity: Identity
-    sessions: Sessions
+    sessions: SessionTable
     breaks: PrefixBreaks
     stored: StoredResponses
     toolbox: Toolbox | None
@@ -191,7 +191,7 @@ class TurnHandler:
         script = self.identity.script(exchange)
         exchange.recognition = recognition = self._recognise(exchange, script)
         exchange.timings.recognised_at = now = self.clock()
-        self.sessions.recognised(exchange, now)
+        self.sessions.open_request(exchange, now)
         tools_first = exchange.payload.engine_model in self.identity.tools_first
         exchange.prefix_break = self.breaks.recognised(exchange, script, tools_first)
         is_complete = False
@@ -211,6 +211,7 @@ class TurnHandler:
         finally:
             self._turn_ended(exchange, is_complete)
         if recognition.is_final:
+            self.sessions.end_session(recognition.session_id, self.clock())
             self.gate.tell(SessionEnded(recognition.session_id))
         return outcome
 
@@ -269,7 +270,7 @@ class TurnHandler:
         self.identity.answered(exchange, is_complete, now)
         if exchange.loop is not None:
             exchange.loop.answered(is_complete)
-        self.sessions.finished(exchange, is_complete, now)
+        self.sessions.close_request(exchange, is_complete, now)
         if exchange.prefix_break is not None:
             self.breaks.finished(exchange)
         if self.trail is not None:

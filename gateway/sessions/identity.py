@@ -6,6 +6,7 @@ every prompt is written and hashed in whole. xxhash, of the same extra, is the f
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 from collections import OrderedDict
@@ -28,7 +29,7 @@ from policies.recognition import chains
 from policies.recognition.chains import Texts
 from policies.recognition.continuation import Call, Rule
 from policies.recognition.lineage import Lineage, Sighting
-from policies.types import Blocks, value
+from policies.types import Blocks, SessionId, value
 
 
 @value
@@ -191,6 +192,9 @@ class Identity:
             marks, said = _left_behind(exchange.reply)
             self._lineage.answered(sighting, is_complete, marks, now, said)
 
+    def forget_session(self, _tenant: str, session_id: SessionId) -> None:
+        self._lineage.forget_session(session_id)
+
     def _call(
         self, exchange: Exchange, script: Script, claim: Claim = claims.NO_CLAIM, group: str | None = None
     ) -> Call:
@@ -225,6 +229,12 @@ class Identity:
         """The id as the rest of the gateway sees it. Not by model, so that a title asked of a small model stays
         with its session; agents on two models under one id are two sessions by their chains, which are."""
         return chains.name(self._secret, tenant.encode(), id_.encode())
+
+
+def lineage_of(max_sessions: int) -> Lineage:
+    """Return the memory of a table of so many sessions. The table decides when one is forgotten. The bound here is
+    for sessions of several conversations, as those are whose client gives one id to many side requests."""
+    return Lineage(max_sessions, math.inf, max_conversations=2 * max_sessions)
 
 
 class _ToolLists:

@@ -1,24 +1,31 @@
-"""The last turns, each with the times at which it changed its phase. Bounded; no content."""
+"""The one table of sessions: which ones there are, their last turns, and when each is forgotten.
+
+The table alone decides how long a session is remembered. Recognition, the Scheduler and others keep their own
+parts of it under its id. A part may hold less, by bounds of its own, but never longer: when the table forgets a
+session, all parts do. No content is kept here.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from gateway.exchange import Exchange, Recognition
-from policies.types import SessionState, TurnKind
+from policies.types import SessionId, SessionState, TurnKind
 
 MAX_TURNS = 5_000
+ENDED_KEPT_S = 60.0
+"""How long a session is remembered after its client said that it has ended: some clients go on all the same."""
 
 _Values: TypeAlias = tuple[str, int, str, float, float | None, float | None, float | None, tuple[float, ...], bool]
-"""Those of a Span."""
+"""The values of a Span."""
 
 
 class Span(NamedTuple):
-    """One turn; monotonic seconds, None: not reached."""
+    """One turn, with the times at which it changed its phase. Monotonic seconds; None: not reached."""
 
     session_id: str
     turn: int
@@ -33,7 +40,7 @@ class Span(NamedTuple):
 
 
 class Timeline:
-    """Of one gateway. Spans are made for whoever looks at them."""
+    """The last turns of all sessions. Spans are made when they are read."""
 
     def __init__(self, max_turns: int = MAX_TURNS) -> None:
         self._ended: deque[_Values] = deque(maxlen=max_turns)
@@ -43,12 +50,18 @@ class Timeline:
         self._ended.append(_values(exchange, now, is_answered))
 
     def of(self, session_ids: Collection[str], since: float) -> Iterator[Span]:
-        """Ended turns of these sessions that ended since then, newest first."""
+        """Return the turns of these sessions that have ended since then, newest first."""
         for ended in map(Span._make, reversed(self._ended)):
             if ended.ended_at is not None and ended.ended_at < since:
                 return
             if ended.session_id in session_ids:
                 yield ended
+
+    def forget_session(self, session_id: SessionId, last_at: float) -> None:
+        """Drop the turns of a session. `last_at`: when its last one ended."""
+        ended = self._ended
+        if ended and (ended[0][6] or 0.0) <= last_at:
+            self._ended = deque((values for values in ended if values[0] != session_id), ended.maxlen)
 
 
 def running_span(exchange: Exchange) -> Span:
@@ -57,11 +70,11 @@ def running_span(exchange: Exchange) -> Span:
 
 
 def _values(exchange: Exchange, ended_at: float | None, is_answered: bool) -> _Values:
-    who, times, dispatch = exchange.recognition, exchange.timings, exchange.dispatch
-    assert who is not None
+    recognition, times, dispatch = exchange.recognition, exchange.timings, exchange.dispatch
+    assert recognition is not None
     return (
-        who.session_id,
-        who.turn_index,
+        recognition.session_id,
+        recognition.turn_index,
         dispatch.replica_id if dispatch is not None else "",
         times.received_at,
         times.leased_at,
@@ -72,14 +85,22 @@ def _values(exchange: Exchange, ended_at: float | None, is_answered: bool) -> _V
     )
 
 
-# ---- who is here
+# ---- the table
+
+
+class SessionPart(Protocol):
+    """Keeps something under the ids of sessions."""
+
+    def forget_session(self, tenant: str, session_id: SessionId) -> None:
+        """Drop all that is kept of the session; it has no request in the gateway."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
-class Seen:
-    """One session. The family and the parent are those of its first request."""
+class SessionEntry:
+    """What the gateway itself knows of one session. The family and the parent are those of its first request."""
 
-    who: Recognition
+    recognition: Recognition
     """Of its latest turn; of a side request only while there is no turn."""
     tenant: str
     first_at: float
@@ -93,77 +114,116 @@ class Seen:
     """Its requests that are in the gateway now."""
 
     @property
+    def id(self) -> SessionId:
+        return self.recognition.session_id
+
+    @property
     def state(self) -> SessionState:
         if any(exchange.timings.leased_at is not None for exchange in self.open):
             return SessionState.RUNNING
         return SessionState.WAITING if self.open else SessionState.IDLE
 
 
-class Sessions:
-    """At most `limit`, none that was not heard of for `ttl_s`; the least recently heard of goes first."""
+class SessionTable:
+    """Holds at most `limit` sessions, and none that had no request for `ttl_s`; the least recently used one is
+    forgotten first. A session with a request in the gateway is never forgotten."""
 
-    def __init__(self, limit: int, ttl_s: float) -> None:
+    def __init__(
+        self, limit: int, ttl_s: float, own: Sequence[SessionPart] = (), shared: Sequence[SessionPart] = ()
+    ) -> None:
+        """`own`: parts that hold sessions of this table alone; `shared`: those that hold sessions of others,
+        too."""
         self._limit = limit
         self._ttl_s = ttl_s
-        self._seen: OrderedDict[str, Seen] = OrderedDict()
-        self._busy: dict[str, Seen] = {}
-        """Those with a request in the gateway."""
-        self.timeline = Timeline()
+        self._own, self._shared = own, shared
+        self._entries: OrderedDict[SessionId, SessionEntry] = OrderedDict()
+        self._busy: dict[SessionId, SessionEntry] = {}
+        """Sessions with a request in the gateway."""
+        self._ended: OrderedDict[SessionId, float] = OrderedDict()
+        """Sessions whose clients said that they have ended, and when."""
+        self.timeline = Timeline(min(MAX_TURNS, limit))
 
-    def recognised(self, exchange: Exchange, now: float) -> None:
-        """A request of a session has arrived."""
-        who = exchange.recognition
-        assert who is not None
-        seen = self._seen.get(who.session_id)
-        if seen is None:
-            seen = self._seen[who.session_id] = Seen(who, exchange.caller.tenant, now, now)
-        if who.kind is TurnKind.SIDE:
-            seen.num_side_requests += 1
+    def beside(self, limit: int, ttl_s: float, identity: SessionPart) -> SessionTable:
+        """Return a table with other bounds and another identity, for sessions that must not displace these."""
+        return SessionTable(limit, ttl_s, [identity], self._shared)
+
+    def open_request(self, exchange: Exchange, now: float) -> None:
+        """Record the arrival of a request; its session is remembered from now on."""
+        recognition = exchange.recognition
+        assert recognition is not None
+        session_id = recognition.session_id
+        entry = self._entries.get(session_id)
+        if entry is None:
+            entry = self._entries[session_id] = SessionEntry(recognition, exchange.caller.tenant, now, now)
+        if recognition.kind is TurnKind.SIDE:
+            entry.num_side_requests += 1
         else:
-            seen.who = who
-            seen.num_turns = max(seen.num_turns, who.turn_index + 1)
-        seen.model = exchange.payload.engine_model
-        seen.open = (*seen.open, exchange)
-        self._busy[who.session_id] = seen
-        seen.last_at = now
-        self._seen.move_to_end(who.session_id)
-        self._forget(now)
+            entry.recognition = recognition
+            entry.num_turns = max(entry.num_turns, recognition.turn_index + 1)
+        entry.model = exchange.payload.engine_model
+        entry.open = (*entry.open, exchange)
+        self._busy[session_id] = entry
+        entry.last_at = now
+        self._entries.move_to_end(session_id)
+        if self._ended:
+            self._ended.pop(session_id, None)
+        self._forget_old(now)
 
-    def finished(self, exchange: Exchange, is_answered: bool, now: float) -> None:
-        """It has ended; harmless for what was never recognised."""
-        who = exchange.recognition
-        seen = self._seen.get(who.session_id) if who is not None else None
-        if seen is None or exchange not in seen.open:
+    def close_request(self, exchange: Exchange, is_answered: bool, now: float) -> None:
+        """Record the end of a request; harmless for one that was never recognised."""
+        recognition = exchange.recognition
+        entry = self._entries.get(recognition.session_id) if recognition is not None else None
+        if entry is None or exchange not in entry.open:
             return
-        seen.open = () if len(seen.open) == 1 else tuple([one for one in seen.open if one is not exchange])
-        if not seen.open:
-            self._busy.pop(seen.who.session_id, None)
+        entry.open = () if len(entry.open) == 1 else tuple([one for one in entry.open if one is not exchange])
+        if not entry.open:
+            del self._busy[entry.id]
         self.timeline.ended(exchange, is_answered, now)
         if exchange.dispatch is not None:
-            seen.replica = exchange.dispatch.replica_id
-        if exchange.reply.usage.prompt_tokens is not None and seen.who is who:
-            seen.prompt_tokens = exchange.reply.usage.prompt_tokens
-        seen.last_at = now
-        self._seen.move_to_end(seen.who.session_id)
+            entry.replica = exchange.dispatch.replica_id
+        if exchange.reply.usage.prompt_tokens is not None and entry.recognition is recognition:
+            entry.prompt_tokens = exchange.reply.usage.prompt_tokens
+        entry.last_at = now
+        self._entries.move_to_end(entry.id)
 
-    def of_tenant(self, tenant: str | None) -> list[Seen]:
+    def end_session(self, session_id: SessionId, now: float) -> None:
+        """Record that its client said that the session has ended. It is forgotten ENDED_KEPT_S later, unless it
+        sends a request before."""
+        self._ended[session_id] = now
+        self._ended.move_to_end(session_id)
+
+    def of_tenant(self, tenant: str | None) -> list[SessionEntry]:
         """Return the sessions of one tenant, None: of all; in order of first arrival."""
-        own = (seen for seen in self._seen.values() if tenant in (None, seen.tenant))
-        return sorted(own, key=lambda seen: seen.first_at)
+        own = (entry for entry in self._entries.values() if tenant in (None, entry.tenant))
+        return sorted(own, key=lambda entry: entry.first_at)
 
-    def page(self, tenant: str | None, offset: int, limit: int) -> tuple[list[Seen], int]:
-        """Some of one tenant's, None: of all; and how many there are. Those with a request in the gateway come
-        first, then the latest heard of."""
-        seen, everybody = self._seen.values(), tenant is None
-        rest = (each for each in reversed(seen) if not each.open)
-        mine = (each for each in chain(self._busy.values(), rest) if everybody or each.tenant == tenant)
-        num = len(seen) if everybody else sum(each.tenant == tenant for each in seen)
-        return list(islice(mine, offset, offset + limit)), num
+    def page(self, tenant: str | None, offset: int, limit: int) -> tuple[list[SessionEntry], int]:
+        """Return some sessions of one tenant, None: of all; and how many there are. Those with a request in the
+        gateway come first, then the most recently used."""
+        entries, is_all = self._entries.values(), tenant is None
+        rest = (entry for entry in reversed(entries) if not entry.open)
+        own = (entry for entry in chain(self._busy.values(), rest) if is_all or entry.tenant == tenant)
+        num = len(entries) if is_all else sum(entry.tenant == tenant for entry in entries)
+        return list(islice(own, offset, offset + limit)), num
 
-    def _forget(self, now: float) -> None:
-        while self._seen:
-            oldest = next(iter(self._seen.values()))
-            if len(self._seen) <= self._limit and oldest.last_at >= now - self._ttl_s:
+    def _forget_old(self, now: float) -> None:
+        while self._ended and next(iter(self._ended.values())) <= now - ENDED_KEPT_S:
+            session_id, _ = self._ended.popitem(last=False)
+            entry = self._entries.get(session_id)
+            if entry is not None and not entry.open:
+                self._forget(entry)
+        while len(self._entries) > len(self._busy):
+            oldest = next(iter(self._entries.values()))
+            if oldest.open:
+                self._entries.move_to_end(oldest.id)
+            elif len(self._entries) > self._limit or oldest.last_at < now - self._ttl_s:
+                self._forget(oldest)
+            else:
                 return
-            session_id, _ = self._seen.popitem(last=False)
-            self._busy.pop(session_id, None)
+
+    def _forget(self, entry: SessionEntry) -> None:
+        del self._entries[entry.id]
+        self._ended.pop(entry.id, None)
+        self.timeline.forget_session(entry.id, entry.last_at)
+        for part in (*self._own, *self._shared):
+            part.forget_session(entry.tenant, entry.id)

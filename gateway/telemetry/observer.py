@@ -145,6 +145,9 @@ class Observer:
             headers += exchange.allowance.headers()
         return headers
 
+    def forget_session(self, _tenant: str, session_id: str) -> None:
+        self._recomputation.forget_session(session_id)
+
     def close(self) -> None:
         if self._tracing is not None:
             self._tracing.close()
@@ -198,6 +201,9 @@ class Recomputation:
         self._max_sessions = max_sessions
         self._prompt_tokens: OrderedDict[str, int] = OrderedDict()
         self._reporting: set[str] = set()
+
+    def forget_session(self, session_id: str) -> None:
+        self._prompt_tokens.pop(session_id, None)
 
     def of(self, session_id: str, replica_id: str, prompt_tokens: int, cached_tokens: int) -> int:
         """Tokens recomputed by this turn; it becomes the session's latest."""

@@ -104,6 +104,11 @@ class HiddenHistory:
         about, *results = orjson.loads(session.said[b""])
         return about["id"], results
 
+    def forget_session(self, tenant: str, session_id: str) -> None:
+        kept = self._tenants.get(tenant)
+        if kept is not None and (session := kept.sessions.pop(session_id, None)) is not None:
+            kept.num_bytes -= session.num_bytes
+
     def _session(self, tenant: str, session_id: str, parent_id: str | None, now: float) -> _Session | None:
         """Return what is kept of a session. A fork begins with the answers of its parent."""
         kept = self._tenants.get(tenant)

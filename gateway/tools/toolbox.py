@@ -110,6 +110,9 @@ class Toolbox:
         loop = ToolLoop(self.context, exchange, recognition, payload, format_, tools, declared)
         return loop, loop.prepare(turn, offer.offered)
 
+    def forget_session(self, tenant: str, session_id: str) -> None:
+        self.context.hidden.forget_session(tenant, session_id)
+
     def _is_continued(self, exchange: Exchange, recognition: Recognition) -> bool:
         """Return whether something is hidden of what the request follows."""
         hidden, tenant = self.context.hidden, exchange.caller.tenant

@@ -104,7 +104,7 @@ class Carried:
 
 
 @value
-class Asked:
+class Prompt:
     """A call and its hashes."""
 
     call: Call
@@ -113,9 +113,9 @@ class Asked:
     """0: offers none."""
     carried: Carried
 
-    def carries_answer(self, strand: Conversation, start: int) -> bool:
-        """Whether what follows the first `start` links holds the strand's last answer."""
-        return self.carried.holds(strand.marks, start)
+    def carries_answer(self, conversation: Conversation, start: int) -> bool:
+        """Whether what follows the first `start` links holds the conversation's last answer."""
+        return self.carried.holds(conversation.marks, start)
 
     def has_history(self) -> bool:
         """Whether the model has spoken in it: then it is no first request."""
@@ -127,7 +127,7 @@ class Match:
     """What a prompt is, and to which session."""
 
     rule: Rule
-    strand: Conversation | None = None
+    conversation: Conversation | None = None
     """The session, or the one that it forks from or serves."""
 
 
@@ -139,66 +139,70 @@ def hash_of_tools(key: bytes, tools: tuple[bytes, ...]) -> int:
     return hash((key, tools)) or 1 if tools else 0
 
 
-def judge(there: Sequence[Conversation], asked: Asked, last: int) -> Match | None:
+def judge(there: Sequence[Conversation], prompt: Prompt, last: int) -> Match | None:
     """What a prompt is to the sessions known at its link `last`; None: nothing."""
-    is_same = last == len(asked.chain) - 1
+    is_same = last == len(prompt.chain) - 1
     there = there[-SEARCHED if is_same else -FELLOWS :]
-    whole = [strand for strand in there if strand.chain[-1] == asked.chain[last]]
+    whole = [conversation for conversation in there if conversation.chain[-1] == prompt.chain[last]]
     if whole:
         if is_same:
-            return _again(whole, asked)
+            return _again(whole, prompt)
         if len(whole) == 1:
             return Match(Rule.NEXT, whole[0])
-        whole.sort(key=lambda strand: _likelihood(strand, asked), reverse=True)
-        answered = (strand for strand in whole if asked.carries_answer(strand, last + 1))
+        whole.sort(key=lambda conversation: _likelihood(conversation, prompt), reverse=True)
+        answered = (conversation for conversation in whole if prompt.carries_answer(conversation, last + 1))
         return Match(Rule.NEXT, next(answered, whole[0]))
     fork = None
-    for strand in there[: -SEARCHED - 1 : -1]:
-        shared = common(strand.chain, asked.chain)
-        if _is_tail_change(strand, asked, shared):
-            return Match(Rule.TAIL, strand)
-        if fork is None and shared >= strand.first_len:
-            is_first = shared == strand.first_len == len(asked.chain)
-            fork = Match(Rule.SIBLING if is_first else Rule.FORK, strand)
+    for conversation in there[: -SEARCHED - 1 : -1]:
+        shared = common(conversation.chain, prompt.chain)
+        if _is_tail_change(conversation, prompt, shared):
+            return Match(Rule.TAIL, conversation)
+        if fork is None and shared >= conversation.first_len:
+            is_first = shared == conversation.first_len == len(prompt.chain)
+            fork = Match(Rule.SIBLING if is_first else Rule.FORK, conversation)
     return fork
 
 
-def _again(same: Sequence[Conversation], asked: Asked) -> Match:
+def _again(same: Sequence[Conversation], prompt: Prompt) -> Match:
     """The last prompt of these sessions, sent once more."""
-    same = [strand for strand in same if strand.tools == asked.tools]
-    failed = next((strand for strand in same if not strand.running and not strand.is_complete), None)
-    if failed is None and asked.call.says_retry and same:
-        failed = max(same, key=lambda strand: (strand.running > 0, strand.serial))
+    same = [conversation for conversation in same if conversation.tools == prompt.tools]
+    failed = next(
+        (conversation for conversation in same if not conversation.running and not conversation.is_complete), None
+    )
+    if failed is None and prompt.call.says_retry and same:
+        failed = max(same, key=lambda conversation: (conversation.running > 0, conversation.serial))
     return Match(Rule.RETRY, failed) if failed else Match(Rule.SIBLING)
 
 
-def _likelihood(strand: Conversation, asked: Asked) -> tuple[bool, bool, bool, int]:
+def _likelihood(conversation: Conversation, prompt: Prompt) -> tuple[bool, bool, bool, int]:
     """Of sessions that all, or none, have their answer in the prompt."""
     return (
-        strand.tools == asked.tools,
-        strand.is_complete,
-        not strand.running,
-        -strand.serial,
+        conversation.tools == prompt.tools,
+        conversation.is_complete,
+        not conversation.running,
+        -conversation.serial,
     )
 
 
-def _is_tail_change(strand: Conversation, asked: Asked, shared: int) -> bool:
-    lost, new = len(strand.chain) - shared, len(asked.chain) - shared
-    if strand.running or not 1 <= lost <= TAIL:
+def _is_tail_change(conversation: Conversation, prompt: Prompt, shared: int) -> bool:
+    lost, new = len(conversation.chain) - shared, len(prompt.chain) - shared
+    if conversation.running or not 1 <= lost <= TAIL:
         return False
-    if asked.carries_answer(strand, shared):
+    if prompt.carries_answer(conversation, shared):
         return True
-    if shared < strand.first_len or (not new and shared == strand.first_len):
+    if shared < conversation.first_len or (not new and shared == conversation.first_len):
         return False
-    return not strand.is_complete or (not strand.marks and new > lost)
+    return not conversation.is_complete or (not conversation.marks and new > lost)
 
 
-def is_restart(strand: Conversation, asked: Asked, has_history: bool) -> bool:
+def is_restart(conversation: Conversation, prompt: Prompt, has_history: bool) -> bool:
     """The same agent under the same id, idle, with a history that begins anew but not at a first message."""
-    if strand.key != asked.call.key or strand.kind is not TurnKind.AGENT or strand.running:
+    if conversation.key != prompt.call.key or conversation.kind is not TurnKind.AGENT or conversation.running:
         return False
-    is_same_agent = strand.chain[0] == asked.chain[0] or (asked.tools != 0 and strand.tools == asked.tools)
-    return is_same_agent and (strand.was_summed_up or has_history)
+    is_same_agent = conversation.chain[0] == prompt.chain[0] or (
+        prompt.tools != 0 and conversation.tools == prompt.tools
+    )
+    return is_same_agent and (conversation.was_summed_up or has_history)
 
 
 # ---- histories that restart from a summary: the session is found by content alone
@@ -237,92 +241,107 @@ def latest(answer: bytes) -> tuple[int, ...]:
 
 
 @dataclass(slots=True, eq=False)
-class Telling:
-    """A request without tools, and the sessions that it may tell of."""
+class SummaryRequest:
+    """A request without tools, and the sessions whose summary it may ask for."""
 
     key: bytes
-    asked_at: float
-    sessions: Mapping[Conversation, bool] | None
-    """Those it points to, and whether it holds all that was kept of them. None: too many to say."""
+    sent_at: float
+    sessions: Mapping[int, bool] | None
+    """Serial numbers of those it points to, and whether it holds all that was kept of them. None: too many."""
 
 
-def telling(strands: Conversations, call: Call, now: float) -> Telling:
-    """What a request without tools tells of, going by its text."""
-    if not strands.has_clues:
-        return Telling(call.key, now, {})
-    told = frozenset(passages(b"".join(call.messages)))
-    pointed = _pointed_to(strands, told)
+def summary_request(conversations: Conversations, call: Call, now: float) -> SummaryRequest:
+    """Return the sessions that a request without tools points to by its text."""
+    if not conversations.has_clues:
+        return SummaryRequest(call.key, now, {})
+    text = frozenset(passages(b"".join(call.messages)))
+    pointed = _pointed_to(conversations, text)
     if pointed is None:
-        return Telling(call.key, now, None)
-    return Telling(call.key, now, {strand: told.issuperset((*strand.clues, *strand.task)) for strand in pointed})
+        return SummaryRequest(call.key, now, None)
+    return SummaryRequest(call.key, now, {one.serial: text.issuperset((*one.clues, *one.task)) for one in pointed})
 
 
 class Summaries:
-    """The latest answers to requests without tools: hashes of their ends, at most `limit`."""
+    """The latest answers to requests without tools: hashes of their ends, at most `limit`.
+
+    An agent that runs out of context asks, without tools, for a summary of its history, and goes on from that. The
+    session is found by what it said last: passages of its latest answer (of its last message, where that failed)
+    stand in the request for the summary, or the client keeps them behind the summary. It goes on in a prompt that
+    1. has the same system text and tools, begins with that summary, and in it the model has spoken before: a
+       summary handed to a new agent is a first message;
+    2. points to exactly one such session, idle since before the summary was requested; to be pointed to, one
+       passage is enough: it makes another link doubtful;
+    3. holds all of those passages; or the request for the summary does, and the opening of the task too.
+    """
 
     def __init__(self, limit: int = 1024) -> None:
-        self._kept: deque[tuple[Telling, tuple[int, ...]]] = deque(maxlen=limit)
+        self._kept: deque[tuple[SummaryRequest, tuple[int, ...]]] = deque(maxlen=limit)
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def keep(self, told: Telling, answer: bytes) -> None:
-        """The request was answered so."""
+    def keep(self, request: SummaryRequest, answer: bytes) -> None:
+        """Keep the answer of a request."""
         if end := _last(answer, _SUMMARY_BYTES, _SUMMARY_PASSAGES):
-            self._kept.append((told, end))
+            self._kept.append((request, end))
 
-    def restarted(self, strands: Conversations, asked: Asked) -> Conversation | None:
-        """The session that goes on in this prompt from a summary of itself; that is now what it began with."""
-        head = passages(b"".join(asked.call.messages[:_HEAD_MESSAGES]))
+    def restarted(self, conversations: Conversations, prompt: Prompt) -> Conversation | None:
+        """Return the session that goes on in this prompt from a summary of itself; its task is now that
+        summary."""
+        head = passages(b"".join(prompt.call.messages[:_HEAD_MESSAGES]))
         places: dict[int, list[int]] = {}
         for place, passage in enumerate(head):
             places.setdefault(passage, []).append(place)
-        likely = [entry for entry in self._kept if entry[1][0] in places and entry[0].key == asked.call.key]
+        likely = [entry for entry in self._kept if entry[1][0] in places and entry[0].key == prompt.call.key]
         found = [entry for entry in likely if _stands_in(head, places[entry[1][0]], entry[1])]
         if not found:
             return None
-        prompt = frozenset(passages(b"".join(asked.call.messages)))
-        carried = _pointed_to(strands, prompt)
-        if carried is None:
+        text = frozenset(passages(b"".join(prompt.call.messages)))
+        pointed = _pointed_to(conversations, text)
+        if pointed is None:
             return None
-        whole = {strand: prompt.issuperset(strand.clues) for strand in carried}
-        those = {_only_one(strands, asked, told, whole) for told, _ in found}
-        strand = those.pop()
-        if those or strand is None:
+        carried = {one.serial: text.issuperset(one.clues) for one in pointed}
+        candidates = {_only_one(conversations, prompt, request, carried) for request, _ in found}
+        conversation = candidates.pop()
+        if candidates or conversation is None:
             return None
-        served = [entry for entry in found if strand in (entry[0].sessions or ())] or found[:1]
+        served = [entry for entry in found if conversation.serial in (entry[0].sessions or ())] or found[:1]
         for entry in served:
             self._kept.remove(entry)
-        strand.task, strand.first_len = served[0][1][-1:], len(asked.chain)
-        return strand
+        conversation.task, conversation.first_len = served[0][1][-1:], len(prompt.chain)
+        return conversation
 
 
 def _only_one(
-    strands: Conversations, asked: Asked, told: Telling, carried: Mapping[Conversation, bool]
+    conversations: Conversations, prompt: Prompt, request: SummaryRequest, carried: Mapping[int, bool]
 ) -> Conversation | None:
-    """The one session that waited for this summary, if the request or the prompt holds all that is kept of it.
+    """Return the one session that waited for this summary, if the request or the prompt holds all that is kept of
+    it.
 
     `carried`: sessions that the prompt itself points to, and whether it holds all of what they said last.
     """
-    if told.sessions is None:
+    if request.sessions is None:
         return None
-    waiting = [s for s in {**carried, **told.sessions} if _waits(strands, s, asked, told.asked_at)]
-    if len(waiting) != 1 or not (told.sessions.get(waiting[0]) or carried.get(waiting[0])):
+    known = map(conversations.with_serial, {**carried, **request.sessions})
+    waiting = [one for one in known if one is not None and _waits(one, prompt, request.sent_at)]
+    if len(waiting) != 1:
         return None
-    return waiting[0]
+    serial = waiting[0].serial
+    return waiting[0] if request.sessions.get(serial) or carried.get(serial) else None
 
 
-def _waits(strands: Conversations, strand: Conversation, asked: Asked, since: float) -> bool:
+def _waits(conversation: Conversation, prompt: Prompt, since: float) -> bool:
     """Whether the same agent has been idle since then."""
-    is_same = (strand.key, strand.tools, strand.chain[0]) == (asked.call.key, asked.tools, asked.chain[0])
-    return is_same and not strand.running and strand.seen_at <= since and strand in strands
+    agent = (conversation.key, conversation.tools, conversation.chain[0])
+    is_same = agent == (prompt.call.key, prompt.tools, prompt.chain[0])
+    return is_same and not conversation.running and conversation.seen_at <= since
 
 
-def _pointed_to(strands: Conversations, told: Iterable[int]) -> Collection[Conversation] | None:
-    """Sessions of which some passage is told; None: too many."""
+def _pointed_to(conversations: Conversations, text: Iterable[int]) -> Collection[Conversation] | None:
+    """Return the sessions of which a passage stands in the text; None: too many."""
     pointed: dict[Conversation, None] = {}
-    for passage in told:
-        pointed.update(dict.fromkeys(strands.with_clue(passage)))
+    for passage in text:
+        pointed.update(dict.fromkeys(conversations.with_clue(passage)))
         if len(pointed) > SEARCHED:
             return None
     return pointed
@@ -335,5 +354,6 @@ def _last(text: bytes, num_bytes: int, count: int) -> tuple[int, ...]:
 
 
 def _stands_in(text: Sequence[int], starts: Sequence[int], end: tuple[int, ...]) -> bool:
-    """`starts`: where its first passage stands. A text that repeats that endlessly is not searched to its end."""
+    """Whether the passages `end` stand in the text. `starts`: where the first of them does, so that a text that
+    repeats it endlessly is not searched to its end."""
     return any(tuple(text[start : start + len(end)]) == end for start in starts[:SEARCHED])

@@ -1,4 +1,5 @@
-"""The memory of lineage: one Strand per session, found by the prompts it has sent, bounded in number and age."""
+"""The memory of lineage: one Conversation per session, found by the prompts it has sent, bounded in number and
+age."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ class Conversation:
     name: str | None
     """The session id that its client gave, hashed. None: it gave none."""
     parent_id: SessionId | None
-    kin: FamilyRecord
+    family: FamilyRecord
     kind: TurnKind
     tools: int
     """Hash of the tools it offers; 0: none."""
@@ -64,13 +65,15 @@ class Conversation:
 
 
 class Conversations:
-    """All strands, least recently used first; at most `limit`, none idle for longer than `ttl_s`."""
+    """All conversations, least recently used first; at most `limit`, none idle for longer than `ttl_s`."""
 
     def __init__(self, limit: int, ttl_s: float) -> None:
         self._limit = limit
         self._ttl_s = ttl_s
         self._by_age: OrderedDict[int, Conversation] = OrderedDict()
         self._by_link: dict[int, list[Conversation]] = {}
+        self._by_id: dict[SessionId, list[Conversation]] = {}
+        """Several conversations may have one id: a client's name for its side requests and for their agent."""
         self._by_name: dict[str, list[Conversation]] = {}
         self._by_clue: dict[int, list[Conversation]] = {}
         self._num_born = 0
@@ -78,95 +81,112 @@ class Conversations:
     def __len__(self) -> int:
         return len(self._by_age)
 
-    def __contains__(self, strand: Conversation) -> bool:
-        return strand.serial in self._by_age
+    def with_serial(self, serial: int) -> Conversation | None:
+        return self._by_age.get(serial)
 
     @property
     def has_clues(self) -> bool:
         return bool(self._by_clue)
 
     def at(self, link: int) -> Sequence[Conversation]:
-        """Strands that have sent a prompt ending at `link` or up to TAIL messages behind it, oldest first."""
+        """Conversations that have sent a prompt ending at `link` or up to TAIL messages behind it, oldest
+        first."""
         return self._by_link.get(link, ())
 
     def named(self, name: str) -> Sequence[Conversation]:
         return self._by_name.get(name, ())
 
     def with_clue(self, clue: int) -> Sequence[Conversation]:
-        """Strands that said this last, or were last told it."""
+        """Conversations that said this last, or were last told it."""
         return self._by_clue.get(clue, ())
 
     def next_serial(self) -> int:
         self._num_born += 1
         return self._num_born
 
-    def add(self, strand: Conversation, now: float) -> None:
-        self._by_age[strand.serial] = strand
-        if strand.name is not None:
-            _put(self._by_name, strand.name, strand)
-        strand.seen_at = now
+    def add(self, conversation: Conversation, now: float) -> None:
+        self._by_age[conversation.serial] = conversation
+        _put(self._by_id, conversation.id, conversation)
+        if conversation.name is not None:
+            _put(self._by_name, conversation.name, conversation)
+        conversation.seen_at = now
         if len(self._by_age) > self._limit:
             self.forget(now)
 
-    def rename(self, strand: Conversation, name: str) -> None:
-        self._drop_name(strand)
-        strand.name = name
-        _put(self._by_name, name, strand)
+    def change_id(self, conversation: Conversation, session_id: SessionId) -> None:
+        _take(self._by_id, conversation.id, conversation)
+        conversation.id = session_id
+        _put(self._by_id, session_id, conversation)
 
-    def advance(self, strand: Conversation, chain: Chain, now: float) -> None:
-        """The strand has sent this prompt: it is found there from now on, and at the ends of its last turns."""
-        if strand.chain:
-            strand.ends = (*strand.ends, strand.chain[-1])
-            _put(self._by_link, strand.chain[-1], strand)
-        for link in strand.tips:
-            _take(self._by_link, link, strand)
-        if len(strand.ends) > _PAST_ENDS:
+    def rename(self, conversation: Conversation, name: str) -> None:
+        self._drop_name(conversation)
+        conversation.name = name
+        _put(self._by_name, name, conversation)
+
+    def advance(self, conversation: Conversation, chain: Chain, now: float) -> None:
+        """The conversation has sent this prompt: it is found there from now on, and at the ends of its last
+        turns."""
+        if conversation.chain:
+            conversation.ends = (*conversation.ends, conversation.chain[-1])
+            _put(self._by_link, conversation.chain[-1], conversation)
+        for link in conversation.tips:
+            _take(self._by_link, link, conversation)
+        if len(conversation.ends) > _PAST_ENDS:
             # The first end stays: there its task ends, and there most forks begin.
-            first, second, *later = strand.ends
-            _take(self._by_link, second, strand)
-            strand.ends = (first, *later)
+            first, second, *later = conversation.ends
+            _take(self._by_link, second, conversation)
+            conversation.ends = (first, *later)
         # The system text alone (link 0) says nothing about a session.
-        strand.tips = tuple(chain[max(1, len(chain) - 1 - TAIL) :])
-        for link in strand.tips:
-            _put(self._by_link, link, strand)
-        strand.chain = chain
-        self.touch(strand, now)
+        conversation.tips = tuple(chain[max(1, len(chain) - 1 - TAIL) :])
+        for link in conversation.tips:
+            _put(self._by_link, link, conversation)
+        conversation.chain = chain
+        self.touch(conversation, now)
 
-    def put_clues(self, strand: Conversation, clues: tuple[int, ...]) -> None:
+    def put_clues(self, conversation: Conversation, clues: tuple[int, ...]) -> None:
         """It is found by these from now on, and no longer by earlier ones."""
-        for clue in strand.clues:
-            _take(self._by_clue, clue, strand)
-        strand.clues = tuple(dict.fromkeys(clues))
-        for clue in strand.clues:
-            _put(self._by_clue, clue, strand)
+        for clue in conversation.clues:
+            _take(self._by_clue, clue, conversation)
+        conversation.clues = tuple(dict.fromkeys(clues))
+        for clue in conversation.clues:
+            _put(self._by_clue, clue, conversation)
 
-    def touch(self, strand: Conversation, now: float) -> None:
-        strand.seen_at = now
-        self._by_age.move_to_end(strand.serial)
+    def touch(self, conversation: Conversation, now: float) -> None:
+        conversation.seen_at = now
+        self._by_age.move_to_end(conversation.serial)
 
     def forget(self, now: float) -> None:
         """Drop what is too old or too many."""
         while self._by_age:
-            strand = next(iter(self._by_age.values()))
-            if len(self._by_age) <= self._limit and strand.seen_at >= now - self._ttl_s:
+            conversation = next(iter(self._by_age.values()))
+            if len(self._by_age) <= self._limit and conversation.seen_at >= now - self._ttl_s:
                 return
-            del self._by_age[strand.serial]
-            for link in (*strand.ends, *strand.tips):
-                _take(self._by_link, link, strand)
-            self.put_clues(strand, ())
-            self._drop_name(strand)
+            self._drop(conversation)
 
-    def _drop_name(self, strand: Conversation) -> None:
-        if strand.name is not None:
-            _take(self._by_name, strand.name, strand)
+    def forget_session(self, session_id: SessionId) -> None:
+        """Drop all conversations of a session."""
+        for conversation in tuple(self._by_id.get(session_id, ())):
+            self._drop(conversation)
+
+    def _drop(self, conversation: Conversation) -> None:
+        del self._by_age[conversation.serial]
+        _take(self._by_id, conversation.id, conversation)
+        for link in (*conversation.ends, *conversation.tips):
+            _take(self._by_link, link, conversation)
+        self.put_clues(conversation, ())
+        self._drop_name(conversation)
+
+    def _drop_name(self, conversation: Conversation) -> None:
+        if conversation.name is not None:
+            _take(self._by_name, conversation.name, conversation)
 
 
-def _put(index: dict[_Key, list[Conversation]], key: _Key, strand: Conversation) -> None:
-    index.setdefault(key, []).append(strand)
+def _put(index: dict[_Key, list[Conversation]], key: _Key, conversation: Conversation) -> None:
+    index.setdefault(key, []).append(conversation)
 
 
-def _take(index: dict[_Key, list[Conversation]], key: _Key, strand: Conversation) -> None:
+def _take(index: dict[_Key, list[Conversation]], key: _Key, conversation: Conversation) -> None:
     there = index[key]
-    there.remove(strand)
+    there.remove(conversation)
     if not there:
         del index[key]

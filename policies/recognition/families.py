@@ -88,38 +88,38 @@ class Families:
         """
         head = self.heads.of(key, tools, system)
         id_ = head.family_id if tools or system else _opening_id(key, messages)
-        kin = self._by_id.get(id_)
-        if kin is None:
+        family = self._by_id.get(id_)
+        if family is None:
             links = head.static
             joins = _joins(links)
             # Long enough to name an agent, not a habit of writing prompts.
             named = [head.system_hash] if len(system) >= BLOCK_CHARS else []
             tried, marks = (joins, joins + named) if tools else (joins + named, joins)
-            kin = next((self._by_mark[mark] for mark in reversed(tried) if mark in self._by_mark), None)
+            family = next((self._by_mark[mark] for mark in reversed(tried) if mark in self._by_mark), None)
         if tools and group is not None:
-            kin = self._join(digest(key, group), kin, id_)
-        if kin is None:
-            kin = self._by_id[id_] = FamilyRecord(id_, bool(tools), tuple(marks))
-            for mark in kin.marks:
-                self._by_mark.setdefault(mark, kin)
+            family = self._join(digest(key, group), family, id_)
+        if family is None:
+            family = self._by_id[id_] = FamilyRecord(id_, bool(tools), tuple(marks))
+            for mark in family.marks:
+                self._by_mark.setdefault(mark, family)
             self._forget()
-        self._by_id.move_to_end(kin.id)
-        return kin
+        self._by_id.move_to_end(family.id)
+        return family
 
-    def _join(self, group: int, kin: FamilyRecord | None, id_: FamilyId) -> FamilyRecord | None:
-        if kin is None:
-            kin = self._by_id.get(self._by_group.get(group, ""))
-        self._by_group[group] = kin.id if kin else id_
+    def _join(self, group: int, family: FamilyRecord | None, id_: FamilyId) -> FamilyRecord | None:
+        if family is None:
+            family = self._by_id.get(self._by_group.get(group, ""))
+        self._by_group[group] = family.id if family else id_
         self._by_group.move_to_end(group)
         if len(self._by_group) > self._limit:
             self._by_group.popitem(last=False)
-        return kin
+        return family
 
     def _forget(self) -> None:
         if len(self._by_id) > self._limit:
-            _, kin = self._by_id.popitem(last=False)
-            for mark in kin.marks:
-                if self._by_mark.get(mark) is kin:
+            _, family = self._by_id.popitem(last=False)
+            for mark in family.marks:
+                if self._by_mark.get(mark) is family:
                     del self._by_mark[mark]
 
 

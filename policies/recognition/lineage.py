@@ -9,19 +9,19 @@ from policies.recognition.continuation import (
     NOBODY,
     OPENING_BYTES,
     SEARCHED,
-    Asked,
     Call,
     Carried,
     Match,
+    Prompt,
     Rule,
     Summaries,
-    Telling,
+    SummaryRequest,
     hash_of_tools,
     is_restart,
     judge,
     latest,
     opening,
-    telling,
+    summary_request,
 )
 from policies.recognition.conversations import Conversation, Conversations
 from policies.recognition.families import Families, FamilyRecord
@@ -43,9 +43,9 @@ class Sighting:
     blocks: Blocks
     """Residency chain; shared with the session's memory, never changed."""
     chars: int
-    strand: Conversation | None
+    conversation: Conversation | None
     attempt: int
-    told: Telling | None = None
+    summary_request: SummaryRequest | None = None
     """Of a request without tools and without a name."""
     last_message: bytes = b""
     """The start of it."""
@@ -58,15 +58,22 @@ _BEGINS = frozenset((Rule.NEW, Rule.FORK, Rule.SIBLING))
 class Lineage:
     """Recognises sessions and families. One owner, synchronous; bounded by its arguments."""
 
-    def __init__(self, max_sessions: int = 20_000, ttl_s: float = 4 * 3600.0, max_families: int = 2_000) -> None:
-        self._strands = Conversations(max_sessions, ttl_s)
+    def __init__(
+        self,
+        max_sessions: int = 20_000,
+        ttl_s: float = 4 * 3600.0,
+        max_families: int = 2_000,
+        max_conversations: int | None = None,
+    ) -> None:
+        """`max_conversations`: where several may have the id of one session; None: as many as sessions."""
+        self._conversations = Conversations(max_conversations or max_sessions, ttl_s)
         self._families = Families(max_families)
         self._beginnings = Beginnings(max_sessions)
         self._summaries = Summaries()
 
     @property
     def num_sessions(self) -> int:
-        return len(self._strands)
+        return len(self._conversations)
 
     @property
     def num_families(self) -> int:
@@ -74,181 +81,193 @@ class Lineage:
 
     def recognise(self, call: Call, now: float) -> Sighting:
         """Whose turn this is; remembered as sent."""
-        self._strands.forget(now)
+        self._conversations.forget(now)
         chain = self._beginnings.chain(call.key, call.system, call.messages)
-        asked = Asked(call, chain, hash_of_tools(call.key, call.tools), Carried(call.messages))
-        match = self._unnamed(asked) if call.name is None else self._by_name(asked, call.name)
-        if match.strand is not None and match.rule in _GOES_ON:
-            return self._go_on(match.strand, match.rule, asked, now)
+        prompt = Prompt(call, chain, hash_of_tools(call.key, call.tools), Carried(call.messages))
+        match = self._unnamed(prompt) if call.name is None else self._by_name(prompt, call.name)
+        if match.conversation is not None and match.rule in _GOES_ON:
+            return self._go_on(match.conversation, match.rule, prompt, now)
         if match.rule is Rule.SIDE:
-            return self._serve(match.strand, asked, now)
-        return self._begin(match, asked, now)
+            return self._serve(match.conversation, prompt, now)
+        return self._begin(match, prompt, now)
 
     def answered(
         self, sighting: Sighting, is_complete: bool, marks: tuple[bytes, ...], now: float, answer: bytes = b""
     ) -> None:
-        """The call is over. `marks`: what a prompt that follows its answer will carry, see Strand. `answer`: as
-        JSON text, for a history that restarts from it, or from a summary that tells of it."""
-        strand = sighting.strand
-        if strand is None:
+        """The call is over. `marks`: what a prompt that follows its answer will carry, see Conversation. `answer`:
+        as JSON text, for a history that restarts from it, or from a summary that tells of it."""
+        conversation = sighting.conversation
+        if conversation is None:
             return
-        if sighting.told is not None and is_complete:
-            self._summaries.keep(sighting.told, answer)
+        if sighting.summary_request is not None and is_complete:
+            self._summaries.keep(sighting.summary_request, answer)
         if sighting.rule is Rule.SIDE:
-            strand.was_summed_up |= is_complete
+            conversation.was_summed_up |= is_complete
             return
-        strand.running -= 1
-        strand.seen_at = max(strand.seen_at, now)
-        if sighting.attempt == strand.attempt:
-            strand.is_complete = is_complete
-            strand.marks = marks if is_complete else ()
-            if _has_clues(strand):
-                self._strands.put_clues(strand, latest(answer) if is_complete else opening(sighting.last_message))
+        conversation.running -= 1
+        if self._conversations.with_serial(conversation.serial) is None:
+            return  # forgotten while the call ran
+        conversation.seen_at = max(conversation.seen_at, now)
+        if sighting.attempt == conversation.attempt:
+            conversation.is_complete = is_complete
+            conversation.marks = marks if is_complete else ()
+            if _has_clues(conversation):
+                self._conversations.put_clues(
+                    conversation, latest(answer) if is_complete else opening(sighting.last_message)
+                )
 
-    # Finding.
+    def forget_session(self, session_id: SessionId) -> None:
+        """Drop what is remembered of a session. Its family is still known."""
+        self._conversations.forget_session(session_id)
 
-    def _unnamed(self, asked: Asked) -> Match:
-        match = self._by_chain(asked)
-        if match.rule in _BEGINS and asked.tools and self._summaries and asked.has_history():
-            restarted = self._summaries.restarted(self._strands, asked)
+    # ---- finding
+
+    def _unnamed(self, prompt: Prompt) -> Match:
+        match = self._by_chain(prompt)
+        if match.rule in _BEGINS and prompt.tools and self._summaries and prompt.has_history():
+            restarted = self._summaries.restarted(self._conversations, prompt)
             return Match(Rule.RESTART, restarted) if restarted else match
         return match
 
-    def _by_chain(self, asked: Asked, name_: SessionId | None = None) -> Match:
+    def _by_chain(self, prompt: Prompt, name_: SessionId | None = None) -> Match:
         """The deepest point where a known session left off, and what the prompt is to that session.
 
         `name_`: look only at sessions under this id.
         """
-        for last in range(len(asked.chain) - 1, 0, -1):
-            there = self._strands.at(asked.chain[last])
+        for last in range(len(prompt.chain) - 1, 0, -1):
+            there = self._conversations.at(prompt.chain[last])
             if name_ is not None:
-                there = [strand for strand in there if strand.name == name_]
-            if there and (match := judge(there, asked, last)):
-                is_side = match.strand is not None and match.strand.tools and not asked.tools
-                return Match(Rule.SIDE, match.strand) if is_side else match
+                there = [conversation for conversation in there if conversation.name == name_]
+            if there and (match := judge(there, prompt, last)):
+                is_side = match.conversation is not None and match.conversation.tools and not prompt.tools
+                return Match(Rule.SIDE, match.conversation) if is_side else match
         return NOBODY
 
-    def _by_name(self, asked: Asked, name_: SessionId) -> Match:
-        under = self._strands.named(name_)
+    def _by_name(self, prompt: Prompt, name_: SessionId) -> Match:
+        under = self._conversations.named(name_)
         if not under:
-            return self._first_named(asked, name_)
+            return self._first_named(prompt, name_)
         recent = under[: -SEARCHED - 1 : -1]
-        if not asked.tools and (main := next((strand for strand in recent if strand.tools), None)):
+        if not prompt.tools and (
+            main := next((conversation for conversation in recent if conversation.tools), None)
+        ):
             return Match(Rule.SIDE, main)
-        match = self._by_chain(asked, name_)
-        if match.rule is Rule.FORK and match.strand and not match.strand.running:
-            return Match(Rule.RESTART, match.strand)
+        match = self._by_chain(prompt, name_)
+        if match.rule is Rule.FORK and match.conversation and not match.conversation.running:
+            return Match(Rule.RESTART, match.conversation)
         if match is not NOBODY:
             return match
-        has_history = asked.has_history()
-        restarted = (strand for strand in recent if is_restart(strand, asked, has_history))
-        return next((Match(Rule.RESTART, strand) for strand in restarted), NOBODY)
+        has_history = prompt.has_history()
+        restarted = (conversation for conversation in recent if is_restart(conversation, prompt, has_history))
+        return next((Match(Rule.RESTART, conversation) for conversation in restarted), NOBODY)
 
-    def _first_named(self, asked: Asked, name_: SessionId) -> Match:
+    def _first_named(self, prompt: Prompt, name_: SessionId) -> Match:
         """An id that nobody has sent: a new session, unless the chain says that only the id is new."""
-        match = self._by_chain(asked)
-        strand = match.strand
-        if strand is None or match.rule is Rule.SIBLING or asked.call.parent:
+        match = self._by_chain(prompt)
+        conversation = match.conversation
+        if conversation is None or match.rule is Rule.SIBLING or prompt.call.parent:
             return NOBODY
-        if strand.name is None:
+        if conversation.name is None:
             if match.rule is not Rule.FORK:
-                self._strands.rename(strand, name_)
+                self._conversations.rename(conversation, name_)
             return match
-        if match.rule is Rule.NEXT and not strand.running and not strand.has_steady_name:
+        if match.rule is Rule.NEXT and not conversation.running and not conversation.has_steady_name:
             return match
-        return Match(Rule.FORK, strand) if match.rule in (Rule.NEXT, Rule.TAIL, Rule.FORK) else NOBODY
+        return Match(Rule.FORK, conversation) if match.rule in (Rule.NEXT, Rule.TAIL, Rule.FORK) else NOBODY
 
-    # Remembering.
+    # ---- remembering
 
-    def _go_on(self, strand: Conversation, rule: Rule, asked: Asked, now: float) -> Sighting:
-        call = asked.call
-        strand.has_steady_name |= call.name is not None and call.name == strand.name
-        blocks = self._blocks(call, _known_blocks(strand, asked))
+    def _go_on(self, conversation: Conversation, rule: Rule, prompt: Prompt, now: float) -> Sighting:
+        call = prompt.call
+        conversation.has_steady_name |= call.name is not None and call.name == conversation.name
+        blocks = self._blocks(call, _known_blocks(conversation, prompt))
         if rule is Rule.RETRY:
-            self._strands.touch(strand, now)
+            self._conversations.touch(conversation, now)
         else:
-            was_side = strand.kind is TurnKind.SIDE
-            strand.kind = TurnKind.AGENT
+            was_side = conversation.kind is TurnKind.SIDE
+            conversation.kind = TurnKind.AGENT
             if was_side:
-                strand.id = self._new_id(strand, asked)
-            strand.num_turns += 1
-            strand.was_summed_up = False
-            self._strands.advance(strand, asked.chain, now)
-        strand.tools = asked.tools
-        return self._sent(strand, rule, asked, blocks, now)
+                self._conversations.change_id(conversation, self._new_id(conversation, prompt))
+            conversation.num_turns += 1
+            conversation.was_summed_up = False
+            self._conversations.advance(conversation, prompt.chain, now)
+        conversation.tools = prompt.tools
+        return self._sent(conversation, rule, prompt, blocks, now)
 
-    def _begin(self, match: Match, asked: Asked, now: float) -> Sighting:
-        call = asked.call
-        kin = self._families.find(call.key, call.tools, call.system, call.messages, call.group)
+    def _begin(self, match: Match, prompt: Prompt, now: float) -> Sighting:
+        call = prompt.call
+        family = self._families.find(call.key, call.tools, call.system, call.messages, call.group)
         if call.expects_tools and not call.tools:
-            _mark_side(kin, call)
-        parent = match.strand if match.rule is Rule.FORK else None
-        strand = Conversation(
+            _mark_side(family, call)
+        parent = match.conversation if match.rule is Rule.FORK else None
+        conversation = Conversation(
             id="",
             key=call.key,
-            serial=self._strands.next_serial(),
+            serial=self._conversations.next_serial(),
             name=call.name,
             parent_id=call.parent or (parent.id if parent else None),
-            kin=kin,
-            kind=_first_kind(call, kin),
-            tools=asked.tools,
-            first_len=len(asked.chain),
+            family=family,
+            kind=_first_kind(call, family),
+            tools=prompt.tools,
+            first_len=len(prompt.chain),
             num_turns=1,
         )
-        strand.id = self._new_id(strand, asked)
-        blocks = self._blocks(call, _known_blocks(parent, asked))
-        self._strands.add(strand, now)
-        self._strands.advance(strand, asked.chain, now)
-        if _has_clues(strand) and not asked.has_history():
-            strand.task = opening(call.messages[0]) if call.messages else ()
-        return self._sent(strand, match.rule, asked, blocks, now)
+        conversation.id = self._new_id(conversation, prompt)
+        blocks = self._blocks(call, _known_blocks(parent, prompt))
+        self._conversations.add(conversation, now)
+        self._conversations.advance(conversation, prompt.chain, now)
+        if _has_clues(conversation) and not prompt.has_history():
+            conversation.task = opening(call.messages[0]) if call.messages else ()
+        return self._sent(conversation, match.rule, prompt, blocks, now)
 
-    def _serve(self, strand: Conversation | None, asked: Asked, now: float) -> Sighting:
+    def _serve(self, conversation: Conversation | None, prompt: Prompt, now: float) -> Sighting:
         """A side request: it belongs to a session and leaves no trace in its chain."""
-        assert strand is not None
-        call = asked.call
+        assert conversation is not None
+        call = prompt.call
         if call.name is not None:
             _mark_side(self._families.find(call.key, call.tools, call.system, call.messages, None), call)
         blocks = self._blocks(call)
         return Sighting(
-            session_id=strand.id,
-            family_id=strand.kin.id,
-            parent_id=strand.parent_id,
+            session_id=conversation.id,
+            family_id=conversation.family.id,
+            parent_id=conversation.parent_id,
             kind=TurnKind.SIDE,
-            turn_index=max(0, strand.num_turns - 1),
+            turn_index=max(0, conversation.num_turns - 1),
             rule=Rule.SIDE,
             is_named=call.name is not None,
             blocks=blocks,
             chars=call.num_chars,
-            strand=strand,
-            attempt=strand.attempt,
-            told=Telling(call.key, now, {strand: True}) if call.name is None else None,
+            conversation=conversation,
+            attempt=conversation.attempt,
+            summary_request=SummaryRequest(call.key, now, {conversation.serial: True})
+            if call.name is None
+            else None,
         )
 
-    def _sent(self, strand: Conversation, rule: Rule, asked: Asked, blocks: Chain, now: float) -> Sighting:
-        call = asked.call
-        told = None
-        if call.name is None and not asked.tools and rule not in (Rule.NEXT, Rule.TAIL):
-            told = telling(self._strands, call, now)
-        strand.blocks = blocks
-        strand.tools_first = call.tools_first
-        strand.attempt += 1
-        strand.running += 1
-        strand.is_complete = False
-        strand.marks = ()
+    def _sent(self, conversation: Conversation, rule: Rule, prompt: Prompt, blocks: Chain, now: float) -> Sighting:
+        call = prompt.call
+        request = None
+        if call.name is None and not prompt.tools and rule not in (Rule.NEXT, Rule.TAIL):
+            request = summary_request(self._conversations, call, now)
+        conversation.blocks = blocks
+        conversation.tools_first = call.tools_first
+        conversation.attempt += 1
+        conversation.running += 1
+        conversation.is_complete = False
+        conversation.marks = ()
         return Sighting(
-            session_id=strand.id,
-            family_id=strand.kin.id,
-            parent_id=strand.parent_id,
-            kind=strand.kind,
-            turn_index=strand.num_turns - 1,
+            session_id=conversation.id,
+            family_id=conversation.family.id,
+            parent_id=conversation.parent_id,
+            kind=conversation.kind,
+            turn_index=conversation.num_turns - 1,
             rule=rule,
             is_named=call.name is not None,
             blocks=blocks,
             chars=call.num_chars,
-            strand=strand,
-            attempt=strand.attempt,
-            told=told,
+            conversation=conversation,
+            attempt=conversation.attempt,
+            summary_request=request,
             last_message=call.messages[-1][:OPENING_BYTES] if call.messages else b"",
         )
 
@@ -264,46 +283,46 @@ class Lineage:
             chars, at = chars + size, at + 1
         return block_chain(call.key, call.messages[at:], known, chars)
 
-    def _new_id(self, strand: Conversation, asked: Asked) -> SessionId:
+    def _new_id(self, conversation: Conversation, prompt: Prompt) -> SessionId:
         """The client's id for the first session under it, whatever side requests came before; else one of ours."""
-        free = strand.name is not None and (
-            strand.kind is TurnKind.SIDE
-            or not any(_holds_name(o, strand) for o in self._strands.named(strand.name))
+        free = conversation.name is not None and (
+            conversation.kind is TurnKind.SIDE
+            or not any(_holds_name(o, conversation) for o in self._conversations.named(conversation.name))
         )
-        if free and strand.name is not None:
-            return strand.name
-        return own_name(strand.key, asked.chain[-1], strand.serial)
+        if free and conversation.name is not None:
+            return conversation.name
+        return own_name(conversation.key, prompt.chain[-1], conversation.serial)
 
 
-def _holds_name(other: Conversation, strand: Conversation) -> bool:
-    if other is strand or other.id != strand.name:
+def _holds_name(other: Conversation, conversation: Conversation) -> bool:
+    if other is conversation or other.id != conversation.name:
         return False
-    return other.kind is TurnKind.AGENT or (other.kind is TurnKind.SINGLE and not strand.tools)
+    return other.kind is TurnKind.AGENT or (other.kind is TurnKind.SINGLE and not conversation.tools)
 
 
-def _has_clues(strand: Conversation) -> bool:
+def _has_clues(conversation: Conversation) -> bool:
     """Whether content has to say where its history restarts."""
-    return strand.tools != 0 and strand.name is None
+    return conversation.tools != 0 and conversation.name is None
 
 
-def _mark_side(kin: FamilyRecord, call: Call) -> None:
+def _mark_side(family: FamilyRecord, call: Call) -> None:
     """All requests like this one are side requests, if its system text is long enough to tell what it is."""
-    kin.is_side |= not kin.offers_tools and len(call.system) >= BLOCK_CHARS
+    family.is_side |= not family.offers_tools and len(call.system) >= BLOCK_CHARS
 
 
-def _first_kind(call: Call, kin: FamilyRecord) -> TurnKind:
+def _first_kind(call: Call, family: FamilyRecord) -> TurnKind:
     if call.tools:
         return TurnKind.AGENT
-    return TurnKind.SIDE if call.expects_tools or kin.is_side or kin.offers_tools else TurnKind.SINGLE
+    return TurnKind.SIDE if call.expects_tools or family.is_side or family.offers_tools else TurnKind.SINGLE
 
 
-def _known_blocks(strand: Conversation | None, asked: Asked) -> Sequence[int]:
-    """Blocks of the strand's last prompt that lie wholly in what this prompt repeats."""
-    call = asked.call
-    if strand is None or strand.tools != asked.tools or strand.tools_first != call.tools_first:
+def _known_blocks(conversation: Conversation | None, prompt: Prompt) -> Sequence[int]:
+    """Blocks of the conversation's last prompt that lie wholly in what this prompt repeats."""
+    call = prompt.call
+    if conversation is None or conversation.tools != prompt.tools or conversation.tools_first != call.tools_first:
         return ()
-    shared = common(strand.chain, asked.chain)
+    shared = common(conversation.chain, prompt.chain)
     if not shared:
         return ()
     size = len(call.system) + size_of(call.tools) + size_of(call.messages, shared - 1)
-    return strand.blocks[: size // BLOCK_CHARS]
+    return conversation.blocks[: size // BLOCK_CHARS]

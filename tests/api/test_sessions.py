@@ -12,7 +12,7 @@ from gateway.api import sessions as views
 from gateway.api.sessions import SessionViews, joined_families, joined_live, joined_sessions
 from gateway.core.errors import Outcome
 from gateway.exchange import Exchange, Recognition, Timings
-from gateway.sessions.session_table import Seen, Sessions, Span, Timeline
+from gateway.sessions.session_table import SessionEntry, SessionTable, Span, Timeline
 from policies.fleet import FleetView, SessionView
 from policies.types import SessionId, SessionState, TurnKind
 from tests.gateway.observed import FLEET, exchange
@@ -31,8 +31,8 @@ def asks(*times: float | None, recognition: Recognition = WHO, tools_at: list[fl
     return exchange(timings=at, recognition=recognition, dispatch=None, outcome=None, tools_at=tools_at or [])
 
 
-def seen(open_: Exchange | None = None) -> Seen:
-    return Seen(
+def seen(open_: Exchange | None = None) -> SessionEntry:
+    return SessionEntry(
         WHO,
         "team-a",
         10.0,
@@ -157,13 +157,13 @@ def test_a_turn_that_was_not_answered_is_told_apart() -> None:
 
 def watched(num_sessions: int) -> tuple[SessionViews, list[frozenset[SessionId]]]:
     """Sessions of two tenants in turn; the first one has a request in the gateway."""
-    sessions, looked_up = Sessions(100, 1e9), list[frozenset[SessionId]]()
+    sessions, looked_up = SessionTable(100, 1e9), list[frozenset[SessionId]]()
     for number in range(num_sessions):
         known = replace(WHO, session_id=f"s{number}")
         request = exchange(id=f"x{number}", recognition=known, tenant="ab"[number % 2], timings=Timings(1.0, 1.0))
-        sessions.recognised(request, 10.0 + number)
+        sessions.open_request(request, 10.0 + number)
         if number:
-            sessions.finished(request, True, 10.0 + number)
+            sessions.close_request(request, True, 10.0 + number)
 
     def view(counts_sessions: bool = True, named: frozenset[SessionId] = frozenset()) -> FleetView:
         looked_up.append(named)
@@ -182,10 +182,10 @@ def test_the_list_holds_the_same_rows_in_order_of_first_arrival() -> None:
 
 
 def test_families_count_their_sessions_by_kind_and_state() -> None:
-    sessions = Sessions(10, 100)
+    sessions = SessionTable(10, 100)
     turns = [replace(WHO, session_id="s1"), replace(WHO, session_id="s2", turn_index=0)]
     for known in (*turns, replace(WHO, session_id="t", turn_index=0, kind=TurnKind.SINGLE)):
-        sessions.recognised(exchange(id=known.session_id, recognition=known, timings=Timings(10.0, 10.0)), 10.0)
+        sessions.open_request(exchange(id=known.session_id, recognition=known, timings=Timings(10.0, 10.0)), 10.0)
     views_ = SessionViews(sessions, lambda counts_sessions=True, named=frozenset(): FLEET, lambda: NOW)
     assert views_.families("a") == [
         {"family": "f1", "turns": 5, "sessions": {"agent": 2, "single": 1}, "states": {"waiting": 3}}

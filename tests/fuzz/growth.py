@@ -37,7 +37,7 @@ from gateway.sessions.identity import Identity
 from gateway.sessions.prefix_breaks import Rewrite, owner_of
 from gateway.transport import Name, transport_of
 from policies.recognition.chains import message_chain
-from policies.recognition.continuation import Asked, Call, Carried, Summaries, Telling
+from policies.recognition.continuation import Call, Carried, Prompt, Summaries, SummaryRequest
 from policies.recognition.conversations import Conversations
 from policies.recognition.prefix_breaks import LEARNED_AFTER, Break, Found, Gap, after, before
 from tool_runtime.arguments import Schema
@@ -704,9 +704,9 @@ def summed_up(num: int) -> Work:
     """A prompt that may begin with any of many summaries, which begin alike."""
     summaries, strands, key = Summaries(), Conversations(10, 1e9), b"key"
     for number in range(SIBLINGS):
-        summaries.keep(Telling(key, 0.0, {}), b"They all begin so.\\nAnd this is number %d." % number)
+        summaries.keep(SummaryRequest(key, 0.0, {}), b"They all begin so.\\nAnd this is number %d." % number)
     call = Call(key, (b"tool",), b"", [b"They all begin so.\\n" * num])
-    asked = Asked(call, message_chain(key, b"", call.messages), 1, Carried(call.messages))
+    asked = Prompt(call, message_chain(key, b"", call.messages), 1, Carried(call.messages))
     return lambda: summaries.restarted(strands, asked)
 
 

@@ -30,7 +30,7 @@ LINE_BYTES = 2_000
 MARK = "of-a-stranger/"
 _MARKED = re.compile(r"of-a-stranger[/|]([\w-]+)[/|](\d)[/|]", re.IGNORECASE)
 REMEMBERED = {"name_of_a_tool"}
-"""The latest tools that were read are remembered, up to some bytes: see tests/gateway/test_identity.py."""
+"""The latest tools that were read are remembered, up to some bytes: see tests/sessions/test_identity.py."""
 HOLDERS = 2
 """A client's connection and an engine's may each hold their last request."""
 

@@ -99,7 +99,7 @@ def test_memory_stays_bounded_and_the_index_holds_nothing_of_the_forgotten(
     world.lineage = Lineage(max_sessions=limit)
     for what, which, task in actions:
         world.act(what, which, task)
-    strands = world.lineage._strands
+    strands = world.lineage._conversations
     alive: set[Conversation] = set(strands._by_age.values())
     assert len(alive) <= limit
     assert {strand for there in strands._by_link.values() for strand in there} <= alive

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.recognition.continuation import Summaries, Telling
+from policies.recognition.continuation import Summaries, SummaryRequest
 from policies.recognition.conversations import Conversation
 from policies.recognition.lineage import Lineage, Sighting
 from tests.policies.compacting import Agent, Desk
@@ -51,7 +51,7 @@ def test_the_index_of_clues_holds_nothing_of_the_forgotten() -> None:
     desk = Desk(Lineage(max_sessions=2))
     for n in range(5):
         Agent(desk, task=f"Task number {n} of them").turn(f"I do what is said, {n} times.")
-    strands = desk.lineage._strands
+    strands = desk.lineage._conversations
     held: set[Conversation] = {strand for there in strands._by_clue.values() for strand in there}
     assert held == set(strands._by_age.values())
 
@@ -59,6 +59,6 @@ def test_the_index_of_clues_holds_nothing_of_the_forgotten() -> None:
 def test_summaries_are_kept_in_bounded_number() -> None:
     summaries = Summaries(limit=3)
     for n in range(10):
-        summaries.keep(Telling(b"key", 0.0, {}), b"a summary of some length, number %d" % n)
-    summaries.keep(Telling(b"key", 0.0, {}), b"short")
+        summaries.keep(SummaryRequest(b"key", 0.0, {}), b"a summary of some length, number %d" % n)
+    summaries.keep(SummaryRequest(b"key", 0.0, {}), b"short")
     assert len(summaries) == 3
