@@ -56,7 +56,7 @@ async def test_a_trial_that_fails_opens_the_circuit_again(watched: Watched, new_
     assert monitor.state(WORKER) is BreakerState.OPEN
 
 
-@fault(ENGINE, "the last of its model fails call after call", "it is asked all the same", faults("status"))
+@fault(ENGINE, "the last of its model fails call after call", "it gets calls nevertheless", faults("status"))
 async def test_the_last_replica_of_a_model_is_asked_however_it_fails(
     watched: Watched, new_engine: NewEngine
 ) -> None:
@@ -67,7 +67,7 @@ async def test_the_last_replica_of_a_model_is_asked_however_it_fails(
     assert watched.take_facts() == []
 
 
-@fault(ENGINE, "its metrics are gone", "it stays up as it was last seen", faults("page"))
+@fault(ENGINE, "its metrics are gone", "it stays up with its last metrics", faults("page"))
 async def test_an_engine_whose_metrics_go_stays_up_as_it_was(watched: Watched, new_engine: NewEngine) -> None:
     engine = new_engine("vllm-0.32")
     monitor = await watched.start(engine)
@@ -83,7 +83,7 @@ async def test_an_engine_whose_metrics_go_stays_up_as_it_was(watched: Watched, n
     assert [type(fact) for fact in watched.take_facts()] == [ReplicaReported]
 
 
-@fault(ENGINE, "restarted between two polls", "what was cached there is forgotten", faults("restarted"))
+@fault(ENGINE, "restarted between two polls", "its cached prefixes are forgotten", faults("restarted"))
 async def test_a_restart_between_two_polls_empties_its_cache(watched: Watched, new_engine: NewEngine) -> None:
     engine = new_engine("vllm-0.32")
     await watched.start(engine)
@@ -95,7 +95,7 @@ async def test_a_restart_between_two_polls_empties_its_cache(watched: Watched, n
     assert watched.faults == [EngineFault.RESTARTED]
 
 
-@fault(ENGINE, "lists another model", "turns go where their model is", faults("models"))
+@fault(ENGINE, "lists another model", "turns go to replicas that serve their model", faults("models"))
 async def test_an_engine_that_serves_another_model_is_reported_as_such(
     watched: Watched, new_engine: NewEngine
 ) -> None:

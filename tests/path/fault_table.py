@@ -20,16 +20,18 @@ DOCUMENT = ROOT / "docs" / "faults.md"
 TESTS = [
     *sorted(str(path) for path in (ROOT / "tests" / "path").glob("test_faults*.py")),
     str(ROOT / "tests" / "path" / "test_drain.py"),
-    str(ROOT / "tests" / "gateway" / "test_monitor.py"),
-    str(ROOT / "tests" / "gateway" / "test_monitor_faults.py"),
+    str(ROOT / "tests" / "engines" / "test_monitor.py"),
+    str(ROOT / "tests" / "engines" / "test_monitor_faults.py"),
 ]
 HEAD = """\
-# What goes wrong, and what comes of it
+# Faults and their outcomes
 
 Written by `python -m tests.path.fault_table` from the tests that are its rows. Each runs over the default
-transport, and over both where its law depends on the transport. What fails before the first byte of an answer is
-not seen by the client while another replica is left, nor, by one that has had keep-alives, while one may come
-back; what fails after it resets the connection, since every client takes a clean end for a whole answer.
+transport, and over both where its law depends on the transport.
+
+A fault before the first byte of an answer is hidden from the client (unseen) while another replica is left. If
+the client has had keep-alives, it is hidden as long as a replica may come back. A fault after the first byte
+resets the connection, since every client takes a clean end for a whole answer.
 """
 TITLES = {"engine": "Engines", "client": "Clients", "gateway": "The gateway itself"}
 

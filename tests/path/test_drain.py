@@ -88,7 +88,7 @@ async def test_who_waits_with_keep_alives_gets_an_error_event(start: Start, engi
     await stopping
 
 
-@fault(GATEWAY, "stops: requests that still come", "503; /health says draining", outcomes("rejected_stopping"))
+@fault(GATEWAY, "stops: new requests", "503; /health says draining", outcomes("rejected_stopping"))
 async def test_a_gateway_that_stops_says_so_and_takes_nothing_new(start: Start, engine: FakeEngine) -> None:
     gateway, go_on = await stopping_with_one_running(start, engine)
     stopping = asyncio.create_task(gateway.app.stop())

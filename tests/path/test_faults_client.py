@@ -75,7 +75,12 @@ async def test_a_client_that_does_not_read_slows_the_engine_and_then_gets_everyt
         assert await response.content.read() == PART * MANY_PARTS + finish() + DONE
 
 
-@fault(CLIENT, "closes its half of the connection", "it is gone: the engine is stopped", outcomes("client_gone"))
+@fault(
+    CLIENT,
+    "closes its half of the connection",
+    "it counts as gone: the engine's call is aborted",
+    outcomes("client_gone"),
+)
 async def test_a_client_that_closes_its_half_has_gone(start: Start, engine: FakeEngine) -> None:
     engine.plays = [stalls_after()]
     gateway = await start(engine)
@@ -90,7 +95,7 @@ async def test_a_client_that_closes_its_half_has_gone(start: Start, engine: Fake
 @fault(
     CLIENT,
     "breaks its connection, in any phase",
-    "the engine is stopped, its place is free",
+    "the engine's call is aborted, its slot is free",
     outcomes("client_gone"),
 )
 @pytest.mark.parametrize("parts", [(), (chunk(content="half"),)], ids=["before the answer", "in the answer"])
@@ -107,7 +112,7 @@ async def test_a_reset_by_the_client_stops_the_engine(
     assert await counted(gateway, outcomes("client_gone")) == 1
 
 
-@fault(CLIENT, "breaks off in the middle of its body", "nothing is asked of an engine", outcomes("client_gone"))
+@fault(CLIENT, "breaks off in the middle of its body", "no engine is called", outcomes("client_gone"))
 async def test_a_body_that_is_never_finished_is_asked_of_nobody(start: Start, engine: FakeEngine) -> None:
     gateway = await start(engine)
     async with connected(gateway) as (_, writer):
@@ -120,7 +125,7 @@ async def test_a_body_that_is_never_finished_is_asked_of_nobody(start: Start, en
     assert engine.calls == []
 
 
-@fault(CLIENT, "gives up waiting and asks again", "it keeps its place in the queue", outcomes("client_gone"))
+@fault(CLIENT, "gives up waiting and retries", "it keeps its place in the queue", outcomes("client_gone"))
 async def test_a_retry_keeps_the_place_of_the_request_that_was_given_up(start: Start, engine: FakeEngine) -> None:
     engine.plays = [stalls_after(until=(go_on := asyncio.Event()), then=streams([finish(), DONE]))]
     gateway = await start(engine, policy=ONE_SLOT | {"name": "turns"})
@@ -169,7 +174,7 @@ async def test_a_body_above_the_limit_is_refused(start: Start, engine: FakeEngin
     assert engine.calls == []
 
 
-@fault(CLIENT, "sends what is no JSON", "400 that says where", outcomes("bad_request"))
+@fault(CLIENT, "sends a body that is no JSON", "400 with the position", outcomes("bad_request"))
 @pytest.mark.parametrize(
     "raw", [b"", b"{", b"\xff\xfe", b"[1]", b"null", b'"x"', b'{"a":1e999}', b'{"a":"\xed\xa0\x80"}']
 )
@@ -181,7 +186,7 @@ async def test_a_body_that_is_no_json_object_is_a_400(start: Start, engine: Fake
     assert await counted(gateway, outcomes("bad_request")) == 1
 
 
-@fault(CLIENT, "nests its body deeply", "answered, or 400 where no reader goes so deep", outcomes("bad_request"))
+@fault(CLIENT, "nests its body deeply", "answered, or 400 beyond the depth of the parser", outcomes("bad_request"))
 @pytest.mark.parametrize("depth", [50, 200, 900, 2_000, 100_000])
 @pytest.mark.parametrize("path", PATHS)
 async def test_a_deeply_nested_body_is_answered_or_refused(

@@ -41,7 +41,9 @@ async def is_replaced_unseen(gateway: Gateway, body: Mapping[str, object], kind:
     await gateway.is_empty()
 
 
-@fault(ENGINE, "refuses connections", "another replica, unseen; left alone until a poll works", faults("refused"))
+@fault(
+    ENGINE, "refuses connections", "another replica, unseen; no turn for it until a poll works", faults("refused")
+)
 async def test_an_engine_that_refuses_connections_is_counted_and_left(start: Start) -> None:
     first, second = FakeEngine(), FakeEngine()
     gateway = await start(first, second, policy=IN_TURN)
@@ -52,13 +54,13 @@ async def test_an_engine_that_refuses_connections_is_counted_and_left(start: Sta
     assert await counted(gateway, faults("refused")) == 1
 
 
-@fault(ENGINE, "resets before its first byte", "another replica, unseen", faults("reset"))
+@fault(ENGINE, "resets before the first byte", "another replica, unseen", faults("reset"))
 async def test_a_reset_before_the_first_byte_is_counted(start: Start) -> None:
     gateway, *_ = await pair(start, cuts_after(b""))
     await is_replaced_unseen(gateway, STREAM, "reset")
 
 
-@fault(ENGINE, "resets in its answer", "the client's stream is reset: clients ask again", faults("reset"))
+@fault(ENGINE, "resets during its answer", "the client's stream is reset, and clients retry", faults("reset"))
 async def test_a_reset_in_an_answer_is_counted(start: Start) -> None:
     gateway, *_ = await pair(start, cuts_after(chunk(content="half")))
     answer = await gateway.ask(STREAM)
@@ -69,8 +71,8 @@ async def test_a_reset_in_an_answer_is_counted(start: Start) -> None:
 
 @fault(
     ENGINE,
-    "sends what is no HTTP in its answer",
-    "the client's stream is reset: clients ask again; nothing of it is logged",
+    "sends bytes that are no HTTP in its answer",
+    "the client's stream is reset, and clients retry; its bytes are not logged",
     faults("reset"),
 )
 async def test_nonsense_in_an_answer_is_counted(start: Start) -> None:
@@ -98,7 +100,7 @@ async def test_a_clean_end_without_a_finish_is_counted(start: Start) -> None:
     assert await counted(gateway, faults("no_end")) == 1
 
 
-@fault(ENGINE, "drips byte by byte", "whole events as they are complete", outcomes("answered"))
+@fault(ENGINE, "drips byte by byte", "each event is sent once it is complete", outcomes("answered"))
 async def test_a_drip_of_bytes_arrives_whole(start: Start, engine: FakeEngine) -> None:
     whole = b"".join([chunk(content="drip"), finish(), DONE])
     engine.plays = [streams(whole[n : n + 1] for n in range(len(whole)))]
@@ -160,7 +162,7 @@ async def test_a_broken_engine_is_counted(start: Start, status: int) -> None:
     await is_replaced_unseen(gateway, ASK, "status")
 
 
-@fault(ENGINE, "refuses the gateway's key", "another replica; none left: 502 that says so", faults("key"))
+@fault(ENGINE, "refuses the gateway's key", "another replica; none left: 502 with the reason", faults("key"))
 async def test_a_refused_key_is_counted(start: Start) -> None:
     gateway, *_ = await pair(start, replies(401, error("bad key", 401)))
     await is_replaced_unseen(gateway, ASK, "key")
@@ -186,7 +188,9 @@ async def test_status_200_without_an_answer_is_replaced_unseen(
     await is_replaced_unseen(gateway, body, "no_answer")
 
 
-@fault(ENGINE, "wrong content type, and no other replica", "502 that says what came", outcomes("engine_cut"))
+@fault(
+    ENGINE, "wrong content type, and no other replica", "502 that names the content type", outcomes("engine_cut")
+)
 async def test_no_answer_of_the_only_engine_is_a_502(start: Start, engine: FakeEngine) -> None:
     engine.plays = [replies(200, b"<html>", **HTML)]
     answer = await (await start(engine)).ask(ASK)
@@ -194,7 +198,7 @@ async def test_no_answer_of_the_only_engine_is_a_502(start: Start, engine: FakeE
     assert b"no JSON object" in answer.body
 
 
-@fault(ENGINE, "bytes that are no UTF-8 in a stream", "passed on as they came", outcomes("answered"))
+@fault(ENGINE, "bytes that are no UTF-8 in a stream", "passed on unchanged", outcomes("answered"))
 async def test_events_that_are_no_text_pass_unchanged(start: Start, engine: FakeEngine) -> None:
     odd = b'data: {"choices":[{"index":0,"delta":{"content":"\xff\xfe\x80"}}]}\n\n'
     engine.plays = [streams([odd, finish(), DONE])]
@@ -207,7 +211,7 @@ async def test_an_event_that_does_not_fit_is_replaced_unseen(start: Start) -> No
     await is_replaced_unseen(gateway, STREAM, "too_long")
 
 
-@fault(ENGINE, "a giant line in its answer", "the client's stream is reset", faults("too_long"))
+@fault(ENGINE, "a giant line during its answer", "the client's stream is reset", faults("too_long"))
 async def test_an_event_that_does_not_fit_ends_an_answer(start: Start, engine: FakeEngine) -> None:
     engine.plays = [streams([chunk(content="half"), *GIANT])]
     gateway = await start(engine)
@@ -224,7 +228,7 @@ async def test_a_model_that_is_gone_is_looked_for_elsewhere(start: Start) -> Non
     await is_replaced_unseen(gateway, ASK, "no_model")
 
 
-@fault(ENGINE, "fails call after call", "its circuit opens: it is left alone, then tried again", faults("opened"))
+@fault(ENGINE, "fails call after call", "its circuit opens: no turn for it, then a trial", faults("opened"))
 async def test_a_replica_that_fails_again_and_again_is_left_alone(start: Start) -> None:
     first, second = FakeEngine(), FakeEngine()
     first.plays = [replies(500, error("boom", 500))] * 99

@@ -37,7 +37,7 @@ async def again(gateway: Gateway, engine: FakeEngine, bench: Bench, lost_ms: str
 @fault(
     GATEWAY,
     "is killed while a tool runs that must run once, and started again",
-    "not run again for a client that says what it lost (`X-Turngate-Lost-Ms`)",
+    "not run again for a client that states its loss (`X-Turngate-Lost-Ms`)",
     UNKNOWN,
 )
 async def test_a_call_that_a_gateway_before_this_one_may_have_begun_is_not_begun_again(
@@ -54,8 +54,8 @@ async def test_a_call_that_a_gateway_before_this_one_may_have_begun_is_not_begun
 
 @fault(
     CLIENT,
-    "is cut off by a proxy while a tool runs that must run once, and says so",
-    "not run again, though its first request is not known to be gone",
+    "is cut off by a proxy while a tool runs that must run once, and states it",
+    "not run again, even before the first request is known to be gone",
     UNKNOWN,
 )
 async def test_a_call_of_an_answer_that_its_client_has_lost_is_not_begun_again(

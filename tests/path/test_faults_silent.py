@@ -14,7 +14,7 @@ RULES = {"first_byte_s": SILENT_S, "idle_s": SILENT_S, "shutdown_grace_s": 0}
 
 
 @fault(
-    ENGINE, "half-open: takes a call and says nothing", "after `first_byte_s` another replica", faults("silent")
+    ENGINE, "half-open: takes a call and stays silent", "after `first_byte_s` another replica", faults("silent")
 )
 @pytest.mark.parametrize("body", [ASK, STREAM], ids=["plain", "stream"])
 async def test_an_engine_that_never_answers_is_replaced_after_the_first_byte_time(
@@ -33,7 +33,7 @@ async def test_an_engine_that_never_answers_is_replaced_after_the_first_byte_tim
     await gateway.is_empty()
 
 
-@fault(ENGINE, "stalls in its answer", "after `idle_s` the client's stream is reset", faults("silent"))
+@fault(ENGINE, "stalls during its answer", "after `idle_s` the client's stream is reset", faults("silent"))
 async def test_an_engine_that_stalls_in_its_answer_is_given_up_and_counted(
     start: Start, engine: FakeEngine
 ) -> None:

@@ -96,8 +96,8 @@ async def receipt(gateway: Gateway, answer: Answer) -> dict[str, Any]:
 
 @fault(
     ENGINE,
-    "429, 503, 529 or a reset, after our keep-alives",
-    "asked again, another one first; within `max_wait_s`",
+    "429, 503, 529 or a reset, after keep-alives",
+    "retried, at another replica first, within `max_wait_s`",
     outcomes("answered"),
 )
 @pytest.mark.parametrize("path", BODIES)
@@ -139,8 +139,8 @@ async def test_another_replica_is_asked_at_once_and_the_first_when_both_have_ref
 
 @fault(
     ENGINE,
-    "full after our keep-alives, with `Retry-After`",
-    "asked again after that, or at the client's bound",
+    "full after keep-alives, with `Retry-After`",
+    "retried after that, or at the client's bound",
     faults("full"),
 )
 async def test_how_long_an_engine_wants_to_be_left_alone_is_honoured(start: Start, engine: FakeEngine) -> None:
@@ -169,7 +169,7 @@ async def test_no_engine_is_left_alone_beyond_the_bound_of_the_client(start: Sta
 
 @fault(
     ENGINE,
-    "full after our keep-alives, beyond `max_wait_s`",
+    "full after keep-alives, beyond `max_wait_s`",
     "an error event, then a reset",
     outcomes("engine_refused"),
 )
@@ -225,7 +225,7 @@ async def test_while_the_client_can_ask_again_itself_it_is_told(start: Start, en
 @fault(
     ENGINE,
     "SGLang's queue is full, or gives the place to another",
-    "back to the gate's queue, as old as it is",
+    "back to the gate's queue, with its old arrival",
     faults("full"),
 )
 @pytest.mark.parametrize("message", [QUEUE_FULL, OUTRANKED])
