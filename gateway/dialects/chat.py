@@ -67,8 +67,9 @@ class Chat(Dialect):
             content = message.get("content")
             if isinstance(content, str):
                 reply.written.append(content)
-            if message.get("tool_calls"):
-                _put_calls(reply.tool_calls, message)
+            if calls := message.get("tool_calls"):
+                for position, piece in enumerate(canonical.objects(calls)):
+                    _put_call(reply.tool_calls, position, piece)
             finish = fields.text(choice, "finish_reason")
             if finish is not None:
                 reply.finish_reason = finish
@@ -120,19 +121,16 @@ def _call(id_: Any, function: Json) -> Json:
 # ---- the tool calls of an answer
 
 
-def _put_calls(calls: ToolCalls[CallT], message: Json) -> list[tuple[CallT, Json]]:
-    """Put together what a delta, or a whole message, has of tool calls. Return each call with its piece."""
-    pieces = []
-    for position, piece in enumerate(canonical.objects(message.get("tool_calls"))):
-        index = fields.integer(piece, "index")
-        if index is None:  # a whole message, or an engine that sends each call in one piece
-            index = position
-        if 0 <= index < _MAX_TOOL_CALLS:
-            function = fields.obj(piece, "function") or fields.obj(piece, "custom")
-            arguments = fields.text(function, "arguments") or fields.text(function, "input") or ""
-            id_, name = fields.text(piece, "id"), fields.text(function, "name")
-            pieces.append((calls.put_piece(index, id_, name, arguments), piece))
-    return pieces
+def _put_call(calls: ToolCalls[CallT], position: int, piece: Json) -> CallT | None:
+    """Add a piece of a call at this position of a delta, or a whole call, to the others. None: it is nonsense."""
+    index = fields.integer(piece, "index")
+    if index is None:  # a whole message, or an engine that sends each call in one piece
+        index = position
+    if not 0 <= index < _MAX_TOOL_CALLS:
+        return None
+    function = fields.obj(piece, "function") or fields.obj(piece, "custom")
+    arguments = fields.text(function, "arguments") or fields.text(function, "input") or ""
+    return calls.put_piece(index, fields.text(piece, "id"), fields.text(function, "name"), arguments)
 
 
 # ---- tools of the gateway: one public answer over several model calls
@@ -351,8 +349,9 @@ class ChatRound(Round):
 
     def _shown_calls(self, delta: Json) -> list[Json]:
         """Return the client's calls of a delta, numbered as if there were no others."""
-        return [
-            piece if "index" not in piece else piece | {"index": call.place}
-            for call, piece in _put_calls(self.calls, delta)
-            if call.is_hidden is False
-        ]
+        shown = []
+        for position, piece in enumerate(canonical.objects(delta.get("tool_calls"))):
+            call = _put_call(self.calls, position, piece)
+            if call is not None and call.is_hidden is False:
+                shown.append(piece if "index" not in piece else piece | {"index": call.place})
+        return shown

@@ -168,9 +168,9 @@ def _read_delta(event: Json, reply: Reply) -> None:
     if kind == "text_delta":
         reply.written.append(fields.text(delta, "text") or "")
     elif kind == "input_json_delta":
-        index = fields.integer(event, "index") or 0
-        if reply.tool_calls.at(index) is not None:
-            reply.tool_calls.put_piece(index, None, None, fields.text(delta, "partial_json") or "")
+        call = reply.tool_calls.at(fields.integer(event, "index") or 0)
+        if call is not None:
+            call.written.append(fields.text(delta, "partial_json") or "")
 
 
 def _call_of(block: Json) -> tuple[str | None, str | None, str]:

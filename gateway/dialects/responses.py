@@ -375,6 +375,12 @@ class ResponsesRound(Round):
         """Return the items that the client sees."""
         return [self._items[index] for index in sorted(self._items) if not self.is_hidden(index)]
 
+    @property
+    def calls_client(self) -> bool:
+        """Custom tools are always the client's."""
+        has_custom = any(item.get("type") == "custom_tool_call" for item in self._items.values())
+        return has_custom or super().calls_client
+
     def read(self, body: Json) -> None:
         self._answer.learn_name(body)
         self._finish(body)

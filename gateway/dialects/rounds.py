@@ -232,6 +232,11 @@ class Round(ABC):
         call = self.calls.at(index)
         return call is not None and call.is_hidden is not False
 
+    @property
+    def calls_client(self) -> bool:
+        """Whether the client has a call to run."""
+        return bool(self.calls.shown)
+
     def place_item(self, index: int) -> None:
         """Take note of an item or block that has begun at this index."""
         if not self.is_hidden(index):
@@ -263,10 +268,10 @@ class Round(ABC):
             self.end = End.FINAL
             return
         self.calls.close_all()
-        if not self.calls.hidden or (self._must_end and not self.calls.shown):
+        if not self.calls.hidden or (self._must_end and not self.calls_client):
             self.end = End.FINAL
         else:
-            self.end = End.MIXED if self.calls.shown else End.INNER
+            self.end = End.MIXED if self.calls_client else End.INNER
 
 
 # ---- requests

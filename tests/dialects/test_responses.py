@@ -10,7 +10,8 @@ import pytest
 from gateway.core.fields import Json
 from gateway.core.reply import Reply, ToolCall
 from gateway.dialects.base import Script
-from gateway.dialects.responses import Responses
+from gateway.dialects.responses import Responses, ResponsesAnswer
+from gateway.dialects.rounds import End
 
 RESPONSES = Responses()
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a": 1}'}
@@ -122,3 +123,13 @@ def test_usage_is_always_there() -> None:
     assert RESPONSES.wants_usage({})
     assert RESPONSES.asking_for_usage({"stream": True}) == {}
     assert not RESPONSES.is_asked_usage({"choices": [], "usage": {}})
+
+
+def test_a_round_with_a_custom_call_of_the_client_ends_for_the_client() -> None:
+    answer = ResponsesAnswer(lambda name: name == "search", lambda call: None)
+    round_ = answer.round(1, must_end=False)
+    search = {"type": "function_call", "call_id": "c1", "name": "search", "arguments": "{}"}
+    patch = {"type": "custom_tool_call", "call_id": "c2", "name": "apply_patch", "input": "*** Begin"}
+    round_.read({"id": "resp_1", "status": "completed", "output": [search, patch]})
+    assert round_.end is End.MIXED
+    assert round_.given() == [patch]
