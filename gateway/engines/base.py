@@ -218,6 +218,8 @@ class EngineAdapter:
     throttles: bool = False
     """Whether the engine shows its limit by refusing calls (429, 529). Its calls then go through
     `providers.upstream`, which obeys."""
+    hides_sessions: bool = False
+    """Whether it gets no session ids of clients, as it need not be the operator's own."""
     package: tuple[str, str] | None = None
     """An optional package that it needs, and the extra of this distribution that installs it."""
     tool_flags: str = "a model, and a server, that know tool calls"

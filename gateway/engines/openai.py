@@ -13,6 +13,7 @@ class OpenAI(EngineAdapter):
     kind = "openai"
     service_url = "https://api.openai.com"
     throttles = True
+    hides_sessions = True
 
     def is_rented(self, address: EngineAddress) -> bool:
         """OpenAI itself, and a server that wants a key over TLS. An operator's own server is reached over plain

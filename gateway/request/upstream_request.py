@@ -79,8 +79,6 @@ _SESSION_PREFIXES = ("x-session-", "x-parent-session-", "x-opencode-", "x-codex-
 _SESSION_NAMES = frozenset(("session-id", "session_id", "thread-id"))
 
 NOTHING = Outgoing()
-THIRD_PARTY_KIND = "openai"
-"""Engines of this kind may be another company's: they get no session ids."""
 
 
 @value
@@ -169,7 +167,7 @@ def headers(exchange: Exchange, engine: RunningEngine, added: Outgoing = NOTHING
     request = exchange.request
     hidden: tuple[str, ...] = _OWN_PREFIX
     gone = added.drop_headers.union([name.lower() for name, _ in added.headers])
-    if engine.address.kind == THIRD_PARTY_KIND:
+    if engine.adapter.hides_sessions:
         gone, hidden = gone | _SESSION_NAMES, _OWN_PREFIX + _SESSION_PREFIXES
     kept = [
         pair

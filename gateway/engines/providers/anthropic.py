@@ -53,6 +53,7 @@ class Anthropic(EngineAdapter):
     probe_paths = ()
     service_url = "https://api.anthropic.com"
     throttles = True
+    hides_sessions = True
 
     def is_rented(self, address: EngineAddress) -> bool:
         return True
