@@ -250,9 +250,9 @@ class Gate:
         self._given_up: OrderedDict[SessionId, float] = OrderedDict()
         """Sessions whose client stopped waiting, and the arrival of their turn, which a retry inherits."""
 
-    def add_listener(self, listener: Listener) -> None:
-        """Let a listener see every fact from now on."""
-        self._listeners.append(listener)
+    def add_listeners(self, *listeners: Listener) -> None:
+        """Let listeners see every fact from now on, in this order."""
+        self._listeners += listeners
 
     def ticket(self, turn: Turn, has_begun: bool = False) -> Ticket:
         """Return a ticket for a turn. `has_begun`: its answer has parts already."""
