@@ -1,4 +1,4 @@
-"""The record of one request, in parts: what was asked, who asked, what was decided, what came back, how it ended.
+"""The record of one request, in parts: the request, its caller, decisions, the reply, and how it ended.
 
 Each part is built by one stage of the path, and each field of the record is assigned in one file only. The stages
 behind read it, and so do metrics, receipts and traces.
@@ -33,7 +33,7 @@ UNKNOWN = Caller(tenant="", may_prioritise=False)
 
 @value
 class Payload:
-    """The body of a request, and what it says about its answer."""
+    """The body of a request, and its wishes for the answer."""
 
     raw: bytes = b""
     body: Json = field(default_factory=dict)
@@ -64,7 +64,7 @@ class Payload:
 
 @value
 class Recognition:
-    """Who sent this request, how that was found, and how sure it is."""
+    """The session that sent a request, how that was found, and how sure it is."""
 
     session_id: str
     family_id: str
@@ -183,7 +183,7 @@ class AnswerRounds(Protocol):
 class Exchange:
     """One client request from the first byte to the last; owned by its handler task alone."""
 
-    # What was asked.
+    # The request.
     id: str
     request: Request
     dialect: Dialect
@@ -192,17 +192,17 @@ class Exchange:
     """The settings under which it began, to its end."""
     payload: Payload = Payload()
 
-    # Who asked.
+    # Its caller.
     caller: Caller = UNKNOWN
     allowance: Allowance | None = None
-    """What it has taken of its key's limits. None: nothing is limited."""
+    """The amounts that it has taken of its key's limits. None: the key has no limits."""
     recognition: Recognition | None = None
     prefix_break: Found | None = None
     """Of a session's first prompt, once compared with its siblings'."""
     trace: Trace | None = None
     """None: it is not traced."""
 
-    # What was decided.
+    # Decisions.
     loop: AnswerRounds | None = None
     """None: the answer cannot call tools of the gateway, and is relayed as it comes."""
     attempt: EngineAttempt | None = None
@@ -210,7 +210,7 @@ class Exchange:
     notes: list[str] = field(default_factory=list)
     """What the gateway changed or dropped, for the receipt; never content."""
 
-    # What came back, and what the client has of it.
+    # The reply, and the part of it that the client has.
     reply: Reply = field(default_factory=Reply)
     """Of the latest model call."""
     rounds: list[Json] = field(default_factory=list)

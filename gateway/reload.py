@@ -1,6 +1,6 @@
-"""Takes over a changed configuration while requests run: all of it is checked first, then what can change does.
+"""Takes over a changed configuration while requests run: checks all of it first, then applies what can change.
 
-A request that has begun ends under the configuration that it began with: it holds what it read then of the one
+A request ends under the configuration with which it began: it keeps the values that it read then from the one
 holder (`live_settings`), which is written here alone.
 """
 
@@ -36,12 +36,12 @@ AT_RUN_TIME = frozenset(
         *("timeouts.connect_s", "timeouts.first_byte_s", "timeouts.idle_s"),
     }
 )
-"""Keys that can change; every other one keeps its value until the gateway is started again."""
+"""Keys that can change; all others keep their values until a restart."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One key of which the configuration now says something else."""
+    """One key whose value in the configuration differs."""
 
     key: str
     before: Any
@@ -52,12 +52,12 @@ class Change:
         return self.key in AT_RUN_TIME
 
     def __str__(self) -> str:
-        told = f"{self.key}: {_short(self.before)} -> {_short(self.after)}"
-        return told if self.applies else f"{told} (only after a restart)"
+        text = f"{self.key}: {_short(self.before)} -> {_short(self.after)}"
+        return text if self.applies else f"{text} (only after a restart)"
 
 
 def changes(old: Settings, new: Settings) -> Iterator[Change]:
-    """What differs, by key. Secrets are references here and stay so."""
+    """Yield the differences by key. Secrets are references here and stay so."""
     for key, _ in loading.leaf_keys():
         before, after = _at(old, key), _at(new, key)
         if before != after:
@@ -65,7 +65,7 @@ def changes(old: Settings, new: Settings) -> Iterator[Change]:
 
 
 def effective(old: Settings, new: Settings) -> Settings:
-    """`old`, with the changes that can be made while it runs."""
+    """Return `old` with the changes that can be made while the gateway runs."""
     settings = old
     for change in changes(old, new):
         if change.applies:
@@ -78,7 +78,8 @@ def effective(old: Settings, new: Settings) -> Settings:
 
 
 async def reload(app: App, new: Settings) -> list[Change]:
-    """Make a running gateway follow `new`; what differs. Raises ConfigError, and then nothing has changed."""
+    """Make a running gateway follow `new`. Return the differences. Raises ConfigError, and then nothing has
+    changed."""
     old = app.settings.current
     settings = effective(old, new)
     keys, addresses = callers(settings), loading.addresses(settings)
@@ -108,7 +109,7 @@ def _can_be_added(address: EngineAddress) -> bool:
 async def _exchange_engines(
     app: App, before: Mapping[str, EngineAddress], after: Mapping[str, EngineAddress]
 ) -> None:
-    """Those that come are asked before those go that they stand for, so that some engine is there all the time."""
+    """Poll new engines before old ones are removed, so that some engine is there all the time."""
     await asyncio.gather(*(app.parts.monitor.add_engine(after[name]) for name in after if name not in before))
     for name in before:
         if before[name] != after.get(name):
@@ -121,10 +122,10 @@ async def _exchange_engines(
 def _in_files(
     keys: set[str], before: Mapping[str, object], after: Mapping[str, object], found: Iterable[Change]
 ) -> Iterator[Change]:
-    """What differs by name where none of these keys does: a file that one refers to says something else now."""
+    """Yield a difference by name where none of these keys differs: a file that one refers to has changed."""
     if before != after and keys.isdisjoint(change.key for change in found):
-        told = (name if before.get(name) == what else f"{name} (new)" for name, what in after.items())
-        yield Change(min(keys), tuple(before), tuple(told))
+        names = (name if before.get(name) == what else f"{name} (new)" for name, what in after.items())
+        yield Change(min(keys), tuple(before), tuple(names))
 
 
 def _by_name(addresses: Iterable[EngineAddress]) -> dict[str, EngineAddress]:
@@ -132,19 +133,19 @@ def _by_name(addresses: Iterable[EngineAddress]) -> dict[str, EngineAddress]:
 
 
 def _by_id(callers: Mapping[str, Caller]) -> dict[str, tuple[str, Caller]]:
-    """Of the client keys, with their hashes."""
+    """Return the client keys by id, with their hashes."""
     return {caller.id: (hashed, caller) for hashed, caller in callers.items()}
 
 
 class Reloading:
-    """Follows SIGHUP for the body of a `with`: reads the configuration again and says what became of it."""
+    """Follows SIGHUP for the body of a `with`: reads the configuration again and prints the result."""
 
     def __init__(self, app: App, read: Callable[[], Settings]) -> None:
         """`read` raises ConfigError."""
         self._app = app
         self._read = read
         self._task: asyncio.Task[None] | None = None
-        self._is_asked = False
+        self._is_due = False
 
     def __enter__(self) -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._begin)
@@ -155,14 +156,14 @@ class Reloading:
             self._task.cancel()
 
     def _begin(self) -> None:
-        self._is_asked = True
+        self._is_due = True
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run(), name="reload")
 
     async def _run(self) -> None:
-        """Once more after a signal that came while one was under way: that one may have read the file before."""
-        while self._is_asked:
-            self._is_asked = False
+        """Reload, and once more after a signal during a reload, which may have read the file before the change."""
+        while self._is_due:
+            self._is_due = False
             await self._reload()
 
     async def _reload(self) -> None:

@@ -218,7 +218,7 @@ class TurnHandler:
     def _recognise(self, exchange: Exchange, script: Script) -> Recognition:
         found = self.identity.recognise(exchange, script, self.clock())
         if found.kind is TurnKind.SIDE and isinstance(exchange.request, InProcessRequest):
-            # Clients ask for titles beside their turns. A request of the gateway's own is what it says.
+            # Clients ask for titles beside their turns. A request of the gateway's own is a whole task.
             return replace(found, kind=TurnKind.SINGLE)
         return found
 

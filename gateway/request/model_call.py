@@ -1,4 +1,4 @@
-"""One model call at one replica: ask it, repair what it refuses of the gateway's additions, return its answer."""
+"""One model call at one replica: ask it, repair refused additions of the gateway, return its answer."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The log of facts: what the Scheduler was told and what it decided, one JSON line each, to be replayed.
+"""The log of facts: the Scheduler's facts and decisions, one JSON line each, for a replay. Off unless configured.
 
-Each start of a gateway begins with a header: the settings that its decisions depend on. Off unless configured. It
-holds sizes, times and hashes, no content.
+Each start of a gateway writes a header with the settings that decisions depend on. The log holds sizes, times and
+hashes, but no content.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class FactLog:
         self._write({"settings": header.settings})
 
     def record(self, now: float, fact: Fact, decisions: Sequence[Decision]) -> None:
-        """Call it after each `tell`. Lines reach the disk within about a second of the next one."""
+        """Append one line. Lines reach the disk within about a second of the next one."""
         if self._file.closed:
             return
         is_due = now - self._flushed_at >= FLUSH_EVERY_S
@@ -66,7 +66,7 @@ class FactLog:
 
 
 def lines(path: Path) -> Iterator[Header | tuple[float, Fact, list[Decision]]]:
-    """The log as values again: headers, and facts with their times and decisions.
+    """Yield the log as values: headers, and facts with their times and decisions.
 
     Raises ValueError on a line that is not of this format.
     """
@@ -85,7 +85,7 @@ def lines(path: Path) -> Iterator[Header | tuple[float, Fact, list[Decision]]]:
 
 
 def read(path: Path) -> Iterator[tuple[float, Fact, list[Decision]]]:
-    """The facts alone: tell a fresh Scheduler each one at its time and compare the decisions."""
+    """Yield the facts alone, for a fresh Scheduler whose decisions are compared."""
     return (line for line in lines(path) if not isinstance(line, Header))
 
 
@@ -94,5 +94,5 @@ def _named(value: Fact | Decision) -> list[Any]:
 
 
 def _listed(value: Any) -> list[Any]:
-    """Sets, and sequences that are not lists, as JSON arrays."""
+    """Return a set or another sequence as a JSON array."""
     return sorted(value) if isinstance(value, frozenset) else list(value)

@@ -1,6 +1,7 @@
 """Log lines on standard error: key=value text for people, or one JSON object each for machines.
 
-What requests hold is not logged, at any level, whoever writes: libraries quote what they cannot read.
+The content of requests is not logged at any level. Libraries quote text that they cannot read, so that their
+errors are shortened.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from gateway.core.fields import excerpt, visible
 
 PLAIN = re.compile(r"[^\s\"'=]+")
 OUR_NOTE = "request "
-"""Begins the note that the path adds to an error: which request it was."""
+"""Opens the note with which the path names the request in an error."""
 _OURS = frozenset(("gateway", "policies", "tool_runtime", "batch_agent", "turngate"))
 _ABOUT_THE_SYSTEM = (OSError, RuntimeError, MemoryError, AttributeError, NameError, ImportError, AssertionError)
-"""Errors whose text is logged: it says what the process could not do. Any other may quote a request."""
+"""Errors whose text is logged, since it is about the process. Others may quote a request."""
 _NEVER_QUOTING, _QUOTING = frozenset(("sqlite3", "redis")), frozenset(("aiohttp",))
-"""Libraries whose errors do not, or do, whatever they are."""
+"""Libraries whose errors never, or always, may quote a request."""
 MAX_ERRORS = 20
-"""Of one stack trace: those that an error came from, or that a group holds."""
+"""Of one stack trace: causes of an error, and members of a group."""
 _LEFT_OUT = "(its text is not logged, since it may quote a request)"
 
 
@@ -61,29 +62,29 @@ class JsonLines(logging.Formatter):
 
 
 def stack_of(error: BaseException) -> str:
-    """Where it was raised and what kind it is, with those that it came from; its text where that is no secret."""
+    """Return the stack and kind of an error and its causes; its text where that is no secret."""
     return "\n".join(_stack(error, set())).rstrip("\n")
 
 
-def _stack(error: BaseException, told: set[int]) -> Iterator[str]:
-    told.add(id(error))
+def _stack(error: BaseException, seen: set[int]) -> Iterator[str]:
+    seen.add(id(error))
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    if cause is not None and id(cause) not in told and len(told) < MAX_ERRORS:
-        yield from _stack(cause, told)
+    if cause is not None and id(cause) not in seen and len(seen) < MAX_ERRORS:
+        yield from _stack(cause, seen)
         yield f"\n{'Which led to' if error.__cause__ else 'Then'}:\n"
     yield "Traceback (most recent call last):"
     yield "".join(traceback.format_tb(error.__traceback__)).rstrip("\n")
     yield f"{type(error).__module__}.{type(error).__qualname__}: {_text_of(error)}"
     yield from (note for note in getattr(error, "__notes__", ()) if note.startswith(OUR_NOTE))
     for one in error.exceptions if isinstance(error, BaseExceptionGroup) else ():
-        if id(one) not in told and len(told) < MAX_ERRORS:
-            yield indent("\n".join(_stack(one, told)), "  | ")
+        if id(one) not in seen and len(seen) < MAX_ERRORS:
+            yield indent("\n".join(_stack(one, seen)), "  | ")
 
 
 def _text_of(error: BaseException) -> str:
     library = type(error).__module__.partition(".")[0]
-    is_told = library in _NEVER_QUOTING or (isinstance(error, _ABOUT_THE_SYSTEM) and library not in _QUOTING)
-    return visible(str(error)) if is_told else _LEFT_OUT
+    is_shown = library in _NEVER_QUOTING or (isinstance(error, _ABOUT_THE_SYSTEM) and library not in _QUOTING)
+    return visible(str(error)) if is_shown else _LEFT_OUT
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
@@ -91,7 +92,7 @@ def _is_ours(record: logging.LogRecord) -> bool:
 
 
 def _message(record: logging.LogRecord) -> str:
-    """Of a library the first line: asyncio's further ones show tasks with their errors, and what they hold."""
+    """Return the message, of a library its first line: further lines of asyncio show the content of tasks."""
     text = record.getMessage()
     return text if _is_ours(record) else excerpt(text.partition("\n")[0])
 

@@ -1,4 +1,4 @@
-"""Counters of the hot path: to count is one addition; Prometheus is told at a scrape."""
+"""The metrics of the gateway. On the hot path a count is one addition; Prometheus reads it at a scrape."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MAX_LABEL_SETS = 1_000
 
 class Counter(Collector):
     """A number for each label set; past the bound all further label sets are `other`. Owned by the event loop's
-    thread: the library's own takes a lock for each addition, which costs ten times as much."""
+    thread. The library's counter takes a lock for each addition, which costs ten times as much."""
 
     def __init__(
         self, name: str, text: str, labels: Sequence[str] = (), max_label_sets: int = MAX_LABEL_SETS
@@ -65,19 +65,19 @@ class Counter(Collector):
 
 
 class Durations:
-    """What was observed under one label set."""
+    """The observations of one label set."""
 
     __slots__ = ("counts", "sum_s")
 
     def __init__(self, num_bounds: int) -> None:
         self.counts = [0] * (num_bounds + 1)
-        """Of each bucket alone; the last has no upper bound."""
+        """Observations in each bucket; the last has no upper bound."""
         self.sum_s = 0.0
 
 
 class Histogram(Collector):
-    """Durations by label set, of which there are few. Owned by the event loop's thread: the library's own takes a
-    lock for each number, which costs ten times as much."""
+    """Durations by label set, of which there are few. Owned by the event loop's thread, without the
+    library's lock."""
 
     def __init__(self, name: str, text: str, bounds_s: Sequence[float], labels: Sequence[str] = ()) -> None:
         self._name, self._text, self._labels = name, text, labels
@@ -219,7 +219,7 @@ class FleetGauges(Collector):
         self._fleet = fleet
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
-        """Nothing, so that registering reads no fleet that is not there yet."""
+        """Return nothing, so that registering does not read the fleet."""
         return ()
 
     def collect(self) -> Iterator[GaugeMetricFamily]:

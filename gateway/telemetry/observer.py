@@ -1,4 +1,4 @@
-"""What the path says to traces. Without them every call site is one comparison with None."""
+"""The end of every request: metrics, one log line, one receipt; and traces and the log of facts on the way."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from policies.types import Decision, Dispatch, Fact, ReplicaId, TurnKind
 
 
 class Tracing(Protocol):
-    """Of one gateway."""
+    """The traces of one gateway. Without it every call site is one comparison with None."""
 
     def trace(self, exchange: Exchange) -> Trace | None:
-        """None: this request is not traced."""
+        """Return the trace of a request that begins. None: it is not traced."""
         ...
 
     def close(self) -> None:
-        """Send what is left. May block for some seconds."""
+        """Send the remaining spans. May block for some seconds."""
         ...
 
 
 def tracing_of(section: Section, clock: Callable[[], float]) -> Tracing | None:
-    """None: traces are off. Raises ConfigError when the extra is not installed."""
+    """Return the configured tracing. None: traces are off. Raises ConfigError when the extra is not installed."""
     if section.endpoint is None:
         return None
     try:
@@ -39,8 +39,6 @@ def tracing_of(section: Section, clock: Callable[[], float]) -> Tracing | None:
         raise ConfigError("tracing.endpoint needs OpenTelemetry: pip install 'turngate[otel]'") from None
     return OtelTracing(exporting(section.endpoint, section.service_name, section.share), clock)
 
-
-# --- Tells what happened: metrics, one log line and one receipt per exchange, and the log of facts.
 
 LOG = logging.getLogger("turngate.request")
 
@@ -76,7 +74,7 @@ class Observer:
         return self._tracing.trace(exchange) if self._tracing is not None else None
 
     def finished(self, exchange: Exchange) -> None:
-        """Call it exactly once per exchange, at its end, whatever the end was."""
+        """Record an exchange that has ended. Call it exactly once per exchange."""
         assert exchange.end is not None
         outcome = exchange.end.outcome
         self._count(exchange, outcome)
@@ -90,13 +88,13 @@ class Observer:
             LOG.log(level, "request", extra={"fields": receipt(values)})
 
     def round_ended(self, exchange: Exchange) -> None:
-        """A model call of an answer that goes on is over; `finished` counts the last."""
-        usage, who, dispatch = exchange.reply.usage, exchange.recognition, exchange.dispatch
+        """Count a model call of an answer that goes on; `finished` counts the last."""
+        usage, recognition, dispatch = exchange.reply.usage, exchange.recognition, exchange.dispatch
         self.metrics.prompt_tokens.add(usage.prompt_tokens or 0)
         self.metrics.output_tokens.add(usage.output_tokens or 0)
-        if who is not None and dispatch is not None:
-            self.metrics.turns.add(1, who.kind, dispatch.reason)
-            self._count_cache(exchange, who, dispatch)
+        if recognition is not None and dispatch is not None:
+            self.metrics.turns.add(1, recognition.kind, dispatch.reason)
+            self._count_cache(exchange, recognition, dispatch)
 
     def record_decisions(self, fact: Fact, decisions: Sequence[Decision], now: float, took_s: float) -> None:
         """A `gate.Listener`: the Scheduler got a fact at `now` and took `took_s` to decide."""
@@ -105,38 +103,42 @@ class Observer:
             self._facts.record(now, fact, decisions)
 
     def hinted(self, engine: str, hints: Iterable[str], result: str) -> None:
-        """Hints were `sent`, `refused` by the engine, or `dropped` because the client may not give them."""
+        """Count hints that were `sent`, `refused` by the engine, or `dropped` because the client may not give
+        them."""
         for hint in hints:
             self.metrics.hints.add(1, engine, hint, result)
 
     def faulted(self, engine: str, fault: EngineFault) -> None:
-        """An engine did something wrong, whether or not a client has felt it."""
+        """Count a fault of an engine, whether or not a client noticed it."""
         self.metrics.faults.add(1, engine, fault)
 
     def retried(self, cause: str) -> None:
-        """A model call goes out once more; `cause` is one word of a small set."""
+        """Count a repeated model call; `cause` is one word of a small set."""
         self.metrics.retries.add(1, cause)
 
     def limited(self, limit: str) -> None:
-        """A request was refused by this limit of its key."""
+        """Count a refusal by this limit of a key."""
         self.metrics.limited.add(1, limit)
 
     def evicted(self, replica_id: ReplicaId, num_blocks: int, horizon_s: float | None) -> None:
-        """An engine published that it evicted blocks; nine in ten had been idle for `horizon_s` at least."""
+        """Count blocks that an engine evicted; nine in ten had been idle for at least `horizon_s`."""
         self.metrics.kv_evicted_blocks.add(num_blocks, replica_id)
         if horizon_s is not None:
             self.metrics.kv_horizon(replica_id).set(horizon_s)
 
     def receipt(self, receipt_id: str, tenant: str | None) -> Json | None:
-        """None when there is none for this tenant. Tenant None: of any."""
+        """Return a receipt; None when this tenant has none. Tenant None: of any."""
         return self._receipts.get(receipt_id, tenant, self._clock())
 
     def receipt_headers(self, exchange: Exchange) -> list[tuple[str, str]]:
-        """What is known when the headers go out."""
+        """Return the headers that describe a request at the time when they go out."""
         headers = [("X-Turngate-Receipt", exchange.id)] if self._leaves_receipt(exchange) else []
         headers.append(("X-Request-Id", exchange.request_id or exchange.id))
-        if (who := exchange.recognition) is not None:
-            headers += [("X-Turngate-Session", who.session_id), ("X-Turngate-Family", who.family_id)]
+        if (recognition := exchange.recognition) is not None:
+            headers += [
+                ("X-Turngate-Session", recognition.session_id),
+                ("X-Turngate-Family", recognition.family_id),
+            ]
         if (dispatch := exchange.dispatch) is not None:
             headers += [("X-Turngate-Engine", dispatch.replica_id), ("X-Turngate-Reason", dispatch.reason._value_)]
             queued = queued_s(exchange.timings)
@@ -156,42 +158,44 @@ class Observer:
 
     @staticmethod
     def _leaves_receipt(exchange: Exchange) -> bool:
-        """Of a request that was refused before its caller was known, nobody could read one."""
+        """Return whether the caller is known: without one, no tenant could read the receipt."""
         return bool(exchange.caller.tenant)
 
     def _count(self, exchange: Exchange, outcome: Outcome) -> None:
         metrics, times = self.metrics, exchange.timings
         metrics.outcomes.add(1, outcome, exchange.dialect.name)
-        who, dispatch, usage = exchange.recognition, exchange.dispatch, exchange.reply.usage
+        recognition, dispatch, usage = exchange.recognition, exchange.dispatch, exchange.reply.usage
         if usage.prompt_tokens:
             metrics.prompt_tokens.add(usage.prompt_tokens)
         if usage.output_tokens:
             metrics.output_tokens.add(usage.output_tokens)
         if (overhead := overhead_s(times)) is not None:
             metrics.overhead.observe(max(0.0, overhead))
-        if who is None or dispatch is None:
+        if recognition is None or dispatch is None:
             return
-        metrics.turns.add(1, who.kind, dispatch.reason)
+        metrics.turns.add(1, recognition.kind, dispatch.reason)
         metrics.wait.observe(queued_s(times) or 0.0, dispatch.reason)
         if times.first_byte_at is not None:
-            turn = "side" if who.kind is TurnKind.SIDE else "later" if who.turn_index else "first"
+            turn = "side" if recognition.kind is TurnKind.SIDE else "later" if recognition.turn_index else "first"
             metrics.ttft.observe(times.first_byte_at - times.received_at, turn)
-        self._count_cache(exchange, who, dispatch)
+        self._count_cache(exchange, recognition, dispatch)
 
-    def _count_cache(self, exchange: Exchange, who: Recognition, dispatch: Dispatch) -> None:
-        """Only for replies that say `cached_tokens`: elsewhere expected and actual could not be compared."""
+    def _count_cache(self, exchange: Exchange, recognition: Recognition, dispatch: Dispatch) -> None:
+        """Count expected and actual cached tokens of a reply that reports both token counts."""
         usage, replica = exchange.reply.usage, dispatch.replica_id
         if usage.prompt_tokens is None or usage.cached_tokens is None:
             return
         self.metrics.cached_tokens.add(dispatch.expected_cached_tokens, replica, "expected")
         self.metrics.cached_tokens.add(usage.cached_tokens, replica, "actual")
-        if who.kind is not TurnKind.SIDE:
-            again = self._recomputation.of(who.session_id, replica, usage.prompt_tokens, usage.cached_tokens)
+        if recognition.kind is not TurnKind.SIDE:
+            again = self._recomputation.of(
+                recognition.session_id, replica, usage.prompt_tokens, usage.cached_tokens
+            )
             self.metrics.recomputed_tokens.add(again, replica)
 
 
 class Recomputation:
-    """How much of a session's earlier prompt had to be prefilled again: computed once, and no longer cached.
+    """How much of a session's earlier prompt was prefilled again, since it was no longer cached.
 
     A replica counts from its first reported hit on, as some engines report 0 always. Bounded: the least
     recently seen session is forgotten first.
@@ -206,7 +210,7 @@ class Recomputation:
         self._prompt_tokens.pop(session_id, None)
 
     def of(self, session_id: str, replica_id: str, prompt_tokens: int, cached_tokens: int) -> int:
-        """Tokens recomputed by this turn; it becomes the session's latest."""
+        """Return the tokens that this turn recomputed. The turn becomes the session's latest."""
         earlier = self._prompt_tokens.pop(session_id, 0)
         self._prompt_tokens[session_id] = prompt_tokens
         if len(self._prompt_tokens) > self._max_sessions:

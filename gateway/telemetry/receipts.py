@@ -1,6 +1,6 @@
 """Receipts: why one request went as it did, without any of its content; kept for a while, per tenant.
 
-What one tells is taken out of its exchange at the end, and written only for whoever reads it.
+The values of a receipt are taken from its exchange at the end. Its JSON is written only when it is read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Values: TypeAlias = tuple[Any, ...]
 
 
 class ReceiptPart:
-    """What of an exchange a receipt tells, by the names that it gives them."""
+    """Values of an exchange that a receipt holds, by their names in it."""
 
     def __init__(self, **attributes: str) -> None:
         self.names = tuple(attributes)
@@ -69,12 +69,12 @@ _TENANT, _FINISHED_AT = _NAMES.index("tenant"), len(_NAMES) + Timings.__slots__.
 
 
 def values_of(exchange: Exchange) -> Values:
-    """All that a receipt tells, and its times last. Nothing of it changes any more, and nothing keeps a prompt."""
+    """Return the values of a receipt, with its times last. No value changes any more, and none keeps a prompt."""
     rounds, usage = exchange.rounds, exchange.usage
     failure = exchange.end.failure if exchange.end is not None else None
     return (
         *_ASKED.of(exchange),
-        *(map(_told, _FAILED.of(failure)) if failure is not None else _FAILED.nothing),
+        *(map(_bounded, _FAILED.of(failure)) if failure is not None else _FAILED.nothing),
         *(_RECOGNISED.of(exchange) if exchange.recognition is not None else _RECOGNISED.nothing),
         *(_DISPATCHED.of(exchange) if exchange.dispatch is not None else _DISPATCHED.nothing),
         usage.cached_tokens,
@@ -89,13 +89,13 @@ def values_of(exchange: Exchange) -> Values:
     )
 
 
-def _told(value: Any) -> Any:
-    """Engines quote clients."""
+def _bounded(value: Any) -> Any:
+    """Return a text that may quote a client, as an excerpt."""
     return excerpt(value) if isinstance(value, str) else value
 
 
 def size_bytes(values: Values) -> int:
-    """Memory of a receipt, about. Texts that several share count in each."""
+    """Return about the memory of a receipt. Texts that several share count in each."""
     model, engine_model, request_id, rounds, notes, status = _OF_ANY_LENGTH(values)
     size = _OWN_BYTES + getsizeof(model) + getsizeof(engine_model) + getsizeof(request_id)
     if notes or rounds or status is not None:
@@ -109,18 +109,18 @@ def _deep_size_bytes(value: Any) -> int:
 
 
 def receipt(values: Values) -> Json:
-    """A flat object; keys without a value are left out. Turns count from 1. Token counts of an answer of several
-    model calls are sums; the calls stand beside them."""
-    told: Json = dict(zip(_NAMES, values, strict=False))
-    told["turn"] = None if told["turn"] is None else told["turn"] + 1
+    """Return a flat object without keys that have no value. Turns count from 1. Token counts are sums over the
+    model calls of an answer, which stand beside them."""
+    row: Json = dict(zip(_NAMES, values, strict=False))
+    row["turn"] = None if row["turn"] is None else row["turn"] + 1
     times = Timings(*values[len(_NAMES) :])
-    told |= {"queue_ms": _ms(queued_s(times)), "ttft_ms": _ms(ttft_s(times)), "total_ms": _ms(total_s(times))}
-    told["notes"] = list(told.pop("notes"))
-    return {name: value for name, value in told.items() if value or (value == 0 and value is not False)}
+    row |= {"queue_ms": _ms(queued_s(times)), "ttft_ms": _ms(ttft_s(times)), "total_ms": _ms(total_s(times))}
+    row["notes"] = list(row.pop("notes"))
+    return {name: value for name, value in row.items() if value or (value == 0 and value is not False)}
 
 
 def queued_s(times: Timings) -> float | None:
-    """From recognised to slot, or to the end for a turn that never got one. None: it never queued."""
+    """Return the time from recognition to a slot, or to the end of a turn without one. None: it never queued."""
     end = times.leased_at if times.leased_at is not None else times.finished_at
     return None if times.recognised_at is None or end is None else end - times.recognised_at
 
@@ -134,7 +134,7 @@ def total_s(times: Timings) -> float | None:
 
 
 def overhead_s(times: Timings) -> float | None:
-    """What the gateway itself took: all but queue and engine. None: no engine was asked."""
+    """Return the gateway's own time: all but queue and engine. None: no engine was asked."""
     if times.engine_asked_at is None:
         return None
     return times.engine_asked_at - times.received_at - (queued_s(times) or 0.0)
@@ -160,7 +160,7 @@ class Receipts:
         return len(self._kept)
 
     def put(self, receipt_id: str, values: Values) -> None:
-        """`values` of an exchange that has ended just now."""
+        """Keep the `values` of an exchange that has just ended."""
         kept, now = self._kept, values[_FINISHED_AT]
         if self._keep_s > 0:
             size = size_bytes(values)
@@ -175,7 +175,7 @@ class Receipts:
             self.num_bytes -= size
 
     def get(self, receipt_id: str, tenant: str | None, now: float) -> Json | None:
-        """None when it is unknown, too old, or another tenant's; these are not told apart. Tenant None: of any."""
+        """Return a receipt. None: it is unknown, too old, or another tenant's. Tenant None: of any."""
         values, _ = self._kept.get(receipt_id, (None, 0))
         if values is None or tenant not in (None, values[_TENANT]) or self._is_old(values, now):
             return None

@@ -1,4 +1,4 @@
-"""Names in our spans. OpenTelemetry's conventions for GenAI are still in development: they change here alone.
+"""Traces as OpenTelemetry has them. Its conventions for GenAI may still change: their names stand here alone.
 
 https://opentelemetry.io/docs/specs/semconv/gen-ai/
 """
@@ -67,8 +67,6 @@ EXECUTE_TOOL = "execute_tool"
 WAIT = "turngate.wait"
 
 
-# ---- traces as OpenTelemetry has them
-
 W3C = TraceContextTextMapPropagator()
 _CONTEXT_HEADERS = frozenset(("traceparent", "tracestate"))
 _EXPORT_TIMEOUT_S = 5.0
@@ -76,7 +74,8 @@ _FINE = frozenset((Outcome.ANSWERED, Outcome.CLIENT_GONE))
 
 
 def exporting(endpoint: str, service_name: str, share: float) -> TracerProvider:
-    """Sends spans in batches, from a thread of its own; what the collector does not take in time is dropped."""
+    """Return a provider that sends spans in batches from its own thread. Spans that the collector does not
+    accept in time are dropped."""
     about = {"service.name": service_name, "service.version": version("turngate")}
     provider = TracerProvider(
         sampler=ParentBased(TraceIdRatioBased(share)), resource=Resource.create(about), shutdown_on_exit=False
@@ -89,7 +88,7 @@ def exporting(endpoint: str, service_name: str, share: float) -> TracerProvider:
 
 
 class OtelTracing:
-    """A `tracing.Tracing`. `clock` is the monotonic clock of the exchanges."""
+    """An `observer.Tracing`. `clock` is the monotonic clock of the exchanges."""
 
     def __init__(self, provider: TracerProvider, clock: Callable[[], float]) -> None:
         self._provider = provider
@@ -117,7 +116,7 @@ class OtelTracing:
 
 
 class OtelTrace:
-    """A `tracing.Trace`. `ahead_s`: of the wall clock, before the exchanges' clock."""
+    """An `exchange.Trace`. `ahead_s`: the wall clock minus the exchanges' clock."""
 
     def __init__(self, tracer: Tracer, span: Span, ahead_s: float) -> None:
         self.id = trace.format_trace_id(span.get_span_context().trace_id)
@@ -128,7 +127,7 @@ class OtelTrace:
         self._call: Span | None = None
 
     def begin_call(self, exchange: Exchange, engine: str, base_url: str, headers: HeaderList) -> HeaderList:
-        self.end_call(exchange)  # what the engine refused of it is asked once more
+        self.end_call(exchange)  # a repeated call ends the span of the refused one
         operation = exchange.dialect.operation
         place = urlsplit(base_url)
         dispatch = exchange.dispatch
@@ -197,7 +196,7 @@ class OtelTrace:
         span.end()
 
     def _waited(self, exchange: Exchange) -> None:
-        """From recognised to slot; a turn that never got one waited to its end."""
+        """Add the span of the wait, from recognition to a slot or to the end of a turn without one."""
         times, dispatch = exchange.timings, exchange.dispatch
         until = times.leased_at if times.leased_at is not None else times.finished_at
         if times.recognised_at is None or until is None:
@@ -213,21 +212,21 @@ class OtelTrace:
 
 
 def _about(exchange: Exchange) -> dict[str, AttributeValue | None]:
-    who, times = exchange.recognition, exchange.timings
-    told: dict[str, AttributeValue | None] = {
+    recognition, times = exchange.recognition, exchange.timings
+    about: dict[str, AttributeValue | None] = {
         TENANT: exchange.caller.tenant,
         REQUEST_MODEL: exchange.logged_model,
         FIRST_CHUNK_S: times.first_byte_at - times.received_at if times.first_byte_at is not None else None,
     }
-    if who is not None:
-        told |= {
-            CONVERSATION: who.session_id,
-            FAMILY: who.family_id,
-            PARENT: who.parent_id,
-            TURN: who.turn_index,
-            KIND: who.kind.value,
+    if recognition is not None:
+        about |= {
+            CONVERSATION: recognition.session_id,
+            FAMILY: recognition.family_id,
+            PARENT: recognition.parent_id,
+            TURN: recognition.turn_index,
+            KIND: recognition.kind.value,
         }
-    return told
+    return about
 
 
 def _usage(usage: Usage) -> dict[str, AttributeValue | None]:

@@ -15,7 +15,7 @@ from gateway.exchange import Exchange, Recognition, Timings
 from gateway.sessions.session_table import SessionEntry, SessionTable, Span, Timeline
 from policies.fleet import FleetView, SessionView
 from policies.types import SessionId, SessionState, TurnKind
-from tests.gateway.observed import FLEET, exchange
+from tests.telemetry.observed import FLEET, exchange
 
 NOW = 100.0
 WHO = Recognition("s1", "f1", "s0", 2, TurnKind.AGENT, "chain", 0.9, False, (), 0)

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.core.errors import EngineFault
 from policies.types import Usage
-from tests.gateway.observed import exchange, observer
+from tests.telemetry.observed import exchange, observer
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 DASHBOARD = json.loads((DEPLOY / "grafana/turngate.json").read_text())

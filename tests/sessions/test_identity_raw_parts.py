@@ -16,7 +16,7 @@ from gateway.core.transport import Request
 from gateway.dialects import BY_PATH
 from gateway.exchange import Exchange, Payload, Timings
 from gateway.sessions.identity import Cutter, Identity
-from tests.gateway.observed import Asked
+from tests.telemetry.observed import Asked
 
 PATHS = ("/v1/chat/completions", "/v1/messages")
 SECRET = b"s" * 32

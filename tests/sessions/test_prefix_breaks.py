@@ -14,8 +14,8 @@ from gateway.exchange import Exchange, Recognition
 from gateway.sessions.prefix_breaks import PrefixBreaks
 from gateway.telemetry.metrics import Metrics
 from policies.types import TurnKind, Usage
-from tests.gateway.observed import exchange
 from tests.policies.siblings import Agent, path_line
+from tests.telemetry.observed import exchange
 
 
 def first_turn(agent: Agent, noise: Random, usage: Usage, **changes: Any) -> tuple[Exchange, Script]:

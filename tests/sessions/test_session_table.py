@@ -8,7 +8,7 @@ from typing import Any
 from gateway.exchange import Exchange, Recognition, Timings
 from gateway.sessions.session_table import ENDED_KEPT_S, SessionTable
 from policies.types import TurnKind, Usage
-from tests.gateway.observed import exchange
+from tests.telemetry.observed import exchange
 
 
 def request_of(id_: str, recognition: Recognition, **changes: Any) -> Exchange:

@@ -11,7 +11,7 @@ import pytest
 from gateway.core.errors import Failure, Outcome
 from gateway.exchange import Exchange, RequestEnd
 from gateway.telemetry.receipts import Receipts, size_bytes, values_of
-from tests.gateway.observed import exchange, observer
+from tests.telemetry.observed import exchange, observer
 
 MUCH = 2**20
 USED = {"cached_tokens": 900, "output_tokens": 50}

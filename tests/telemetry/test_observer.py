@@ -23,7 +23,7 @@ from policies.types import (
     TurnKind,
     Usage,
 )
-from tests.gateway.observed import Asked, exchange, observer
+from tests.telemetry.observed import Asked, exchange, observer
 
 
 def sample(seen: Observer, name: str, **labels: str) -> float | None:
