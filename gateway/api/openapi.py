@@ -6,7 +6,7 @@ The schema of a request names the fields that the gateway itself reads. All othe
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -100,17 +100,22 @@ def _in_path(name: str) -> Json:
 
 
 def call(
-    summary: str, fields: Json, required: list[str], example: Json, failure: str = "Failure", streams: bool = True
+    summary: str, example: Json, fields: Json, required: Sequence[str], failure: str, streams: bool
 ) -> Operation:
     """Describe a model call by the fields that the gateway reads."""
     read = {"model": nullable(TEXT), "stream": nullable({"type": "boolean"}), "stream_options": nullable(OBJECT)}
-    schema = {"type": "object", "properties": read | fields, "required": required}
+    schema = {"type": "object", "properties": read | fields, "required": [*required]}
     body = {"application/json": {"schema": schema, "examples": {"usual": {"value": example}}}}
-    return Operation(summary, json_of(OBJECT) | (EVENTS if streams else {}), OF_A_CALL, body=body, failure=failure)
+    content = json_of(OBJECT) | (EVENTS if streams else {})
+    return Operation(summary, content, OF_A_CALL, body=body, failure=failure)
+
+
+def content_of(content_type: str, schema: Json) -> Json:
+    return {content_type: {"schema": schema}}
 
 
 def json_of(schema: Json) -> Json:
-    return {"application/json": {"schema": schema}}
+    return content_of("application/json", schema)
 
 
 def ref(name: str) -> Json:

@@ -6,14 +6,14 @@ Routing, allowed methods, access, the site that answers in a cluster, and the Op
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from re import Pattern
 from typing import TypeAlias
 
 from gateway.access.keys import Viewer
-from gateway.api import openapi, sessions
+from gateway.api import openapi
 from gateway.api.openapi import (
     BYTES,
     EVENTS,
@@ -22,6 +22,7 @@ from gateway.api.openapi import (
     OF_A_CALL,
     TEXT,
     Operation,
+    content_of,
     having,
     in_query,
     json_of,
@@ -30,6 +31,7 @@ from gateway.api.openapi import (
     page_of,
     ref,
 )
+from gateway.api.sessions import joined_families, joined_live, joined_sessions
 from gateway.api.views import Page, Views, json_page
 from gateway.batches import ENDPOINTS, PURPOSES, BatchOperation
 from gateway.cluster.destination import LOCAL, Destination, Join, Site
@@ -74,10 +76,19 @@ class Route:
 # ---- entries of each kind
 
 
-def _call(path: str, operation: Operation) -> Route:
-    """A model call in the wire format of its path."""
-    is_turn = BY_PATH[path].is_conversation
-    return Route("POST", path, None, operation, destination=Destination(Site.SESSION) if is_turn else LOCAL)
+def _call(
+    path: str,
+    summary: str,
+    example: Json,
+    fields: Json,
+    *required: str,
+    failure: str = "Failure",
+    streams: bool = True,
+) -> Route:
+    """A model call in the wire format of its path, with the fields that the gateway reads."""
+    operation = openapi.call(summary, {"model": "a-model"} | example, fields, required, failure, streams)
+    destination = Destination(Site.SESSION) if BY_PATH[path].is_conversation else LOCAL
+    return Route("POST", path, None, operation, destination=destination)
 
 
 def _stored(method: str, below: str, summary: str, content: Json) -> Route:
@@ -86,7 +97,17 @@ def _stored(method: str, below: str, summary: str, content: Json) -> Route:
     return Route(method, path, None, Operation(summary, content, OF_A_CALL), destination=site)
 
 
-def _batch(method: str, path: str, handler: BatchOperation, operation: Operation) -> Route:
+def _batch(
+    method: str,
+    path: str,
+    handler: BatchOperation,
+    summary: str,
+    content: Json,
+    *refusals: int,
+    query: tuple[Json, ...] = (),
+    body: Json | None = None,
+) -> Route:
+    operation = Operation(summary, content, refusals, query, body)
     return Route(method, path, handler, operation, destination=Destination(Site.FILES))
 
 
@@ -121,29 +142,25 @@ def _description(views: Views, request: Request, viewer: Viewer | None) -> Page:
     return json_page(document())
 
 
-# ---- the schemas of bodies
+# ---- the schemas of bodies and pages
 
-_MESSAGES = {"messages": OBJECTS, "tools": nullable(OBJECTS)}
+_TURN = {"messages": OBJECTS, "tools": nullable(OBJECTS)}
 _PROMPT = {"type": ["string", "array"]}
-_ANTHROPIC = _MESSAGES | {"system": nullable(_PROMPT)}
+_ANTHROPIC = _TURN | {"system": nullable(_PROMPT)}
 _RESPONSE = {
     "input": nullable({"anyOf": [TEXT, OBJECTS]}),
     "instructions": nullable(TEXT),
     "tools": nullable(OBJECTS),
     "previous_response_id": nullable(TEXT),
 }
-_ASK = {"model": "a-model", "max_tokens": 16}
-_HELLO = _ASK | {"messages": [{"role": "user", "content": "Hello"}]}
-_FILE_FORM: Json = {
-    "multipart/form-data": {
-        "schema": {
-            "type": "object",
-            "properties": {"file": BYTES, "purpose": {"enum": list(PURPOSES)}},
-            "required": ["file", "purpose"],
-        }
-    }
+_HELLO = {"max_tokens": 16, "messages": [{"role": "user", "content": "Hello"}]}
+_TWO_PROMPTS = {"max_tokens": 16, "prompt": ["a", "b"]}
+_UPLOAD = {
+    "type": "object",
+    "properties": {"file": BYTES, "purpose": {"enum": list(PURPOSES)}},
+    "required": ["file", "purpose"],
 }
-_NEW_BATCH: Json = {
+_NEW_BATCH = {
     "type": "object",
     "properties": {
         "input_file_id": TEXT,
@@ -154,143 +171,77 @@ _NEW_BATCH: Json = {
     },
     "required": ["input_file_id", "endpoint", "completion_window"],
 }
-_DELETED = {"type": "object", "required": ["id", "deleted"]}
-_FILE, _BATCH = json_of(ref("File")), json_of(ref("Batch"))
+_FORM = {"multipart/form-data": {"schema": _UPLOAD}}
+_FILES, _FILE, _CONTENT = (
+    json_of(list_of("File")),
+    json_of(ref("File")),
+    content_of("application/octet-stream", BYTES),
+)
+_DELETED = json_of({"type": "object", "required": ["id", "deleted"]})
+_BATCHES, _BATCH = json_of(list_of("Batch")), json_of(ref("Batch"))
 _STATUS = json_of(having("status", TEXT))
+_PROMETHEUS, _HTML = content_of("text/plain", TEXT), content_of("text/html", TEXT)
+_FILE_QUERY = (*page_of(10_000), in_query("purpose", TEXT))
 _LIVE_QUERY = (in_query("limit", TEXT), in_query("offset", TEXT))  # a text that is no number counts as absent
+_SESSIONS, _FAMILIES = having("sessions", OBJECTS), having("families", OBJECTS)
+
+
+def _first(pages: Sequence[Json]) -> Json:
+    return pages[0]
+
 
 # ---- the table
 
+B, V = BatchOperation, Views
 ROUTES = (
-    _call("/v1/chat/completions", openapi.call("A turn of a conversation", _MESSAGES, ["messages"], _HELLO)),
+    _call("/v1/chat/completions", "A turn of a conversation", _HELLO, _TURN, "messages"),
+    _call("/v1/completions", "A prompt, or a list", _TWO_PROMPTS, {"prompt": _PROMPT}, "prompt"),
+    _call("/v1/responses", "A turn, as a response", {"input": "Hello"}, _RESPONSE),
+    _call("/v1/messages", "A turn, as a message", _HELLO, _ANTHROPIC, "messages", failure="Failed"),
     _call(
-        "/v1/completions",
-        openapi.call("A prompt, or a list", {"prompt": _PROMPT}, ["prompt"], _ASK | {"prompt": ["a", "b"]}),
+        *("/v1/messages/count_tokens", "Tokens of a message", _HELLO, _ANTHROPIC, "messages"),
+        failure="Failed",
+        streams=False,
     ),
-    _call(
-        "/v1/responses",
-        openapi.call("A turn, as a response", _RESPONSE, [], {"model": "a-model", "input": "Hello"}),
-    ),
-    _call("/v1/messages", openapi.call("A turn, as a message", _ANTHROPIC, ["messages"], _HELLO, "Failed")),
-    _call(
-        "/v1/messages/count_tokens",
-        openapi.call("Tokens of a message", _ANTHROPIC, ["messages"], _HELLO, "Failed", streams=False),
-    ),
-    _call(
-        "/v1/embeddings",
-        openapi.call("Embeddings", {}, [], {"model": "a-model", "input": "Hello"}, streams=False),
-    ),
-    _call(
-        "/tokenize",
-        openapi.call("Tokens of a text", {}, [], {"model": "a-model", "prompt": "Hello"}, streams=False),
-    ),
-    _call(
-        "/detokenize", openapi.call("Text of tokens", {}, [], {"model": "a-model", "tokens": [1]}, streams=False)
-    ),
+    _call("/v1/embeddings", "Embeddings", {"input": "Hello"}, {}, streams=False),
+    _call("/tokenize", "Tokens of a text", {"prompt": "Hello"}, {}, streams=False),
+    _call("/detokenize", "Text of tokens", {"tokens": [1]}, {}, streams=False),
     _stored("GET", "", "A stored response", json_of(OBJECT) | EVENTS),
     _stored("DELETE", "", "Delete a stored response", json_of(OBJECT)),
     _stored("POST", "/cancel", "Cancel a response", json_of(OBJECT)),
     _stored("GET", "/input_items", "The input of a response", json_of(OBJECT)),
+    _batch("GET", "/v1/files", B.LIST_FILES, "The tenant's files", _FILES, 400, 401, 404, query=_FILE_QUERY),
+    _batch("POST", "/v1/files", B.UPLOAD_FILE, "Upload a file", _FILE, 400, 401, 404, 413, 415, body=_FORM),
+    _batch("GET", "/v1/files/{file_id}", B.SHOW_FILE, "A file", _FILE, 401, 404),
+    _batch("DELETE", "/v1/files/{file_id}", B.DELETE_FILE, "Delete a file", _DELETED, 401, 404),
+    _batch("GET", "/v1/files/{file_id}/content", B.READ_FILE, "The content of a file", _CONTENT, 401, 404),
     _batch(
-        "GET",
-        "/v1/files",
-        BatchOperation.LIST_FILES,
-        Operation(
-            "The tenant's files",
-            json_of(list_of("File")),
-            (400, 401, 404),
-            (*page_of(10_000), in_query("purpose", TEXT)),
-        ),
+        "GET", "/v1/batches", B.LIST_BATCHES, "The tenant's batches", _BATCHES, 400, 401, 404, query=page_of(100)
     ),
     _batch(
-        "POST",
-        "/v1/files",
-        BatchOperation.UPLOAD_FILE,
-        Operation("Upload a file", _FILE, (400, 401, 404, 413, 415), body=_FILE_FORM),
+        *("POST", "/v1/batches", B.CREATE_BATCH, "Start a batch", _BATCH, 400, 401, 404, 413, 415),
+        body=json_of(_NEW_BATCH),
     ),
-    _batch("GET", "/v1/files/{file_id}", BatchOperation.SHOW_FILE, Operation("A file", _FILE, (401, 404))),
-    _batch(
-        "DELETE",
-        "/v1/files/{file_id}",
-        BatchOperation.DELETE_FILE,
-        Operation("Delete a file", json_of(_DELETED), (401, 404)),
-    ),
-    _batch(
-        "GET",
-        "/v1/files/{file_id}/content",
-        BatchOperation.READ_FILE,
-        Operation("The content of a file", {"application/octet-stream": {"schema": BYTES}}, (401, 404)),
-    ),
-    _batch(
-        "GET",
-        "/v1/batches",
-        BatchOperation.LIST_BATCHES,
-        Operation("The tenant's batches", json_of(list_of("Batch")), (400, 401, 404), page_of(100)),
-    ),
-    _batch(
-        "POST",
-        "/v1/batches",
-        BatchOperation.CREATE_BATCH,
-        Operation("Start a batch", _BATCH, (400, 401, 404, 413, 415), body=json_of(_NEW_BATCH)),
-    ),
-    _batch(
-        "GET",
-        "/v1/batches/{batch_id}",
-        BatchOperation.SHOW_BATCH,
-        Operation("The progress of a batch", _BATCH, (401, 404)),
-    ),
-    _batch(
-        "POST",
-        "/v1/batches/{batch_id}/cancel",
-        BatchOperation.CANCEL_BATCH,
-        Operation("Cancel a batch", _BATCH, (401, 404, 409)),
-    ),
-    _view("/v1/models", Views.models, "Models that the key may use", list_of("Model")),
-    _view("/v1/models/{model}", Views.model, "A model", ref("Model"), 404),
+    _batch("GET", "/v1/batches/{batch_id}", B.SHOW_BATCH, "The progress of a batch", _BATCH, 401, 404),
+    _batch("POST", "/v1/batches/{batch_id}/cancel", B.CANCEL_BATCH, "Cancel a batch", _BATCH, 401, 404, 409),
+    _view("/v1/models", V.models, "Models that the key may use", list_of("Model")),
+    _view("/v1/models/{model}", V.model, "A model", ref("Model"), 404),
+    _view("/v1/turngate/sessions", V.list_sessions, "Sessions", _SESSIONS, join=joined_sessions),
     _view(
-        "/v1/turngate/sessions",
-        Views.list_sessions,
-        "Sessions",
-        having("sessions", OBJECTS),
-        join=sessions.joined_sessions,
+        "/v1/turngate/families", V.families, "Families, and their prefix breaks", _FAMILIES, join=joined_families
     ),
-    _view(
-        "/v1/turngate/families",
-        Views.families,
-        "Families, and the breaks of their shared prefix",
-        having("families", OBJECTS),
-        join=sessions.joined_families,
-    ),
-    _view("/v1/turngate/tools", Views.tools, "Tools that the gateway runs for this key", having("tools", OBJECTS)),
-    _view("/v1/turngate/limits", Views.limits, "Limits, and their use", having("limits", OBJECTS)),
-    _view(
-        "/v1/turngate/live",
-        Views.live,
-        "Replicas, sessions and turns now",
-        having("sessions", OBJECTS),
-        query=_LIVE_QUERY,
-        join=sessions.joined_live,
-    ),
-    _view(
-        "/v1/turngate/receipts/{receipt_id}",
-        Views.receipt,
-        "The decisions about a request, and their reasons",
-        having("id", TEXT),
-        404,
-        join=lambda pages: pages[0],
-    ),
-    _public("/health", Views.health, "The process lives", _STATUS, guard=Guard.ENGINES, site=Site.HEALTH),
-    _public("/ready", Views.ready, "It may get traffic", _STATUS, 503),
+    _view("/v1/turngate/tools", V.tools, "Tools that the gateway runs for this key", having("tools", OBJECTS)),
+    _view("/v1/turngate/limits", V.limits, "Limits, and their use", having("limits", OBJECTS)),
+    _view("/v1/turngate/live", V.live, "The fleet now", _SESSIONS, query=_LIVE_QUERY, join=joined_live),
+    _view("/v1/turngate/receipts/{receipt_id}", V.receipt, "A receipt", having("id", TEXT), 404, join=_first),
+    _public("/health", V.health, "The process lives", _STATUS, guard=Guard.ENGINES, site=Site.HEALTH),
+    _public("/ready", V.ready, "It may get traffic", _STATUS, 503),
     _public(
-        "/metrics",
-        Views.metrics,
-        "Prometheus metrics",
-        {"text/plain": {"schema": TEXT}},
-        *(401, 403, 404),
+        *("/metrics", V.metrics, "Prometheus metrics", _PROMETHEUS, 401, 403, 404),
         guard=Guard.METRICS,
         site=Site.METRICS,
     ),
-    _public(LIVE_PAGE, Views.ui, "The live page", {"text/html": {"schema": TEXT}}),
+    _public(LIVE_PAGE, V.ui, "The live page", _HTML),
     _public(DESCRIPTION, _description, "This description", json_of(OBJECT)),
 )
 CALLS = frozenset(route.path for route in ROUTES if route.handler is None and route.path in BY_PATH)
