@@ -58,9 +58,11 @@ class Everything(logging.Handler):
 def everything() -> Iterator[Everything]:
     root, handler = logging.getLogger(), Everything()
     handlers, level = list(root.handlers), root.level
-    root.handlers, root.level = [handler], logging.DEBUG
+    root.handlers = [handler]
+    root.setLevel(logging.DEBUG)  # loggers remember which levels are off until it is called
     yield handler
-    root.handlers, root.level = handlers, level
+    root.handlers = handlers
+    root.setLevel(level)
 
 
 async def test_what_is_wrong_with_a_request_is_logged_without_it(
