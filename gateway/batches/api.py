@@ -12,7 +12,7 @@ from urllib.parse import parse_qs
 import orjson
 
 from gateway.access.keys import Caller, Keys
-from gateway.batches import PURPOSES, BatchOperation
+from gateway.batches import ENDPOINTS, PURPOSES, BatchOperation
 from gateway.batches.files import BadForm, Blobs, FormSplitter, PartBegins, Spool, boundary_of
 from gateway.batches.objects import Batch, File, NotAllowed, Status, new_id
 from gateway.batches.store import ListPage, Store
@@ -34,7 +34,6 @@ class Api:
     blobs: Blobs
     work_on: Callable[[Batch], Awaitable[None]]
     """Takes a batch that is new or is to be cancelled."""
-    endpoints: tuple[str, ...]
     max_file_bytes: int
     now: Callable[[], float]
 
@@ -144,7 +143,7 @@ class Api:
 
     async def _create(self, caller: Caller, request: Request) -> Json:
         try:
-            wanted = BatchRequest.of(await request.read(MAX_BODY_BYTES), self.endpoints)
+            wanted = BatchRequest.of(await request.read(MAX_BODY_BYTES))
         except BodyTooLarge:
             refuse(f"The body is longer than {MAX_BODY_BYTES} bytes.", status=413)
         file = await self._file(caller.tenant, wanted.input_file_id)
@@ -284,7 +283,7 @@ class BatchRequest:
     output_expires_s: int | None
 
     @staticmethod
-    def of(raw: bytes, endpoints: tuple[str, ...]) -> BatchRequest:
+    def of(raw: bytes) -> BatchRequest:
         """Read a body. Raises Refused."""
         try:
             body = orjson.loads(raw)
@@ -298,8 +297,8 @@ class BatchRequest:
             if not isinstance(body[key], str):
                 refuse(f"'{key}' must be a string.", key)
         endpoint = body["endpoint"]
-        if endpoint not in endpoints:
-            known = ", ".join(f"'{name}'" for name in endpoints)
+        if endpoint not in ENDPOINTS:
+            known = ", ".join(f"'{name}'" for name in ENDPOINTS)
             text = f"Invalid value: '{endpoint}'. Supported values are: {known}."
             refuse(text, "endpoint", code="invalid_value")
         policy = body.get("output_expires_after")

@@ -59,7 +59,6 @@ class Runner:
 
     store: Store
     blobs: Blobs
-    finalizer: Finalizer
     endpoint: Callable[[Batch], Endpoint]
     """Returns the checks for the lines of a batch."""
     answer: Answer
@@ -124,7 +123,7 @@ class Runner:
             await self._answer_all(batch)
             batch = await self.store.move(batch.id, Status.FINALIZING, self._now())
         if batch.status in (Status.FINALIZING, Status.CANCELLING):
-            batch = await self.finalizer.close(batch, self._now())
+            batch = await Finalizer(self.store, self.blobs).close(batch, self._now())
         LOG.info(
             "batch %s is %s: %d of %d requests completed", batch.id, batch.status, batch.completed, batch.total
         )

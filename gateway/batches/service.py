@@ -10,11 +10,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gateway.batches import AGENT_RUNS, ENDPOINTS, BatchHandler, agent_runs
+from gateway.batches import AGENT_RUNS, BatchHandler, agent_runs
 from gateway.batches.agent_runs import AgentRuns, OutputChecker
 from gateway.batches.api import Api
 from gateway.batches.files import Blobs
-from gateway.batches.finalizer import Finalizer, finished_line
+from gateway.batches.finalizer import finished_line
 from gateway.batches.input_file import Endpoint
 from gateway.batches.line_executor import ConcurrencyLimiter, LineExecutor, LineKeys, Load, Pace
 from gateway.batches.objects import Batch, Finished, Line
@@ -57,7 +57,12 @@ async def batches_on(
     runs = AgentRuns(executor, store, runtime, lambda session_id: gate.tell(SessionEnded(session_id)), checker)
     endpoints = Endpoints(executor, runs, runtime, path.wrong_model)
     runner = Runner(
-        *(store, blobs, Finalizer(store, blobs), endpoints.of, endpoints.answer, metrics, time.time),
+        store,
+        blobs,
+        endpoints.of,
+        endpoints.answer,
+        metrics,
+        time.time,
         max_line_bytes=lambda: settings.current.limits.body_bytes,
         max_open=batches.in_flight,
     )
@@ -69,7 +74,7 @@ async def batches_on(
         running.push_async_callback(limiter.stop)
         limiter.start()
         work_on = await _start_working(store, runner, running)
-        yield Api(path.keys, store, blobs, work_on, ENDPOINTS, batches.file_bytes, time.time).handle
+        yield Api(path.keys, store, blobs, work_on, batches.file_bytes, time.time).handle
 
 
 async def _start_working(
