@@ -19,7 +19,7 @@ class Embeddings(Dialect):
 
 
 OPENAI = Dialect()
-"""For what is said without a format of its own, such as the failure of a path that there is not."""
+"""For answers without a format of their own, such as the failure of an unknown path."""
 _RESPONSES = Responses()
 BY_PATH: Mapping[str, Dialect] = {
     "/v1/chat/completions": Chat(),
@@ -32,7 +32,7 @@ BY_PATH: Mapping[str, Dialect] = {
     "/detokenize": OPENAI,
 }
 STORED_ANSWERS = "/v1/responses/"
-"""The paths of stored answers begin so; an id follows, and perhaps a verb."""
+"""Beginning of the paths of stored answers. An id follows, and perhaps a verb."""
 
 
 def dialect_of(path: str) -> Dialect:

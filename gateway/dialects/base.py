@@ -1,7 +1,4 @@
-"""What the gateway needs to know of a wire format. Pure readers and writers, one file per format.
-
-Here: the contract, with what most formats have in common, and what OpenAI's formats share.
-"""
+"""The contract of a wire format, with the behaviour that most formats have in common. Pure readers and writers."""
 
 from __future__ import annotations
 
@@ -38,7 +35,7 @@ class Script:
     offers_tools: bool = False
     tool_names: tuple[str, ...] = ()
     num_system: int = 0
-    """Where `messages` are `Texts`: items of the conversation before the first of them."""
+    """Items of the conversation before the first message, where `messages` are `Texts`."""
 
 
 class Opening(Protocol):
@@ -76,7 +73,7 @@ class Dialect:
     tries_websocket = False
     """Whether its clients ask for a websocket first, and POST where there is none."""
     history_key = ""
-    """Key of the conversation in a body; empty: there is none, or only its client knows what is what in it."""
+    """Key of the conversation in a body. Empty: there is none, or only the client knows its parts."""
     is_item_a_message = False
     """Whether each item of the conversation is a message by itself."""
     system_keys: tuple[str, ...] = ()
@@ -105,7 +102,7 @@ class Dialect:
         return None
 
     def wants_usage(self, body: Json) -> bool:
-        """Return whether the client gets usage in its stream without the gateway's doing."""
+        """Return whether the client itself gets usage in its stream."""
         return self.always_sends_usage or fields.flag(fields.obj(body, "stream_options"), "include_usage")
 
     def asking_for_usage(self, body: Json) -> Mapping[str, Any]:
@@ -128,7 +125,7 @@ class Dialect:
     # ---- an answer
 
     preambles: frozenset[str] = frozenset()
-    """Types of events that engines send on arrival, before the prefill: no answer has begun with them."""
+    """Types of events that engines send on arrival, before the prefill. An answer begins after them."""
     stores_answers = False
     """Whether engines may keep its answers, to be found again by their id."""
 
@@ -150,7 +147,7 @@ class Dialect:
         raise NotImplementedError("this path does not stream")
 
     def tool_format(self) -> ToolFormat | None:
-        """Return how the gateway's own tools are spoken of; None where none are run."""
+        """Return how the format speaks of tools; None where the gateway runs none."""
         return None
 
     # ---- a failure
@@ -192,7 +189,7 @@ class Chunks:
     name: Json
     """`id`, `created` and `model`, which every chunk repeats."""
     empty: bytes
-    """A whole event that says nothing but the name."""
+    """A whole event that holds nothing but the name."""
 
     def keep_alive(self) -> bytes:
         return self.empty
@@ -206,7 +203,7 @@ class Chunks:
 
 
 def chunks(answer_id: str, model: str, created_at: int, kind: str, choice: Json) -> Chunks:
-    """Return the opening of one answer. `choice`: one that says nothing."""
+    """Return the opening of one answer. `choice`: an empty one."""
     name = {"id": answer_id, "created": created_at, "model": model}
     return Chunks(name, sse.event(orjson.dumps({**name, "object": kind, "choices": [choice]})))
 
@@ -256,7 +253,7 @@ def refusal(param: str, message: str) -> Failure:
 
 
 def _named(value: object) -> str:
-    """Return what a person calls a value's JSON type."""
+    """Return the name of a value's JSON type for a person."""
     return _NAMES.get(type(value), "null")
 
 
@@ -310,7 +307,7 @@ def read_error(error: Any) -> Failure:
 
 
 def _status(error: Json) -> int:
-    """vLLM and SGLang put the HTTP status into `code`."""
+    """Return the status: vLLM and SGLang put it into `code`."""
     code = fields.integer(error, "code")
     if code is not None and 400 <= code < 600:
         return code

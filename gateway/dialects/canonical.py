@@ -64,7 +64,7 @@ def content(given: Any) -> Any:
     if not isinstance(given, list):
         return given
     folded: list[Any] = []
-    texts: list[str] = []  # neighbours, joined once: adding each to those before it would copy them every time
+    texts: list[str] = []  # neighbours, joined once: adding each to the text before it would copy that every time
     for part in given:
         text = text_of(part)
         if text is not None:
@@ -118,7 +118,7 @@ def tool(definition: Json) -> bytes:
 
 
 def tool_names(definitions: Iterable[Json]) -> tuple[str, ...]:
-    """Return the names that calls will carry: of functions and namespaces, else the type (`web_search`)."""
+    """Return the names that calls will carry. A namespace gives those of its tools, a built-in tool its type."""
     names: list[str] = []
     _add_names(names, definitions)
     return tuple(names)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _SHAPES = base.COMMON | {"messages": base.LIST, "tools": base.LIST}
 _MAX_TOOL_CALLS = 1024
-"""Above it an index of a stream is taken for nonsense."""
+"""A higher index in a stream is nonsense."""
 
 
 class Chat(Dialect):
@@ -88,7 +88,7 @@ class Chat(Dialect):
 
 
 def _message(message: Json) -> bytes:
-    """Only what templates render, and the ids of tool calls, which separate siblings that are equal otherwise."""
+    """Keep only what templates render, and the ids of tool calls: they separate otherwise equal siblings."""
     content = message.get("content")
     calls = [*_calls(message)] if "tool_calls" in message or "function_call" in message else None
     return canonical.message(
@@ -241,7 +241,7 @@ class ChatAnswer(PublicAnswer):
         self._set_name(fields.text(parsed, "id"), fields.text(parsed, "model"), parsed.get("created"))
 
     def _set_name(self, id_: str | None, model: str | None, created: Any) -> None:
-        """The first name stays."""
+        """Set the name once: the first one stays."""
         self._id, self._model = self._id or id_ or "", self._model or model or ""
         self._created = created if self._created is None else self._created
 
@@ -309,7 +309,7 @@ class ChatRound(Round):
         return self._rewritten(event, parsed, choice, texts, calls)
 
     def _rewritten(self, event: bytes, parsed: Json, choice: Json, texts: Json, calls: list[Json]) -> bytes:
-        """An event of a later round, or one that has a call or the end in it."""
+        """Write an event of a later round, or one that has a call or the end in it."""
         given = fields.obj(choice, "delta")
         delta = {key: value for key, value in given.items() if key not in ("role", "tool_calls")} | texts
         if "role" in given and not self._answer.has_role:

@@ -132,7 +132,7 @@ def _message(message: Json) -> bytes:
 
 
 def _canonical_blocks(content: list[Any]) -> Iterator[Any]:
-    """Blocks with what lies in them folded. The ids of tool calls stay; a thought's signature goes."""
+    """Yield blocks with their content folded. The ids of tool calls stay; a thought's signature goes."""
     for block in content:
         kind = block.get("type") if isinstance(block, dict) else None
         if kind == "tool_use":
@@ -154,7 +154,7 @@ def _canonical_blocks(content: list[Any]) -> Iterator[Any]:
 
 
 def _read_block(index: int, block: Json, reply: Reply) -> None:
-    """A block that starts in a stream, mostly empty, or a whole one."""
+    """Read a block that starts in a stream, mostly empty, or a whole one."""
     kind = block.get("type")
     if kind == "text":
         reply.written.append(fields.text(block, "text") or "")
@@ -174,7 +174,7 @@ def _read_delta(event: Json, reply: Reply) -> None:
 
 
 def _call_of(block: Json) -> tuple[str | None, str | None, str]:
-    """Id, name and arguments of a tool call; a stream brings these later."""
+    """Return id, name and arguments of a tool call; a stream brings the arguments later."""
     given = fields.obj(block, "input")
     arguments = orjson.dumps(given).decode() if given else ""
     return fields.text(block, "id"), fields.text(block, "name"), arguments
@@ -184,7 +184,7 @@ def _call_of(block: Json) -> tuple[str | None, str | None, str]:
 
 _CUT_SHORT = ("max_tokens", "refusal", "model_context_window_exceeded")
 _PIECES = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
-"""Of a block: type of the delta -> key of both."""
+"""Key of a text by the type of its delta: the same in the delta and in the block."""
 
 
 class MessagesTools(ToolFormat):
@@ -200,7 +200,7 @@ class MessagesTools(ToolFormat):
         return {"type": "none"}
 
     def results(self, results: Sequence[Result]) -> list[Json]:
-        """One message: all results of a turn have to be in the one that follows it."""
+        """Put all results into one message: Anthropic wants them in the one that follows the calls."""
         blocks = [
             {"type": "tool_result", "tool_use_id": result.call.id, "content": result.text}
             | ({} if result.is_ok else {"is_error": True})
@@ -214,7 +214,7 @@ class MessagesTools(ToolFormat):
                 yield at, at + 1, _mark(_blocks(message))
 
     def restored(self, history: Sequence[Json], end: int, said: list[Json]) -> tuple[int, list[Json]]:
-        """Hidden results go into the message in which the client sends its own."""
+        """Put hidden results into the message in which the client sends its own."""
         if said[-1]["role"] != "user" or end >= len(history) or history[end].get("role") != "user":
             return end, said
         theirs = history[end]

@@ -64,7 +64,7 @@ class Responses(Dialect):
         )
 
     def history(self, body: Json) -> list[Json]:
-        """A text is one message of the user."""
+        """Return the items; a text is one message of the user."""
         value = body.get("input")
         return [{"role": "user", "content": value}] if isinstance(value, str) else fields.items(body, "input")
 
@@ -105,7 +105,7 @@ class Responses(Dialect):
 
 
 def _item(item: Json) -> bytes | None:
-    """One input item, named by its role or type; None for one that says nothing (a bare reasoning item)."""
+    """Return one input item, named by its role or type; None for an empty one (a bare reasoning item)."""
     kind = fields.text(item, "type") or "message"
     if kind == "message":
         return canonical.message(
@@ -134,13 +134,13 @@ def _read_call(item: Json, reply: Reply) -> None:
 
 
 def _call_of(item: Json) -> tuple[str | None, str | None, str]:
-    """Id, name and arguments of a call."""
+    """Return id, name and arguments of a call."""
     arguments = fields.text(item, "arguments") or fields.text(item, "input") or ""
     return fields.text(item, "call_id"), fields.text(item, "name"), arguments
 
 
 def _read_response(response: Json, reply: Reply) -> None:
-    """A whole answer, or what a stream says of it. Its output is read unless the stream has shown it already."""
+    """Read a whole answer, or the state of one in a stream. Output that the stream has shown is not read again."""
     reply.model = fields.text(response, "model") or reply.model
     status = fields.text(response, "status")
     if status not in _ENDED:
@@ -226,7 +226,7 @@ def response_of(answer_id: str, model: str, created_at: int, body: Json) -> Json
 
 
 def failed(response: Json, failure: Failure) -> Json:
-    """`response.failed` is what Codex retries; it takes the delay of a `rate_limit_exceeded` from the text."""
+    """Return the event that fails a response. Codex retries it, and takes the delay of a 429 from the text."""
     message = failure.message
     if failure.status == 429:
         code = "rate_limit_exceeded"
@@ -252,7 +252,7 @@ class ResponsesTools(ToolFormat):
         return not fields.flag(body, "background")
 
     def declared(self, body: Json) -> Iterator[str]:
-        """Tools of a namespace under both names that engines give them."""
+        """Yield tools of a namespace under both names that engines give them."""
         for definition in canonical.objects(body.get("tools")):
             names = canonical.tool_names([definition])
             yield from names
@@ -274,7 +274,7 @@ class ResponsesTools(ToolFormat):
         ]
 
     def answers(self, history: Sequence[Json]) -> Iterator[tuple[int, int, bytes]]:
-        """An answer is a run of items of the model: it may be several messages and calls."""
+        """Take a run of the model's items for one answer: it may be several messages and calls."""
         start = None
         for at, item in enumerate([*history, {}]):
             if _is_of_model(item):

@@ -1,4 +1,4 @@
-"""Tool rounds: one public answer that is made of several model calls. What all formats share of it.
+"""Tool rounds, as far as all formats share them: one public answer is made of several model calls.
 
 The gateway runs its own tools between two model calls. Their calls and results are *hidden* from the client, which
 sees its own calls only, numbered as if there were no others.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # gateways without tools do not load them
 NO_ARGUMENTS = "{}"
 
 
-# ---- the calls of one model call: whose each one is, and when its arguments are complete
+# ---- the calls of one model call: which are hidden, and when their arguments are complete
 
 
 class ObjectEnd:
@@ -85,9 +85,9 @@ class RoundCall(ToolCall):
 
 
 IsHidden: TypeAlias = Callable[[str], bool]
-"""Of a tool's name: whether the client has no tool of that name."""
+"""Whether the client has no tool of a name, so that calls of it are hidden."""
 Completed: TypeAlias = Callable[[RoundCall], None]
-"""Gets each hidden call once, as soon as its arguments are complete."""
+"""Receives each hidden call once, as soon as its arguments are complete."""
 
 
 class RoundCalls(ToolCalls[RoundCall]):
@@ -211,10 +211,10 @@ class Round(ABC):
         self.usage: Json = {}
         self.end: End | None = None
         self.closing: list[bytes] = []
-        """Events of the end, kept back until what is hidden has been stored: see `holds_end`."""
+        """Events of the end, held back until the hidden calls are in store: see `holds_end`."""
         self._must_end = must_end
         self._shown: list[int] = []
-        """Indexes, in order, of the items or blocks that the client sees, of formats that number those."""
+        """Indexes, in order, of the items or blocks that the client sees, in formats that number them."""
 
     @property
     def holds_end(self) -> bool:
@@ -278,7 +278,7 @@ class Round(ABC):
 
 
 class ToolFormat(ABC):
-    """How requests and histories of one dialect speak of tools. Stateless."""
+    """How the requests and histories of one format speak of tools. Stateless."""
 
     echoes_tools = False
     """Whether answers repeat the tools of the request, of which the client must see its own only."""
@@ -327,7 +327,7 @@ class ToolFormat(ABC):
 
 
 MARK_CHARS = 48
-"""Of an answer's text, from its end: clients take reasoning off its start."""
+"""Length of the end of a text that is compared: clients remove reasoning from its start."""
 
 
 def mark(text: str, call_ids: Sequence[str]) -> bytes:
@@ -336,7 +336,7 @@ def mark(text: str, call_ids: Sequence[str]) -> bytes:
 
 
 def added(one: Any, other: Any) -> Any:
-    """Join two usage reports: numbers are summed at every depth, of anything else the later stays."""
+    """Join two usage reports: numbers are summed at every depth, and the later of other values stays."""
     if isinstance(one, dict) and isinstance(other, dict):
         return {key: added(one.get(key), other.get(key)) for key in {**one, **other}}
     if _is_number(one) and _is_number(other):

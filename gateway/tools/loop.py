@@ -41,7 +41,7 @@ class ToolContext:
     max_rounds: int
     """Model calls of one answer that may call tools."""
     max_calls: int
-    """Calls of one model call that are run."""
+    """Calls of one model call that may run."""
     residency: Residency
     clock: Callable[[], float]
 
@@ -68,9 +68,9 @@ class ToolLoop:
         self._tools: Mapping[str, Tool] = {tool.name: tool for tool in tools}
         self._client_names = frozenset(declared) - self._tools.keys()
         self.client_body = exchange.payload.body
-        """What the client sent, and sends again if it loses the answer."""
+        """The client's own body, which it sends again if it loses the answer."""
         self.payload = payload
-        """What the next model call is sent."""
+        """The payload of the next model call."""
         self._attempt: Attempt | None = None
         self._chain = b""
         self._said: list[Json] = []
@@ -124,7 +124,7 @@ class ToolLoop:
         return self._round
 
     def tool_s(self) -> float | None:
-        """Return how long the tools will take that a finished model call has called. None: not known."""
+        """Return how long the called tools are expected to take, once a model call is over. None: not known."""
         round_ = self._round
         if round_ is None or round_.end is not End.INNER:
             return None
@@ -214,8 +214,8 @@ class ToolLoop:
         return await (running if exchange.trace is None else exchange.trace.run_tool(call, running))
 
     def _attempt_of(self, tool: Tool) -> Attempt | None:
-        """Return the attempt of a call that changes the world. The client's request is its key, by which the
-        client's next try finds it."""
+        """Return the attempt for a call that changes the world. Its key is the client's request, so that
+        the client's next try finds it."""
         if self._attempt is None and tool.effect is Effect.DESTRUCTIVE:
             exchange, headers = self._exchange, self._exchange.request.headers
             request = [self.client_body.get(key) for key in (exchange.dialect.history_key, "previous_response_id")]

@@ -51,7 +51,7 @@ class Approvals:
         self._upstream = upstream
 
     async def __call__(self, tool: Tool, arguments: Json, context: Context) -> Verdict:
-        """Raises what the upstream raises; then the call is refused as well."""
+        """Ask for one call. Raises what the upstream raises; then the call is refused as well."""
         url = tool.limits.approval
         if url == ALWAYS:
             return Verdict(False, "it needs approval, and no callback is configured that could give it")
@@ -229,7 +229,7 @@ class OwnTools:
         self.catalog = ToolCatalog(self.runtime, self._settings)
 
     def toolbox(self, residency: Residency) -> Toolbox:
-        """Return what gives requests these tools. `residency` measures a prompt that has grown."""
+        """Return the toolbox that opens loops over these tools. `residency` measures a prompt that has grown."""
         section = self._section
         hidden = HiddenHistory(section.hidden_bytes, section.hidden_ttl_s)
         context = ToolContext(self.runtime, hidden, section.max_rounds, section.max_calls, residency, self._clock)
