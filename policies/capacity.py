@@ -1,8 +1,10 @@
-"""The size of one KV pool: what its engine states, corrected by what the engine turns out to keep.
+"""What an engine can take: the size of its KV pool, its slots, and the calls that a rented provider takes at once.
+
+The size is what the engine states, corrected by what it turns out to keep.
 
 Decided once per turnover, the time in which the engine computes as many prompt tokens as the pool holds: additive
-increase and multiplicative decrease (Chiu and Jain, 1989). What residents were let in to evict, because it was
-worth it, is expected and lowers nothing. An engine that states nothing counts as endless until it evicts.
+increase and multiplicative decrease (Chiu and Jain, 1989). Eviction that an admission caused, because it was
+worth it, is expected and lowers nothing. An engine that states nothing has no bound until it evicts.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ whole blocks take their part of the rest."""
 LOST, KEPT = 0.02, 0.005
 """Share of what was looked for: missed beyond the plan, it lowers the size; up to the other, it raises it."""
 PLANNED = 1.5
-"""Who overflows a pool by a share of it misses about as many times that share."""
+"""Misses per share by which the residents overflow the pool."""
 FILLED = 0.9
 """Of the pool by its residents, or nothing is learned of its size."""
 MAX_OVER_STATED = 1.5
@@ -25,21 +27,21 @@ one too many so many times more."""
 
 
 class Capacity:
-    """Owned by a pool."""
+    """Learns the size of one pool, which owns it."""
 
     def __init__(self) -> None:
         self.stated_tokens: int | None = None
         """By the engine; None: it did not say."""
         self._share = 1.0
         self._learned_tokens: float | None = None
-        """Of all of the pool, whatever the share."""
+        """Size of the whole pool."""
         self.tokens: float | None = None
-        """Of this gateway's share. None: endless, as far as anybody knows."""
+        """Size of this gateway's share. None: no bound is known."""
         self._num_clean, self._fewest_clean = 0, 2
         self._begin()
 
     def _begin(self) -> None:
-        """A new turnover: tokens computed, looked for, missed, and expected to be missed."""
+        """Begin a turnover: tokens computed, looked for, missed, and expected to be missed."""
         self._computed_tokens = self._wanted_tokens = self._missed_tokens = self._planned_tokens = 0.0
 
     @property
@@ -59,7 +61,7 @@ class Capacity:
             self._learned(None)
 
     def _learned(self, whole_tokens: float | None) -> None:
-        """What the pool holds, as far as its engine has shown; None: what it states."""
+        """Set the size that the pool has shown; None: its engine's statement counts."""
         self._learned_tokens = whole_tokens
         if whole_tokens is None:
             whole_tokens = self.stated_tokens
@@ -72,7 +74,7 @@ class Capacity:
         residents of that size were meant to be kept."""
         size_tokens = resident_tokens if self.tokens is None else self.tokens
         if not size_tokens:
-            return  # of no known size, and nobody is meant to be kept there
+            return  # its size is not known, and it has no residents
         self._computed_tokens += computed_tokens
         self._wanted_tokens += wanted_tokens
         self._missed_tokens += missed_tokens
@@ -114,20 +116,25 @@ GROWTH = 8
 
 
 class Concurrency:
-    """Owned by a pool."""
+    """Learns the slots of one engine. Owned by its pool.
+
+    An engine has no bound until it shows a queue for some polls while what it runs does not grow: then the number
+    that it runs is the bound. The cause may be a lack of KV blocks, or one long prefill, so no bound is final. It
+    follows what runs upwards at once, and grows ever faster while turns wait here and none waits there.
+    """
 
     def __init__(self) -> None:
         self.slots: int | None = None
-        """None: endless, as far as anybody knows."""
+        """None: no bound is known."""
         self._most_running = 0
         """Since there is a queue."""
         self._num_steady = 0
         self._step = 0
 
     def saw(self, running: int, waiting: int, is_wanted: bool) -> None:
-        """A poll counted so many in the engine. `is_wanted`: turns wait here for a slot of it."""
+        """Record the counts of a poll. `is_wanted`: turns wait here for a slot of it."""
         if waiting and not running:
-            return  # it stands still: nothing is said of what it could run
+            return  # it stands still, which shows no bound
         if waiting:
             self._step = 0
             self._num_steady = self._num_steady + 1 if running <= self._most_running else 0
@@ -146,13 +153,18 @@ class Concurrency:
 # ---- calls that a rented provider takes at once
 
 FIRST_LIMIT = 32
-"""What current services take of a new client; a few round trips find more."""
+"""Calls that current providers take of a new client; a few round trips find more."""
 MAX_LIMIT = 1024
 CUT_FACTOR = 0.7
 
 
 class Throttle:
-    """Of one service. Law: 1 <= limit <= MOST."""
+    """Learns how many calls one provider takes at once. Law: 1 <= limit <= MAX_LIMIT.
+
+    The limit grows by one per answered call until the first refusal, then by one per round of calls, and only
+    while it is in use. A refusal cuts it, once for all calls that began before the cut: they were sent under the
+    old limit.
+    """
 
     def __init__(self, start: float = FIRST_LIMIT) -> None:
         self._limit = min(float(MAX_LIMIT), max(1.0, start))
@@ -165,13 +177,13 @@ class Throttle:
         return int(self._limit)
 
     def answered(self, in_flight: int) -> None:
-        """A call was not refused; `in_flight` counts it."""
+        """Record a call that was not refused. `in_flight` counts it."""
         if 2 * in_flight < self.limit:
             return
         self._limit = min(float(MAX_LIMIT), self._limit + (1 / self._limit if self.was_cut else 1))
 
     def refused(self, begun_at: float, in_flight: int, now: float) -> None:
-        """A call that was sent at `begun_at` came back refused; `in_flight` counts it."""
+        """Record the refusal of a call that was sent at `begun_at`. `in_flight` counts it."""
         if begun_at < self._cut_at:
             return
         self._limit = max(1.0, CUT_FACTOR * min(self._limit, in_flight))

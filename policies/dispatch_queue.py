@@ -11,7 +11,7 @@ from policies.shares import Flow, Shares, firsts, flow_of
 from policies.types import Turn, TurnId
 
 USUAL_MS = 3_000.0
-"""Time in a slot, until turns have shown theirs."""
+"""Time in a slot, until turns have shown how long they take."""
 SlotKey: TypeAlias = tuple[float, ...]
 
 

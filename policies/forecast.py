@@ -1,9 +1,10 @@
-"""How many turns a session still has: declared, or learned from its family's survival curve.
+"""How many turns a session still has, declared or learned from the survival curve of its family, and how much it
+will grow.
 
 The curve is Kaplan and Meier's product-limit estimate over turns (J. Am. Stat. Assoc. 53, 1958): the hazard
-after k turns is ended[k] / (ended[k] + continued[k]); a session that is still at k counts in neither, which is
-what right-censoring asks for. A prior keeps young families finite: `PRIOR_WEIGHT` imaginary sessions that end
-with the hazard of `PRIOR_TURNS` remaining turns.
+after k turns is ended[k] / (ended[k] + continued[k]). A session that is still at k counts in neither, as
+right-censoring requires. A prior keeps young families finite: `PRIOR_WEIGHT` imaginary sessions that end with the
+hazard of `PRIOR_TURNS` remaining turns.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TypeAlias
 from policies.types import Family, FamilyId, IdleTimes, Session, SessionId
 
 PRIOR_TURNS = 3.0
-"""Expected remaining turns of a session of which nothing is known."""
+"""Expected remaining turns where nothing is known."""
 PRIOR_WEIGHT = 1.0
 PRIOR_ENDED = PRIOR_WEIGHT / (PRIOR_TURNS + 1)
 """Of the imaginary sessions, how many end after each turn."""
@@ -32,7 +33,7 @@ def hazard(family: Family, num_turns: int) -> float:
 
 
 def _share_ended(ended: int, continued: int) -> float:
-    """With the imaginary sessions among those seen."""
+    """Share of the sessions that ended, the imaginary ones included."""
     return (ended + PRIOR_ENDED) / (ended + continued + PRIOR_WEIGHT)
 
 
@@ -49,8 +50,8 @@ def curve(family: Family) -> list[float]:
 
 
 def expected_turns(family: Family, num_begun: int, declared: int | None, keeps: bool = True) -> float:
-    """Turns still to come after the `num_begun`-th one. `keeps`: whether the family keeps the curve until there is
-    news; an observer leaves no trace, or a look at the fleet would change what is decided."""
+    """Turns still to come after the `num_begun`-th one. `keeps`: whether the family caches the curve until there
+    is news. An observer must not cause that, or a look at the fleet would change decisions."""
     if declared is not None:
         return float(declared)
     values = family.expected_remaining or curve(family)
@@ -67,8 +68,8 @@ def remaining_tokens(family: Family, num_begun: int, declared: int | None) -> fl
 def will_return(session: Session, family: Family) -> float:
     """Chance that a session sends another turn, as of its last answer.
 
-    In a family whose agents call tools an answer without a call mostly is the last one: such answers have a chance
-    of their own, with a prior of two of which half a one goes on.
+    In a family whose agents call tools, an answer without a call is mostly the last one. Such answers have a
+    chance of their own, with a prior of two answers of which half a one goes on.
     """
     if session.tool_s is not None:
         return 1.0  # the gateway runs its tools and asks the next turn itself
@@ -81,7 +82,8 @@ def will_return(session: Session, family: Family) -> float:
 
 
 def chance_of_return(session: Session, family: Family, now: float) -> float:
-    """The same, now that an idle session has been silent for a while: by Bayes, from the family's idle times."""
+    """Chance that an idle session sends another turn after its silence so far: by Bayes, from the idle times of
+    its family."""
     alive = will_return(session, family)
     idle_s = now - session.idle_since
     gaps_s = gaps_of(session, family)
@@ -90,7 +92,7 @@ def chance_of_return(session: Session, family: Family, now: float) -> float:
 
 
 def idle_left_s(session: Session, family: Family, now: float) -> float:
-    """How long an idle session will be idle yet, if it comes back; 0 when nobody knows."""
+    """Further idle time of a session, if it comes back; 0 where it is not known."""
     idle_s = now - session.idle_since
     whole_s = gaps_of(session, family).median_longer(idle_s) if session.tool_s is None else session.tool_s
     return 0.0 if whole_s is None else max(0.0, whole_s - idle_s)
@@ -112,7 +114,7 @@ LEAST_TOKENS, MOST_TOKENS = 256.0, 2_048.0
 """Bounds of the guess for a family whose sessions have not shown a second turn: a turn adds about as much as
 the private part of the first prompt did."""
 OUTPUT_TOKENS = 256.0
-"""Length of an answer of which nothing is known: the median agent turn (facts, scheduling 5)."""
+"""Length of an answer where nothing is known: that of the median agent turn (facts, scheduling 5)."""
 
 
 def append_tokens(family: Family) -> float:
@@ -138,8 +140,9 @@ def forecast(family: Family, num_begun: int, declared: int | None) -> list[float
     """Expected change of what a session holds, in tokens, after 0, 1, ... HORIZON turns; `num_begun` counts the
     turn that it is in, or was in last.
 
-    Admission rests on it, so what nobody has shown counts as alive for `PRIOR_TURNS` turns, then as ended: who is
-    let in by mistake evicts others, who is held by mistake waits until somebody has shown more.
+    Admission rests on it. At turns that no session has reached, a session counts as alive for `PRIOR_TURNS` turns,
+    then as ended: one that is admitted by mistake evicts others, and one that is held by mistake waits until other
+    sessions have shown more.
     """
     append, output = append_tokens(family), output_tokens(family)
     present = private_tokens(family) + max(0, num_begun - 1) * append
@@ -168,8 +171,8 @@ Forecast: TypeAlias = Callable[[Family, int, int | None], Sequence[float]]
 
 
 class Reserve:
-    """Computes anew only when it is asked, and only the families that facts have touched since: what is never
-    asked, as long as nobody new arrives, costs nothing."""
+    """The expected growth of a pool's residents. It is computed when it is read, and only for families that facts
+    have touched since."""
 
     def __init__(self, forecast: Forecast) -> None:
         self._forecast = forecast
@@ -189,7 +192,7 @@ class Reserve:
         return self._sum
 
     def of(self, family: Family, stage: Stage) -> Sequence[float]:
-        """The forecast of one session."""
+        """Return the forecast of one session."""
         known = family.forecasts.get(stage)
         if known is None:
             known = family.forecasts[stage] = self._forecast(family, *stage)
@@ -208,7 +211,7 @@ class Reserve:
         self._touched[family.id] = family
 
     def drop(self, session_id: SessionId, family: Family) -> None:
-        """Stop counting a session; nothing happens when it was not counted."""
+        """Stop counting a session; harmless for one that was not counted."""
         placed = self._placed.pop(session_id, None)
         if placed is None:
             return
@@ -222,7 +225,7 @@ class Reserve:
         self._touched[family.id] = family
 
     def touch(self, family: Family) -> None:
-        """The family's statistics changed."""
+        """Take in that the family's statistics changed."""
         if family.id in self._stages:
             self._touched[family.id] = family
 

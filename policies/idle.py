@@ -1,4 +1,4 @@
-"""Times at which something ends by itself: a heap of (when, whose)."""
+"""Idle sessions: their leases, and when their silence counts as their end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NEVER = math.inf, ""
 
 
 class Timers:
-    """Entries are not taken back: whoever is told looks whether its time still holds."""
+    """A heap of (time, id). Entries are never taken back: the reader of one checks whether it still holds."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, str]] = []
@@ -27,31 +27,29 @@ class Timers:
         self.next_at, self.next_whose = self._heap[0]
 
     def pop(self, now: float) -> tuple[float, str] | None:
-        """Take out the earliest one that has come, if any has."""
+        """Remove the earliest entry whose time has come, if there is one."""
         return None if self.next_at > now else self.drop()
 
     def drop(self) -> tuple[float, str]:
-        """Take out the earliest one; the caller knows that there is one."""
+        """Remove the earliest entry; there must be one."""
         entry = heapq.heappop(self._heap)
         self.next_at, self.next_whose = self._heap[0] if self._heap else NEVER
         return entry
 
 
-# ---- idle sessions: how long their residency is kept, and when their silence counts as their end
-
 LEASES = 3.0
-"""For so many times its lease an idle session stays resident, unless it gives way before."""
+"""Leases for which an idle session stays resident, unless it gives way before."""
 
 
 class IdleSessions:
-    """Written by the Scheduler."""
+    """Keeps the leases of sessions without a turn. Written by the Scheduler."""
 
     def __init__(self, fleet: Fleet, policy: Policy, relearn: Callable[[Family], None]) -> None:
         self._fleet, self._policy, self._relearn = fleet, policy, relearn
         self.leases = Timers()
         self.outrun = Timers()
-        """Ends of leases that do not hold any more: their sessions came back, or are forgotten. While anybody
-        waits the Scheduler looks then, too: those who are idle are less likely to come back, and may give way."""
+        """Ends of leases that no longer hold: their sessions came back, or are forgotten. While turns wait, the
+        Scheduler looks at these times, too: idle sessions are less likely to come back then, and may give way."""
 
     def rest(self, session: Session, now: float) -> bool:
         """Begin the lease of a session that has no turn left. Return whether that is so."""
@@ -65,19 +63,19 @@ class IdleSessions:
         return True
 
     def renew(self, session: Session, now: float) -> None:
-        """A new lease for an idle session."""
+        """Give an idle session a new lease."""
         session.lease_until = now + self._policy.lease_s(session, self._fleet.families[session.family_id])
         self.leases.put(session.lease_until, session.id)
 
     def ended(self, session: Session, now: float) -> None:
-        """Its client said so."""
+        """End the session, as its client said."""
         self._fleet.release(session)
         session.lease_until = now
         self.leases.put(now, session.id)
 
     def expire(self, now: float) -> bool:
-        """Sessions that outstayed their lease count as ended until they come back; they keep their residency while
-        nobody needs the room more, for LEASES leases at most. Returns whether that happened to anybody."""
+        """End the leases that have run out; return whether there were any. Their sessions count as ended until
+        they come back. They stay resident while the room is not needed, for LEASES leases at most."""
         happened = False
         while self.outrun.pop(now) is not None:
             pass
@@ -99,18 +97,18 @@ class IdleSessions:
         return happened
 
     def came_back(self, session: Session) -> None:
-        """It sends a turn: its lease ends no more."""
+        """Void the lease of a session that sends a turn."""
         if self.leases.next_whose == session.id:
             self._set_aside()
 
     def _set_aside(self) -> None:
-        """The next lease is one that holds."""
+        """Move leases that no longer hold aside, so that the next one holds."""
         leases = self.leases
         while leases.next_whose and self._whose(leases.next_at, leases.next_whose) is None:
             self.outrun.put(*leases.drop())
 
     def _whose(self, until: float, session_id: SessionId) -> Session | None:
-        """The session whose lease ends then; None when it has come back since, or is forgotten."""
+        """Return the session whose lease ends then; None where it has come back since, or is forgotten."""
         session = self._fleet.sessions.get(session_id)
         if session is None or session.lease_until != until or session.num_running or session.num_waiting:
             return None

@@ -1,9 +1,11 @@
-"""The union of many block chains, each shared block counted once: a radix tree whose edges are runs of blocks.
+"""The ledger of a replica's cache, over the union of block chains: a shared block counts once.
 
-A chain is held in up to two ways, and each way has a union of its own: as cached, and as resident. One tree keeps
-both, as almost every chain is held both ways. A block id covers its whole prefix, so a run is found by the id of
-its first block alone, wherever it hangs. A chain that grows lengthens the run at its end; costs are per run on its
-path, not per block.
+The union is a radix tree whose edges are runs of blocks.
+
+A chain is held in up to two ways, as cached and as resident, and each way has a union of its own. One tree keeps
+both, since almost every chain is held both ways. A block id covers its whole prefix, so a run is found by the id
+of its first block alone, wherever it hangs. A chain that grows lengthens the run at its end; costs are per run on
+its path, not per block.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from policies.types import Blocks, SessionId
 
 
 class Way(NamedTuple):
-    """How a chain is held: what it adds to the holders of its runs."""
+    """A way to hold a chain: the numbers of holders that it adds to each run."""
 
     cached: int
     resident: int
@@ -36,7 +38,7 @@ class _Run:
 
 
 class Union:
-    """Chains are held and dropped by whoever knows them; one that is held twice counts twice as a holder."""
+    """Chains by their holders. A chain that is held twice has two holders."""
 
     def __init__(self) -> None:
         self._runs: dict[int, _Run] = {}
@@ -70,8 +72,8 @@ class Union:
         return length - depth
 
     def move(self, way: Way, old: Blocks, new: Blocks) -> tuple[int, int]:
-        """A holder holds `new` instead of `old`, both in this way; either may be empty. Returns by how many blocks
-        what is cached and what is resident grew before the old ones were left."""
+        """Let a holder hold `new` instead of `old`, both in this way; either may be empty. Return by how many
+        blocks the cached and the resident union grew before `old` was left."""
         common = shared_length(old, new)
         last = self._boundary(new, common)  # before a run that both share is left
         cached_before, resident_before = self.cached_blocks, self.resident_blocks
@@ -82,7 +84,7 @@ class Union:
         return grown
 
     def _boundary(self, blocks: Blocks, at: int) -> _Run | None:
-        """Make a run end at this length of a held chain; the run that does, None for length 0."""
+        """Make a run end at this length of a held chain. Return the run; None for length 0."""
         depth, run = 0, None
         while depth < at:
             run = self._runs[blocks[depth]]
@@ -96,7 +98,7 @@ class Union:
         run.end = at
 
     def _enter(self, way: Way, blocks: Blocks, depth: int, last: _Run | None) -> None:
-        """One more holder of the chain from `depth` on, where the run `last` ends."""
+        """Add a holder to the chain from `depth` on, where the run `last` ends."""
         cached, resident = way
         length = len(blocks)
         while depth < length and (run := self._runs.get(blocks[depth])) is not None:
@@ -119,7 +121,7 @@ class Union:
             self._runs[blocks[depth]] = _Run(blocks, depth, length, cached, resident)
 
     def _leave(self, way: Way, blocks: Blocks, depth: int) -> None:
-        """One holder less from `depth` on, where a run begins."""
+        """Remove a holder from `depth` on, where a run begins."""
         cached, resident = way
         length = len(blocks)
         while depth < length:
@@ -135,7 +137,7 @@ class Union:
 
 
 def _common_end(run: _Run, blocks: Blocks, length: int) -> int:
-    """To where a chain that reaches the run agrees with it."""
+    """Return up to where a chain that reaches the run agrees with it."""
     low, high = run.start, min(run.end, length)
     chain = run.chain
     if blocks[high - 1] == chain[high - 1]:
@@ -167,26 +169,26 @@ def shared_length(one: Blocks, other: Blocks) -> int:
 
 
 class Met(NamedTuple):
-    """What one more resident's chain met."""
+    """What the cache had of the chain of a new resident."""
 
     new_blocks: int
-    """That none of the residents held."""
+    """Blocks that no resident held."""
     expected_blocks: int
-    """Leading ones that the engine's cache should have had before."""
+    """Leading blocks that the engine's cache should have had."""
 
 
 class Ledger:
-    """Residents (meant to stay) and the merely cached (released, evicted oldest first as the pool fills).
+    """Residents, which are meant to stay, and released sessions, which are evicted oldest first as the pool fills.
 
     Sizes are blocks; the Scheduler owns the ratio of tokens to blocks.
     """
 
     def __init__(self) -> None:
         self.union = Union()
-        """Cached are residents and released together: what the engine should still have."""
+        """Residents and released sessions together are cached: the engine should still have them."""
         self._chains: dict[SessionId, Blocks] = {}
         self._cut: dict[SessionId, int] = {}
-        """Leading blocks that are left of chains that the engine evicted in part, by its own account."""
+        """Leading blocks that are left of chains that the engine evicted in part, by its own report."""
         self._released: OrderedDict[SessionId, None] = OrderedDict()
 
     @property
@@ -215,24 +217,24 @@ class Ledger:
         return Met(new_blocks, len(blocks) - absent_blocks)
 
     def release(self, session_id: SessionId) -> None:
-        """End a residency; its blocks count as cached until `evict` or `forget` drops them."""
+        """End a residency. Its blocks count as cached until `evict` or `forget` drops them."""
         self.union.move(RESIDENT, self._chains[session_id], ())
         self._released[session_id] = None
 
     def evict(self, capacity_blocks: float) -> None:
-        """Drop the longest released until everything present fits the pool, as an LRU cache would."""
+        """Drop the sessions that were released first until the rest fits the pool, as an LRU cache would."""
         while self._released and self.union.cached_blocks > capacity_blocks:
             self._drop(next(iter(self._released)))
 
     def forget(self, session_id: SessionId) -> None:
-        """The session is gone for good."""
+        """Drop the session for good."""
         if self.is_resident(session_id):
             self.release(session_id)
         if session_id in self._chains:
             self._drop(session_id)
 
     def cut(self, session_id: SessionId, blocks: int) -> None:
-        """The engine has so many leading blocks of a session; a resident stays one, and recomputes the rest."""
+        """Record that the engine has only so many leading blocks of a session. A resident stays one."""
         chain = self._chains.get(session_id, ())
         self.union.move(CACHED, self._cached(session_id), chain[:blocks])
         self._cut.pop(session_id, None)
@@ -252,7 +254,7 @@ class Ledger:
         return self.union.private(self._chains[session_id])
 
     def _cached(self, session_id: SessionId) -> Blocks:
-        """What of a session's chain counts as present."""
+        """Return the part of a session's chain that counts as present."""
         chain, cut = self._chains.get(session_id, ()), self._cut.get(session_id)
         return chain if cut is None else chain[:cut]
 

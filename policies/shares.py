@@ -1,8 +1,8 @@
-"""Fair queueing between tenants: whose turn is next, by what each got, over its weight, of what a queue lacks.
+"""Fair queueing between tenants: the next turn belongs to the tenant that got least, over its weight.
 
-A flow is the turns of one tenant in one class of the operator. Classes go in their order; inside one the flow that
-got least goes first: what its turns took, halved every few minutes, and what those that run are expected to take.
-One that begins to wait starts no lower than the least of those that wait, or than the one served last, as silence
+A flow is the turns of one tenant in one priority class. Higher classes go first. In a class the flow that got
+least goes first: the cost of its past turns, halved every few minutes, and the expected cost of its running ones.
+A flow that begins to wait starts no lower than the least of those that wait, or than the one served last: silence
 earns no credit (Sheng et al., Fairness in Serving Large Language Models, OSDI 2024). So nothing that a client
 declares moves a turn of another tenant.
 """
@@ -28,24 +28,24 @@ def flow_of(turn: Turn) -> Flow:
 
 
 class Shares:
-    """Of one queue. Until a turn is charged nothing is kept."""
+    """The shares of one queue. Until a turn is charged nothing is kept."""
 
     def __init__(self) -> None:
         self._got: dict[Flow, tuple[float, float]] = {}
-        """What turns that ended took, over the weight, and as of when."""
+        """Cost of the turns that ended, over the weight; and as of when."""
         self._expected: dict[Flow, float] = {}
-        """What those that have not ended are expected to take."""
+        """Expected cost of the running turns, likewise."""
         self._of_turn: dict[TurnId, float] = {}
         self._served_at: dict[Flow, float] = {}
         self._levels: dict[int, tuple[float, float]] = {}
-        """Of each class: what the flow that was served last had got."""
+        """By class: what the flow that was served last had got."""
 
     def got(self, flow: Flow, now: float) -> float:
         return _decayed(self._got.get(flow), now) + self._expected.get(flow, 0.0)
 
     def joined(self, flow: Flow, waiting: Iterable[Flow], now: float) -> None:
-        """The flow begins to wait beside others. What those are only expected to take is not counted: it may turn
-        out to be less, and until then they hold what is short."""
+        """Record that the flow begins to wait beside others. The expected cost of the others' running turns does
+        not count: it may turn out to be less."""
         if not self._levels:
             return
         others = [self._taken(other, now) for other in waiting if other[0] == flow[0] and other != flow]
@@ -53,7 +53,7 @@ class Shares:
         self._got[flow] = max(least, self._taken(flow, now)), now
 
     def began(self, turn: Turn, expected: float, now: float) -> None:
-        """A turn is served, and is expected to take so much."""
+        """Charge the expected cost of a turn that begins."""
         flow = flow_of(turn)
         self._levels[flow[0]] = max(self._taken(flow, now), _decayed(self._levels.get(flow[0]), now)), now
         self._of_turn[turn.id] = expected / turn.weight
@@ -61,7 +61,7 @@ class Shares:
         self._served_at[flow] = now
 
     def ended(self, turn: Turn, took: float, now: float) -> None:
-        """It took so much."""
+        """Charge the cost of a turn that ended, in the place of the expected one."""
         flow, expected = flow_of(turn), self._of_turn.pop(turn.id, 0.0)
         if expected:
             self._expected[flow] -= expected
@@ -71,7 +71,8 @@ class Shares:
         return _decayed(self._got.get(flow), now)
 
     def in_order(self, flows: Collection[Flow], now: float) -> list[Flow]:
-        """Higher classes first; in a class who got least, of equals who has not been served for longest."""
+        """Return the flows in order: higher classes first; in a class the flow that got least; of equals the one
+        that was not served for longest."""
         if len(flows) == 1:
             return list(flows)
 
@@ -82,7 +83,7 @@ class Shares:
 
 
 def firsts(flows: Iterable[Flow]) -> list[Flow]:
-    """Of flows in their order, the first of each class."""
+    """Return the first flow of each class; `flows` are in order."""
     found: dict[int, Flow] = {}
     for flow in flows:
         found.setdefault(flow[0], flow)
@@ -94,11 +95,11 @@ def _decayed(amount: tuple[float, float] | None, now: float) -> float:
 
 
 class Tenants:
-    """Who has sent turns, and whether several are about: then what one declares orders its own turns only."""
+    """The tenants that have sent turns. While several do, the declarations of one order its own turns only."""
 
     def __init__(self) -> None:
         self.known: dict[str, tuple[float, int]] = {}
-        """Weight and class of each, as of when its turns began to come after another one's."""
+        """Weight and class of each, as of the last time that its turns followed another tenant's."""
         self._latest: str | None = None
         self._latest_at = self._other_at = -math.inf
 

@@ -1,8 +1,7 @@
-"""The vocabulary of scheduling. Long because every word of it stands here.
+"""The vocabulary of scheduling: turns, sessions, families and replicas; facts in, decisions out.
 
-Turns, sessions, families, replicas; facts in, decisions out. Plain values only. The Scheduler is the only writer
-of Session, Family and Replica; a policy reads them.
-Times are seconds of the driver's monotonic clock, sizes are tokens unless a name says otherwise.
+Plain values only. The Scheduler alone writes Session, Family and Replica; a policy reads them. Times are seconds
+of the driver's monotonic clock, sizes are tokens unless a name says otherwise.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ _Value = TypeVar("_Value")
 
 @dataclass_transform(frozen_default=True)
 def value(cls: type[_Value]) -> type[_Value]:
-    """A dataclass that nobody changes, as mypy sees to. The interpreter's own `frozen` would make it four times as
-    slow to create, and each model call creates eight of them."""
+    """Make a dataclass that must not be changed, which mypy checks. The interpreter's own `frozen` makes it four
+    times as slow to create, and each model call creates eight of them."""
     return dataclass(slots=True, unsafe_hash=True)(cls)
 
 
 class TurnKind(StrEnum):
-    """What a model call is to its session; only AGENT turns enter turn statistics."""
+    """The role of a model call in its session. Only AGENT turns enter turn statistics."""
 
     AGENT = "agent"
     SIDE = "side"  # titles, compaction: a class of its own, low and cheap
@@ -64,34 +63,35 @@ class Turn:
     """Declared by the client: model calls still to come after this one. None: not declared."""
     is_retry: bool = False
     priority_class: int = 0
-    """The operator's or an entitled client's own class, higher first; 0 is everybody. Below 0 there is no bound on
-    waiting: batches, which wait while anybody else does."""
+    """Set by the operator or by an entitled client; higher classes go first, and the default is 0. Turns of a
+    class below 0, such as batches, wait while any other turn does: their wait has no bound."""
     weight: float = 1.0
-    """Of its tenant, in the fair share."""
+    """Weight of its tenant in the fair share."""
     deadline_at: float | None = None
+    """When it must have begun; later it is refused. None: no deadline."""
     max_wait_s: float = 300.0
-    """Longest wait that its client survives; a longer one is refused on arrival."""
+    """Longest wait that its client survives. A turn that would wait longer is refused on arrival."""
     cached_at: ReplicaId | None = None
-    """Where another gateway last ran a turn of its session. None: nowhere, as far as is known."""
+    """Where another gateway last ran a turn of its session. None: not known."""
     pinned_to: ReplicaId | None = None
     """The only replica that can serve it (a stateful response lives there). None: any."""
     excluded: frozenset[ReplicaId] = frozenset()
     """Replicas that already failed this call."""
     not_before: float = 0.0
-    """It waits until then, whoever has room: those that could serve it have refused it."""
+    """Earliest time at which it may go: the replicas that could serve it have refused it."""
 
 
 class SessionState(StrEnum):
-    """Where a session is; each live session is in exactly one state."""
+    """State of a session; each has exactly one."""
 
     WAITING = "waiting"  # a turn of it is held at the gate
     RUNNING = "running"  # a turn of it holds a slot
-    IDLE = "idle"  # between turns: a tool runs, or it has ended and nobody said so
+    IDLE = "idle"  # between turns: a tool runs, or it has ended without a word
 
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One agent run, as far as its turns have shown it."""
+    """One agent run, as far as its turns have shown."""
 
     id: SessionId
     family_id: FamilyId
@@ -99,43 +99,43 @@ class Session:
     parent_id: SessionId | None = None
     kind: TurnKind = TurnKind.AGENT
     num_begun: int = 0
-    """Agent turns that have arrived; retries not counted."""
+    """Agent turns that have arrived, without retries."""
     declared_turns: int | None = None
-    """Still to come, as its client said last: for its order among the turns of its own tenant."""
+    """Turns still to come, as its client said last. They count for its order among the turns of its tenant."""
     remaining_turns: int | None = None
-    """The same where it is believed: while no other tenant is about. None: learn it from the family."""
+    """The same where it is believed, which is while no other tenant sends turns. None: learned from the family."""
     num_waiting: int = 0
     num_running: int = 0
     replica_id: ReplicaId | None = None
     """Where its prefix was last computed. None: nowhere yet."""
     is_resident: bool = False
-    """Whether it is meant to stay cached on `replica_id`; its blocks are in that replica's ledger."""
+    """Whether it is meant to stay cached on `replica_id`. Then its blocks are in the ledger of that replica."""
     blocks: Blocks = ()
     held_blocks: int = 0
-    """Those that count as its tenant's part of the replica; none while it is not resident."""
+    """Blocks that count as its tenant's part of the replica; 0 while it is not resident."""
     prompt_tokens: int = 0
-    """Of its last turn, as reported, else estimated."""
+    """Size of its last prompt, as reported, else estimated."""
     decode_s: float = 0.0
-    """From the first byte of its last complete answer to the end."""
+    """Time from the first byte of its last complete answer to the end."""
     others_tokens: float = 0.0
-    """Prompt tokens of others that its replica computed in that time."""
+    """Prompt tokens of other sessions that its replica computed in that time."""
     tools: str = ""
     """Names of the tools that its last answer called; empty: none."""
     tool_s: float | None = None
     """How long they take, where the gateway runs them itself. None: not known."""
     found_prefix: bool = False
-    """Whether the prompt of its last answer was cached as far as expected."""
+    """Whether its last prompt was cached as far as expected."""
     priority_class: int = 0
-    """Of its last turn; residents yield to none of a lower one."""
+    """Class of its last turn. A resident yields to no turn of a lower class."""
     idle_since: float = 0.0
     lease_until: float = 0.0
-    """While idle: until when its residency is kept."""
+    """While idle: when its lease ends."""
     is_expired: bool = False
     """While idle: its first lease ran out."""
     is_parked: bool = False
-    """It made way for shorter ones: its next turn goes after those of sessions that wait for their first."""
+    """It made way for shorter sessions. Its next turn goes after the first turns of new sessions."""
     is_presumed_ended: bool = False
-    """Its lease ran out, or its client said so; counted as ended until it comes back."""
+    """It counts as ended until it comes back: its lease ran out, or its client ended it."""
 
     @property
     def state(self) -> SessionState:
@@ -146,7 +146,8 @@ class Session:
 
 @dataclass(slots=True, eq=False)
 class Family:
-    """Sessions that share a prompt prefix, and what they taught. Written by the Scheduler through `learning`."""
+    """Sessions that share a prompt prefix, and the lessons of them. Written by the Scheduler through
+    `learning`."""
 
     id: FamilyId
     num_sessions: int = 0
@@ -156,28 +157,28 @@ class Family:
     continued: list[int] = field(default_factory=list)
     """continued[k]: sessions that began a further turn after k turns."""
     append_tokens: float | None = None
-    """Mean tokens by which the next prompt of a session is longer. None: not seen yet."""
+    """Mean growth of the prompt from one turn to the next. None: not seen yet."""
     private_tokens: float | None = None
     """Mean tokens of a first prompt that no sibling shares. None: no sibling yet."""
     output_tokens: float | None = None
     """Mean length of an answer."""
     most_output_tokens: int | None = None
-    """The largest bound that its turns put on an answer. None: no turn had one."""
+    """Largest bound that a turn put on its answer. None: no turn had one."""
     gaps_s: dict[str, IdleTimes] = field(default_factory=dict)
-    """Idle times between two turns of one session: by the tools that were called, and under "" those of all."""
+    """Idle times between two turns of a session, by the tools that were called; under "" those after any tool."""
     calls_tools: bool = False
-    """Whether an answer called a tool; then one that calls none is likely the last of its session."""
+    """Whether an answer called a tool. Then an answer without a call is likely the last of its session."""
     num_closed: int = 0
     """Sessions that ended after an answer without tool calls."""
     num_reopened: int = 0
     """Sessions that went on after one."""
     expected_remaining: list[float] = field(default_factory=list)
-    """`remaining.curve`, as of when it was last needed; emptied by `learning.is_news`."""
+    """Cache of `forecast.curve`; emptied by `learning.is_news`."""
     forecasts: dict[tuple[int, int | None], Sequence[float]] = field(default_factory=dict)
-    """Cache of what a session adds, by its stage; emptied by `learning.is_news`."""
+    """Cache of the policy's forecast, by the stage of a session; emptied by `learning.is_news`."""
     num_lessons: int = 0
     next_lesson: int = 1
-    """The one after which what is derived from all this is computed anew."""
+    """Number of the lesson that empties the caches."""
 
 
 @dataclass(slots=True, eq=False)
@@ -186,19 +187,19 @@ class Replica:
 
     id: ReplicaId
     models: frozenset[str] = frozenset()
-    """Names that it serves; empty: any."""
+    """Models that it serves; empty: any."""
     is_healthy: bool = True
     slots: int | None = None
-    """Model calls that it may run at once (its `max_num_seqs`), as stated or learned. None: endless."""
+    """Model calls that it may run at once (its `max_num_seqs`), as stated or learned. None: no bound."""
     share: float = 1.0
-    """Of it that is this gateway's own; several gateways may share it."""
+    """Part of it that this gateway may use; several gateways may share it."""
     is_on_trial: bool = False
     """It failed too often, and gets one call at a time."""
     own_slots: float = field(init=False)
     running: dict[TurnId, int] = field(default_factory=dict)
-    """Turns that hold a slot, with the prompt tokens still to be prefilled; 0 after the first byte."""
+    """Turns that hold a slot, with their prompt tokens still to be prefilled; 0 after the first byte."""
     queued_prefill_tokens: int = 0
-    """Of all that run."""
+    """Sum over the running turns."""
 
     def __post_init__(self) -> None:
         self.resize(self.slots, self.share)
@@ -230,7 +231,7 @@ class Replica:
 
 @value
 class Usage:
-    """What one call cost, as the engine reported it; None means that the engine did not say."""
+    """Tokens of one call, as the engine reported them. None: not reported."""
 
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
@@ -238,7 +239,7 @@ class Usage:
 
 
 class Ending(StrEnum):
-    """How a turn gave its slot or its place back."""
+    """How a turn ended."""
 
     COMPLETE = "complete"
     CANCELLED = "cancelled"  # the client left
@@ -246,7 +247,7 @@ class Ending(StrEnum):
     REFUSED = "refused"  # the engine said 429, 503 or 529: it is full, not broken
 
 
-# Facts: what happened. Past tense.
+# ---- facts: events, in the past tense
 
 
 @value
@@ -256,7 +257,7 @@ class Arrived:
 
 @value
 class FirstByte:
-    """The engine sent its first byte of an answer: the prefill is over."""
+    """The engine sent the first byte of an answer: the prefill is over."""
 
     turn_id: TurnId
 
@@ -271,21 +272,21 @@ class Left:
     tool_names: tuple[str, ...] = ()
     """Tools that the answer called, in order; empty when it called none."""
     keep_place_s: float = 60.0
-    """For a turn that leaves the queue unserved: for how long its session keeps its place in it."""
+    """How long the session of a turn that leaves the queue unserved keeps its place."""
     tool_s: float | None = None
     """How long those tools take, where the gateway runs them itself. None: not known."""
 
 
 @value
 class ReplicaReported:
-    """A replica answered a poll. Fields that are None were not reported and keep their value."""
+    """A replica answered a poll. A field that is None was not reported and keeps its value."""
 
     replica_id: ReplicaId
     models: frozenset[str] | None = None
     capacity_tokens: int | None = None
     slots: int | None = None
     waiting: int | None = None  # in its own queue
-    tokens_per_char: float | None = None  # of a sample prompt; holds until answers tell better
+    tokens_per_char: float | None = None  # of a sample prompt; holds until answers show better
     share: float | None = None  # of it that is this gateway's own
     has_strangers: bool | None = None  # whether other gateways may send it turns of other tenants
     running: int | None = None
@@ -294,14 +295,15 @@ class ReplicaReported:
 
 @value
 class ReplicaLost:
-    """It stopped answering. Its cache is taken as gone; turns in flight there end by their own facts."""
+    """It stopped answering. Its cache counts as lost. Turns that run there end by their own facts."""
 
     replica_id: ReplicaId
 
 
 @value
 class CacheLost:
-    """It said what it evicted: sessions, each with the prefix tokens that it has of it now. None: everything."""
+    """It reported evictions: the prefix tokens that it still has of each session named. None: it lost
+    everything."""
 
     replica_id: ReplicaId
     kept_tokens: Mapping[SessionId, int] | None
@@ -309,7 +311,7 @@ class CacheLost:
 
 @value
 class SessionEnded:
-    """The client said so; never relied on."""
+    """The client said that the session has ended. The Scheduler never relies on it."""
 
     session_id: SessionId
 
@@ -332,7 +334,7 @@ class WarmedUp:
 
 @value
 class Tick:
-    """Nothing happened, but a time that `tell` asked for has come."""
+    """The time has come that `Scheduler.tell` returned last."""
 
 
 Fact: TypeAlias = (
@@ -350,13 +352,13 @@ Fact: TypeAlias = (
 
 
 class Reason(StrEnum):
-    """Why a turn went when it did; metric label, receipt field and response header."""
+    """Why a turn went when it did. A metric label, receipt field and response header."""
 
     FREE = "free"  # nothing was short
     RESIDENT = "resident"
     ADMITTED = "admitted"  # waited for residency, then fitted
-    ALONE = "alone"  # larger than the ceiling: runs with nobody beside it
-    YIELDED = "yielded"  # waited past the bound; an idle resident gave way
+    ALONE = "alone"  # larger than the ceiling: it gets the pool alone
+    YIELDED = "yielded"  # waited past the bound; idle residents yielded
     SIDE = "side"  # side requests are not gated
 
 
@@ -379,12 +381,13 @@ class Hold(StrEnum):
 
 @value
 class Hints:
-    """What the gateway knows and an engine may use; each engine file maps it to its own fields."""
+    """Knowledge of the gateway that an engine may use. Each engine file maps it to its own fields."""
 
     urgency: int = 0
-    """Up to 100, which goes first; below 0: after all that is not ranked. Engine files own polarity and range."""
+    """At most 100, which goes first. Below 0: after all calls without a rank. Engine files own polarity and
+    range."""
     remaining_turns: float | None = None
-    """None: not known, or no engine's business."""
+    """None: not known, or kept from engines."""
     expected_output_tokens: int | None = None
     prefills_next: bool = False
     """Whether the engine should prefill the session's next prompt as soon as this answer is complete."""
@@ -410,7 +413,7 @@ class Reject:
 
 @value
 class WarmUp:
-    """Have a replica compute the last prompt of an idle session again; answered by `WarmedUp`."""
+    """Let a replica compute the last prompt of an idle session again. The answer is `WarmedUp`."""
 
     session_id: SessionId
     replica_id: ReplicaId
@@ -419,7 +422,7 @@ class WarmUp:
 
 @value
 class Release:
-    """An idle session is not meant to stay cached at a replica any longer."""
+    """A replica need not keep an idle session in its cache any longer."""
 
     session_id: SessionId
     replica_id: ReplicaId

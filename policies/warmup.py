@@ -1,7 +1,7 @@
-"""Warm-up: what an idle session lost of its cache is computed again just before its next turn, while nobody waits.
+"""Warm-ups: the lost cache of an idle session is computed again just before its next turn, while no turn waits.
 
-It pays when the session comes back to what was computed. A guard keeps count, and stops it where that is rarer
-than PAYS; every TRIAL-th chance is then tried all the same.
+A warm-up pays when the session comes back to it. A guard stops warm-ups while fewer than PAYS of them pay; every
+TRIAL-th one is then still made.
 """
 
 from __future__ import annotations
@@ -13,30 +13,31 @@ from policies.learning import blend
 from policies.types import Family, Session, SessionId, SessionState, WarmedUp, WarmUp
 
 LEAST_TOKENS = 1_024
-"""Fewer are computed as soon as they are asked for."""
+"""A smaller loss is not worth a request."""
 LEAST_CHANCE = 0.5
-"""Of its return."""
+"""Chance of return below which a session is not warmed up."""
 EARLY = 0.25
-"""Share of the past idle times that were shorter than the one at which it is expected."""
+"""Quantile of the past idle times at which a session is expected back."""
 AGAIN_S = 1.0
-"""After which a warm-up that found the engine busy or full is considered again, at least."""
+"""Least time after which a warm-up that found the engine busy or full is considered again."""
 PAYS, TRIAL = 0.5, 16
 
 
 class WarmUps:
-    """Written by the Scheduler."""
+    """Decides when to warm up which session. Written by the Scheduler."""
 
     def __init__(self, fleet: Fleet, ceiling: float, is_on: bool) -> None:
         self._fleet, self._ceiling, self._is_on = fleet, ceiling, is_on
         self.timers = Timers()
         self._under_way: dict[SessionId, Pool] = {}
         self._warm: set[SessionId] = set()
-        """Those that were warmed up and have neither come back nor lost it again."""
+        """Sessions that were warmed up and have neither come back nor lost their cache again."""
         self._paid = 1.0
         self._num_chances = 0
 
     def lost(self, session: Session, now: float) -> None:
-        """The residency of a session ended, or its cache is gone. What was warmed up for nothing is not again."""
+        """Plan the warm-up of a session that lost its residency or its cache, but for one whose last warm-up was
+        lost before it paid."""
         if session.id in self._warm:
             self._warm.discard(session.id)
             self._paid = blend(self._paid, 0.0)
@@ -46,7 +47,7 @@ class WarmUps:
                 self.timers.put(max(now, due_at), session.id)
 
     def came_back(self, session: Session) -> None:
-        """It sends a turn."""
+        """Count the warm-up of a session that sends a turn as paid."""
         if session.id in self._warm:
             self._warm.discard(session.id)
             self._paid = blend(self._paid, 1.0)
@@ -57,7 +58,7 @@ class WarmUps:
             pool.replica.free_slot(_slot(session_id))
 
     def ended(self, fact: WarmedUp) -> None:
-        """The engine has computed it, or there was no way to ask."""
+        """End a warm-up, whether or not the engine computed it."""
         pool = self._under_way.pop(fact.session_id, None)
         session = self._fleet.sessions.get(fact.session_id)
         if pool is None:
@@ -71,7 +72,7 @@ class WarmUps:
             self._fleet.release(session)
 
     def due(self, now: float, is_quiet: bool) -> list[tuple[Session, WarmUp]]:
-        """Those whose time has come, resident again from now on; `is_quiet`: nobody waits for the engines."""
+        """Begin the warm-ups whose time has come; their sessions are resident again. `is_quiet`: no turn waits."""
         begun = []
         while (entry := self.timers.pop(now)) is not None:
             session = self._fleet.sessions.get(entry[1])
@@ -89,7 +90,7 @@ class WarmUps:
         return begun
 
     def _pool(self, session: Session, now: float) -> Pool | None:
-        """Where a session is worth being warmed up. None: it is not."""
+        """Return where a session is worth being warmed up; None where it is not."""
         pool = None if session.replica_id is None else self._fleet.pools[session.replica_id]
         if pool is None or session.num_running or session.num_waiting:
             return None
@@ -109,7 +110,8 @@ class WarmUps:
         return self._paid >= PAYS or not self._num_chances % TRIAL
 
     def _due_at(self, session: Session, family: Family) -> float | None:
-        """When to begin, so that it is done as the session comes back. None: nobody knows when that is."""
+        """Return when to begin, so that the warm-up ends as the session comes back; None where that is not
+        known."""
         pool = None if session.replica_id is None else self._fleet.pools.get(session.replica_id)
         gaps_s = gaps_of(session, family)
         if pool is None or (session.tool_s is None and len(gaps_s) < FEWEST_GAPS):
@@ -123,5 +125,5 @@ def _missing_tokens(session: Session, pool: Pool) -> float:
 
 
 def _slot(session_id: SessionId) -> str:
-    """The slot that a warm-up takes has no turn of its own."""
+    """Return the id that a warm-up has in the place of a turn's."""
     return f"warm-up {session_id}"
