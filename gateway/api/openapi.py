@@ -6,16 +6,14 @@ The schema of a request names the fields that the gateway itself reads. All othe
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
 from gateway.core.fields import Json
+from gateway.dialects.description import OBJECT, TEXT, CallDescription, nullable
 
-TEXT: Json = {"type": "string"}
-OBJECT: Json = {"type": "object"}
-OBJECTS: Json = {"type": "array", "items": OBJECT}
 _NUMBER: Json = {"type": "integer"}
 _ID: Json = {"type": "string", "minLength": 1, "pattern": "^[A-Za-z0-9_-]+$"}
 EVENTS: Json = {"text/event-stream": {"schema": {"type": "object", "properties": {"data": TEXT}}}}
@@ -99,15 +97,14 @@ def _in_path(name: str) -> Json:
 # ---- parts of an operation
 
 
-def call(
-    summary: str, example: Json, fields: Json, required: Sequence[str], failure: str, streams: bool
-) -> Operation:
-    """Describe a model call by the fields that the gateway reads."""
+def call(described: CallDescription) -> Operation:
+    """Return the operation of a model call."""
     read = {"model": nullable(TEXT), "stream": nullable({"type": "boolean"}), "stream_options": nullable(OBJECT)}
-    schema = {"type": "object", "properties": read | fields, "required": [*required]}
+    schema = {"type": "object", "properties": {**read, **described.fields}, "required": list(described.required)}
+    example = {"model": "a-model", **described.example}
     body = {"application/json": {"schema": schema, "examples": {"usual": {"value": example}}}}
-    content = json_of(OBJECT) | (EVENTS if streams else {})
-    return Operation(summary, content, OF_A_CALL, body=body, failure=failure)
+    content = json_of(OBJECT) | (EVENTS if described.streams else {})
+    return Operation(described.summary, content, OF_A_CALL, body=body, failure=described.failure)
 
 
 def content_of(content_type: str, schema: Json) -> Json:
@@ -128,10 +125,6 @@ def having(key: str, schema: Json) -> Json:
 
 def list_of(name: str) -> Json:
     return having("data", {"type": "array", "items": ref(name)})
-
-
-def nullable(schema: Json) -> Json:
-    return {"anyOf": [schema, {"type": "null"}]}
 
 
 def in_query(name: str, schema: Json) -> Json:

@@ -17,17 +17,13 @@ from gateway.api import openapi
 from gateway.api.openapi import (
     BYTES,
     EVENTS,
-    OBJECT,
-    OBJECTS,
     OF_A_CALL,
-    TEXT,
     Operation,
     content_of,
     having,
     in_query,
     json_of,
     list_of,
-    nullable,
     page_of,
     ref,
 )
@@ -38,6 +34,8 @@ from gateway.cluster.destination import LOCAL, Destination, Join, Site
 from gateway.core.fields import Json
 from gateway.core.transport import Request
 from gateway.dialects import BY_PATH, STORED_ANSWERS
+from gateway.dialects.base import Dialect
+from gateway.dialects.description import OBJECT, OBJECTS, TEXT, nullable
 
 DESCRIPTION, LIVE_PAGE = "/openapi.json", "/ui"
 ViewHandler: TypeAlias = Callable[..., Page]
@@ -76,19 +74,10 @@ class Route:
 # ---- entries of each kind
 
 
-def _call(
-    path: str,
-    summary: str,
-    example: Json,
-    fields: Json,
-    *required: str,
-    failure: str = "Failure",
-    streams: bool = True,
-) -> Route:
-    """A model call in the wire format of its path, with the fields that the gateway reads."""
-    operation = openapi.call(summary, {"model": "a-model"} | example, fields, required, failure, streams)
-    destination = Destination(Site.SESSION) if BY_PATH[path].is_conversation else LOCAL
-    return Route("POST", path, None, operation, destination=destination)
+def _call(path: str, dialect: Dialect) -> Route:
+    """A model call in the wire format of its path."""
+    destination = Destination(Site.SESSION) if dialect.is_conversation else LOCAL
+    return Route("POST", path, None, openapi.call(dialect.description), destination=destination)
 
 
 def _stored(method: str, below: str, summary: str, content: Json) -> Route:
@@ -144,17 +133,6 @@ def _description(views: Views, request: Request, viewer: Viewer | None) -> Page:
 
 # ---- the schemas of bodies and pages
 
-_TURN = {"messages": OBJECTS, "tools": nullable(OBJECTS)}
-_PROMPT = {"type": ["string", "array"]}
-_ANTHROPIC = _TURN | {"system": nullable(_PROMPT)}
-_RESPONSE = {
-    "input": nullable({"anyOf": [TEXT, OBJECTS]}),
-    "instructions": nullable(TEXT),
-    "tools": nullable(OBJECTS),
-    "previous_response_id": nullable(TEXT),
-}
-_HELLO = {"max_tokens": 16, "messages": [{"role": "user", "content": "Hello"}]}
-_TWO_PROMPTS = {"max_tokens": 16, "prompt": ["a", "b"]}
 _UPLOAD = {
     "type": "object",
     "properties": {"file": BYTES, "purpose": {"enum": list(PURPOSES)}},
@@ -194,18 +172,7 @@ def _first(pages: Sequence[Json]) -> Json:
 
 B, V = BatchOperation, Views
 ROUTES = (
-    _call("/v1/chat/completions", "A turn of a conversation", _HELLO, _TURN, "messages"),
-    _call("/v1/completions", "A prompt, or a list", _TWO_PROMPTS, {"prompt": _PROMPT}, "prompt"),
-    _call("/v1/responses", "A turn, as a response", {"input": "Hello"}, _RESPONSE),
-    _call("/v1/messages", "A turn, as a message", _HELLO, _ANTHROPIC, "messages", failure="Failed"),
-    _call(
-        *("/v1/messages/count_tokens", "Tokens of a message", _HELLO, _ANTHROPIC, "messages"),
-        failure="Failed",
-        streams=False,
-    ),
-    _call("/v1/embeddings", "Embeddings", {"input": "Hello"}, {}, streams=False),
-    _call("/tokenize", "Tokens of a text", {"prompt": "Hello"}, {}, streams=False),
-    _call("/detokenize", "Text of tokens", {"tokens": [1]}, {}, streams=False),
+    *(_call(path, dialect) for path, dialect in BY_PATH.items()),
     _stored("GET", "", "A stored response", json_of(OBJECT) | EVENTS),
     _stored("DELETE", "", "Delete a stored response", json_of(OBJECT)),
     _stored("POST", "/cancel", "Cancel a response", json_of(OBJECT)),

@@ -3,34 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
+from typing import cast
 
 from gateway.dialects.base import Dialect
-from gateway.dialects.chat import Chat
-from gateway.dialects.completions import PATH as COMPLETIONS
-from gateway.dialects.completions import Completions
-from gateway.dialects.messages import CountTokens, Messages
-from gateway.dialects.responses import Responses
+
+DIALECTS = {
+    "/v1/chat/completions": "gateway.dialects.chat:Chat",
+    "/v1/completions": "gateway.dialects.completions:Completions",
+    "/v1/responses": "gateway.dialects.responses:Responses",
+    "/v1/messages": "gateway.dialects.messages:Messages",
+    "/v1/messages/count_tokens": "gateway.dialects.messages:CountTokens",
+    "/v1/embeddings": "gateway.dialects.base:Embeddings",
+    "/tokenize": "gateway.dialects.base:Tokenize",
+    "/detokenize": "gateway.dialects.base:Detokenize",
+}
+"""Import paths. A format is one line here and one file: routes and the OpenAPI description follow from it."""
 
 
-class Embeddings(Dialect):
-    """`/v1/embeddings`, which has no conversation."""
+def _made(path: str) -> Dialect:
+    module, _, name = path.partition(":")
+    return cast(Dialect, getattr(import_module(module), name)())
 
-    name = "embeddings"
 
-
+BY_PATH: Mapping[str, Dialect] = {path: _made(name) for path, name in DIALECTS.items()}
+_RESPONSES = BY_PATH["/v1/responses"]
 OPENAI = Dialect()
 """For answers without a format of their own, such as the failure of an unknown path."""
-_RESPONSES = Responses()
-BY_PATH: Mapping[str, Dialect] = {
-    "/v1/chat/completions": Chat(),
-    COMPLETIONS: Completions(),
-    "/v1/responses": _RESPONSES,
-    "/v1/messages": Messages(),
-    "/v1/messages/count_tokens": CountTokens(),
-    "/v1/embeddings": Embeddings(),
-    "/tokenize": OPENAI,
-    "/detokenize": OPENAI,
-}
 STORED_ANSWERS = "/v1/responses/"
 """Beginning of the paths of stored answers. An id follows, and perhaps a verb."""
 

@@ -13,6 +13,7 @@ from gateway.core.errors import Failure
 from gateway.core.fields import Json
 from gateway.core.reply import Reply
 from gateway.dialects.canonical import ToolList
+from gateway.dialects.description import CallDescription
 from policies.types import value
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class Dialect:
     """Whether its requests are turns of a session."""
     operation = "chat"
     """OpenTelemetry's name of what its calls do."""
+    description: CallDescription
 
     # ---- a request
 
@@ -173,6 +175,25 @@ class Dialect:
     def error_event(self, failure: Failure) -> bytes:
         """Return a whole SSE event that fails an open stream; no end marker follows it."""
         return sse.event(self.error_body(failure))
+
+
+class Embeddings(Dialect):
+    """`/v1/embeddings`, which has no conversation."""
+
+    name = "embeddings"
+    description = CallDescription("Embeddings", example={"input": "Hello"}, streams=False)
+
+
+class Tokenize(Dialect):
+    """`/tokenize`."""
+
+    description = CallDescription("Tokens of a text", example={"prompt": "Hello"}, streams=False)
+
+
+class Detokenize(Dialect):
+    """`/detokenize`."""
+
+    description = CallDescription("Text of tokens", example={"tokens": [1]}, streams=False)
 
 
 Prompt: TypeAlias = str | list[int]

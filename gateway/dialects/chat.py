@@ -14,6 +14,7 @@ from gateway.core.reply import CallT, Reply, ToolCall, ToolCalls
 from gateway.dialects import base, canonical
 from gateway.dialects.base import Chunks, Dialect, Script, chunks
 from gateway.dialects.canonical import ToolList
+from gateway.dialects.description import OBJECTS, CallDescription, nullable
 from gateway.dialects.rounds import Completed, End, IsHidden, PublicAnswer, Round, ToolFormat, added, mark
 from policies.recognition.chains import Texts
 
@@ -27,6 +28,12 @@ _MAX_TOOL_CALLS = 1024
 
 class Chat(Dialect):
     name = "chat"
+    description = CallDescription(
+        "A turn of a conversation",
+        {"messages": OBJECTS, "tools": nullable(OBJECTS)},
+        ["messages"],
+        {"max_tokens": 16, "messages": [{"role": "user", "content": "Hello"}]},
+    )
     is_conversation = True
     history_key = "messages"
     is_item_a_message = True

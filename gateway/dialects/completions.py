@@ -12,6 +12,7 @@ from gateway.core.reply import Reply
 from gateway.dialects import base, canonical
 from gateway.dialects.base import Chunks, Dialect, Prompt, Script, chunks
 from gateway.dialects.canonical import ToolList
+from gateway.dialects.description import CallDescription
 
 PATH = "/v1/completions"
 _SHAPES = base.COMMON | {"prompt": base.TEXT_OR_LIST}
@@ -23,6 +24,12 @@ _SYSTEM_START = re.compile(r"<\|(?:im_start\|>|start_header_id\|>|start\|>)?syst
 
 class Completions(Dialect):
     name = "completions"
+    description = CallDescription(
+        "A prompt, or a list",
+        {"prompt": {"type": ["string", "array"]}},
+        ["prompt"],
+        {"max_tokens": 16, "prompt": ["a", "b"]},
+    )
     is_conversation = True
     operation = "text_completion"
 

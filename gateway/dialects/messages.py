@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -14,6 +15,7 @@ from gateway.core.reply import Reply, TextBuffer, ToolCall
 from gateway.dialects import base, canonical
 from gateway.dialects.base import Dialect, Script
 from gateway.dialects.canonical import ToolList
+from gateway.dialects.description import OBJECTS, CallDescription, nullable
 from gateway.dialects.rounds import Completed, End, IsHidden, PublicAnswer, Round, ToolFormat, added, mark
 from policies.recognition.chains import Texts
 
@@ -36,6 +38,17 @@ _TYPE_OF_STATUS = {
 
 class Messages(Dialect):
     name = "messages"
+    description = CallDescription(
+        "A turn, as a message",
+        {
+            "messages": OBJECTS,
+            "tools": nullable(OBJECTS),
+            "system": nullable({"type": ["string", "array"]}),
+        },
+        ["messages"],
+        {"max_tokens": 16, "messages": [{"role": "user", "content": "Hello"}]},
+        failure="Failed",
+    )
     is_conversation = True
     history_key = "messages"
     is_item_a_message = True
@@ -100,6 +113,7 @@ class CountTokens(Messages):
     """`/v1/messages/count_tokens`: the same request, but no turn of a session."""
 
     is_conversation = False
+    description = replace(Messages.description, summary="Tokens of a message", streams=False)
 
 
 class Pings:

@@ -15,6 +15,7 @@ from gateway.core.reply import Reply, ToolCall
 from gateway.dialects import base, canonical
 from gateway.dialects.base import Dialect, Script, read_error
 from gateway.dialects.canonical import ToolList
+from gateway.dialects.description import OBJECTS, TEXT, CallDescription, nullable
 from gateway.dialects.rounds import Completed, End, IsHidden, PublicAnswer, Round, ToolFormat, added, mark
 
 if TYPE_CHECKING:
@@ -33,6 +34,16 @@ _BEGUN = frozenset(("response.created", "response.in_progress", "response.queued
 
 class Responses(Dialect):
     name = "responses"
+    description = CallDescription(
+        "A turn, as a response",
+        {
+            "input": nullable({"anyOf": [TEXT, OBJECTS]}),
+            "instructions": nullable(TEXT),
+            "tools": nullable(OBJECTS),
+            "previous_response_id": nullable(TEXT),
+        },
+        example={"input": "Hello"},
+    )
     is_conversation = True
     tries_websocket = True
     history_key = "input"
