@@ -12,13 +12,14 @@ from typing import Any
 from batch_agent import environment, reducing
 from batch_agent.batch import Agents, in_order_of_completion, only_model, opened, reached
 from batch_agent.calls import ModelCalls, Slots
-from batch_agent.connection import Connection, Json, error_text
+from batch_agent.connection import Connection, error_text
 from batch_agent.environment import gateway_url
 from batch_agent.outage import Outage
 from batch_agent.plan import fill
 from batch_agent.results import AgentError, AgentFailed, AgentResult, BadAnswer, error_of
 from batch_agent.runtimes.base import Runtime
 from batch_agent.spec import OUTAGE_S, BatchSpec, OnResult
+from tool_runtime.types import Json
 
 LOG = logging.getLogger(__name__)
 

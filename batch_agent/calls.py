@@ -14,10 +14,11 @@ from typing import Any, TypeVar
 
 import orjson
 
-from batch_agent.connection import Connection, Json, error_text, json_object
+from batch_agent.connection import Connection, error_text, json_object
 from batch_agent.outage import Outage, is_no_answer
 from batch_agent.results import AgentFailed, BadAnswer, ConnectError, HTTPStatusError, OutageError, Usage
 from tool_runtime.agent_loop import TEXTS, BadCompletion, Message, message_of
+from tool_runtime.types import Json
 
 ENOUGH = 1024
 """More calls than a handful of engines run at once. Agents that wait in this process take no memory there."""

@@ -18,6 +18,7 @@ import orjson
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from batch_agent.results import BadAnswer, ConnectError, HTTPStatusError
+from tool_runtime.types import Json
 
 CONNECT_S = 30.0
 SILENCE_S = 700.0
@@ -30,7 +31,6 @@ _PASSING = frozenset((408, 425, 429, 500, 502, 503, 504, 529))
 _LARGE_BYTES = 1 << 20
 """aiohttp blocks the event loop on larger bodies, unless it can read them in parts."""
 
-Json = dict[str, Any]
 Answer = tuple[bytes, Mapping[str, str]]
 AddressInfo = tuple[Any, Any, int, str, tuple[Any, ...]]
 """As `socket.getaddrinfo` gives it."""

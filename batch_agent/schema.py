@@ -12,8 +12,7 @@ from jsonschema.exceptions import SchemaError, best_match
 from pydantic import BaseModel, ValidationError
 
 from batch_agent.results import OutputValidationError
-
-Json = dict[str, Any]
+from tool_runtime.types import Json
 
 _CORRECTION = "This is not the required output: {fault}. Answer again, with nothing but the corrected JSON object."
 _NAME = re.compile(r"[^A-Za-z0-9_-]+")

@@ -14,6 +14,7 @@ from gateway.batches.objects import Batch, File, Finished, Line, Spent, Status, 
 from gateway.batches.store import Store
 from gateway.core import fields
 from gateway.core.fields import Json
+from gateway.engines.base import usage_of
 from gateway.request.inprocess import InProcessResponder
 
 EXPIRED = ("batch_expired", "This request could not be executed before the completion window expired.")
@@ -37,20 +38,13 @@ def unfinished_row(custom_id: str, code: str, message: str) -> bytes:
 
 
 def spent(body: Json) -> Spent:
-    """Read the usage of an answer: chat, completions, embeddings say `prompt_tokens`, responses `input_tokens`."""
-    usage = fields.obj(body, "usage")
-
-    def read(name: str, other: str) -> int:
-        return fields.integer(usage, name) or fields.integer(usage, other) or 0
-
-    inputs = fields.obj(usage, "prompt_tokens_details") or fields.obj(usage, "input_tokens_details")
-    outputs = fields.obj(usage, "completion_tokens_details") or fields.obj(usage, "output_tokens_details")
-    return Spent(
-        read("prompt_tokens", "input_tokens"),
-        fields.integer(inputs, "cached_tokens") or 0,
-        read("completion_tokens", "output_tokens"),
-        fields.integer(outputs, "reasoning_tokens") or 0,
-    )
+    """Read the tokens of an answer."""
+    if (usage := usage_of(body)) is None:
+        return Spent()
+    raw = fields.obj(body, "usage")
+    outputs = fields.obj(raw, "completion_tokens_details") or fields.obj(raw, "output_tokens_details")
+    reasoning_tokens = fields.integer(outputs, "reasoning_tokens") or 0
+    return Spent(usage.prompt_tokens or 0, usage.cached_tokens or 0, usage.output_tokens or 0, reasoning_tokens)
 
 
 def parsed(body: bytes) -> Json:
