@@ -1,4 +1,4 @@
-"""Laws of client keys: only hashes are held, a wrong key is nobody, and each key brings its own rights."""
+"""Laws of client keys: only hashes are held, a wrong key has no caller, and each key brings its own rights."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def of(*entries: dict[str, Any], **sections: Any) -> Settings:
 
 
 @pytest.mark.parametrize("key", [LONG, SHORT], ids=["long", "short"])
-async def test_a_hashed_key_is_known_and_any_other_is_nobody(key: str) -> None:
+async def test_a_hashed_key_is_known_and_any_other_key_is_refused(key: str) -> None:
     keys = Keys(callers(of({"key": hashed(key), "tenant": "a"})))
     for _ in range(2):  # a short one is derived once
         found = await keys.caller(bearer(key))
@@ -72,21 +72,21 @@ def test_a_short_key_gets_a_salted_slow_hash_and_a_random_one_a_fast_hash() -> N
 
 async def test_unknown_keys_do_not_pile_up_before_the_slow_comparison() -> None:
     keys = Keys(callers(of({"key": hashed(SHORT)})))
-    asked = [asyncio.ensure_future(keys.caller(bearer(f"guess{n}"))) for n in range(3 * MOST_WAITING)]
+    lookups = [asyncio.ensure_future(keys.caller(bearer(f"guess{n}"))) for n in range(3 * MOST_WAITING)]
     await asyncio.sleep(0)
-    assert sum(task.done() for task in asked) == 2 * MOST_WAITING
-    for task in asked:
+    assert sum(task.done() for task in lookups) == 2 * MOST_WAITING
+    for task in lookups:
         task.cancel()
-    await asyncio.gather(*asked, return_exceptions=True)
+    await asyncio.gather(*lookups, return_exceptions=True)
     assert await keys.caller(bearer(SHORT)) is not None
 
 
 async def test_a_key_that_is_taken_away_while_it_is_compared_stays_away() -> None:
     keys = Keys(callers(of({"key": hashed(SHORT)})))
-    asked = asyncio.ensure_future(keys.caller(bearer(SHORT)))
+    lookups = asyncio.ensure_future(keys.caller(bearer(SHORT)))
     await asyncio.sleep(0)
     keys.become(callers(of({"key": hashed(LONG)})))
-    assert await asked is None
+    assert await lookups is None
     assert await keys.caller(bearer(SHORT)) is None
     assert await keys.caller(bearer(LONG)) is not None
 
@@ -94,10 +94,10 @@ async def test_a_key_that_is_taken_away_while_it_is_compared_stays_away() -> Non
 async def test_a_key_that_stays_is_known_also_while_others_change() -> None:
     entry = {"key": hashed(SHORT), "name": "n"}
     keys = Keys(callers(of(entry)))
-    asked = asyncio.ensure_future(keys.caller(bearer(SHORT)))
+    lookups = asyncio.ensure_future(keys.caller(bearer(SHORT)))
     await asyncio.sleep(0)
     keys.become(callers(of(entry | {"tenant": "b"}, {"key": hashed(LONG)})))
-    found = await asked
+    found = await lookups
     assert found is not None
     assert found.tenant == "b"
     assert keys.at_once(bearer(SHORT)) == found

@@ -33,22 +33,22 @@ class Desk:
     def __post_init__(self) -> None:
         self.refused: list[str] = []
         self.limiter = Limiter(LocalCounters(), self.prices, lambda: self.now, self.refused.append)
-        terms = CallerLimits.of("key", KeyLimits(**self.limits))
-        assert terms is not None
-        self.terms = terms
+        caller_limits = CallerLimits.of("key", KeyLimits(**self.limits))
+        assert caller_limits is not None
+        self.caller_limits = caller_limits
 
     def enter(self) -> Allowance:
-        allowance = self.limiter.allowance(self.terms)
+        allowance = self.limiter.allowance(self.caller_limits)
         assert allowance is not None
         allowance.enter()
         return allowance
 
     def left(self, quantity: str) -> float:
-        rows = report(self.limiter, [self.terms])
+        rows = report(self.limiter, [self.caller_limits])
         return next(float(row["of"] - row["used"]) for row in rows if row["limit"] == quantity)
 
 
-def asked(tokens: int = 100, max_tokens: int | None = None, model: str = "m") -> Exchange:
+def request_of(tokens: int = 100, max_tokens: int | None = None, model: str = "m") -> Exchange:
     request = InProcessRequest("/v1/chat/completions", [], b"")
     body = {} if max_tokens is None else {"max_tokens": max_tokens}
     raw = b"x" * (tokens * CHARS_PER_TOKEN)
@@ -63,9 +63,9 @@ def reserve(allowance: Allowance, exchange: Exchange) -> None:
     allowance.reserve(payload.engine_model, len(payload.raw), exchange.max_output_tokens)
 
 
-def ended(exchange: Exchange, outcome: Outcome, usage: Usage = NOT_SAID, *, was_asked: bool = True) -> Exchange:
+def ended(exchange: Exchange, outcome: Outcome, usage: Usage = NOT_SAID, *, has_attempt: bool = True) -> Exchange:
     exchange.end, exchange.reply.usage = RequestEnd(outcome), usage
-    exchange.attempt = EngineAttempt("vllm", 1) if was_asked else None
+    exchange.attempt = EngineAttempt("vllm", 1) if has_attempt else None
     return exchange
 
 
@@ -75,7 +75,7 @@ def settle(allowance: Allowance, exchange: Exchange) -> None:
 
 def refusal(allowance: Allowance | None, desk: Desk, exchange: Exchange | None = None) -> Any:
     with pytest.raises(Refused) as caught:
-        desk.enter() if allowance is None else reserve(allowance, exchange or asked())
+        desk.enter() if allowance is None else reserve(allowance, exchange or request_of())
     assert (caught.value.outcome, caught.value.failure.status) == (Outcome.REJECTED_LIMIT, 429)
     return caught.value.failure
 
@@ -99,8 +99,8 @@ def test_a_place_is_free_again_when_its_request_is_over() -> None:
     first, _ = desk.enter(), desk.enter()
     assert refusal(None, desk).retry_after_s >= 1
     assert desk.refused == ["concurrency"]
-    settle(first, asked())
-    settle(first, asked())
+    settle(first, request_of())
+    settle(first, request_of())
     desk.enter()
     refusal(None, desk)
 
@@ -110,14 +110,14 @@ def test_who_waits_for_a_place_is_told_how_long_such_requests_take() -> None:
     for _ in range(30):
         allowance = desk.enter()
         desk.now += 40
-        settle(allowance, asked())
+        settle(allowance, request_of())
     desk.enter()
     assert refusal(None, desk).retry_after_s == pytest.approx(40, rel=0.02)
 
 
 def test_tokens_are_reserved_by_an_estimate_and_settled_by_what_was_used() -> None:
     desk = Desk({"tokens": 10_000})
-    allowance, exchange = desk.enter(), asked(4_000, max_tokens=500)
+    allowance, exchange = desk.enter(), request_of(4_000, max_tokens=500)
     reserve(allowance, exchange)
     assert desk.left("tokens") == 10_000 - 4_500
     settle(allowance, ended(exchange, Outcome.ANSWERED, Usage(3_000, 0, 200)))
@@ -126,7 +126,7 @@ def test_tokens_are_reserved_by_an_estimate_and_settled_by_what_was_used() -> No
 
 def test_what_a_long_answer_used_beyond_its_estimate_counts_although_its_window_is_over() -> None:
     desk = Desk({"tokens": 10_000})
-    allowance, exchange = desk.enter(), asked(100, max_tokens=100)
+    allowance, exchange = desk.enter(), request_of(100, max_tokens=100)
     reserve(allowance, exchange)
     desk.now += 600
     settle(allowance, ended(exchange, Outcome.ANSWERED, Usage(100, 0, 9_100)))
@@ -135,12 +135,12 @@ def test_what_a_long_answer_used_beyond_its_estimate_counts_although_its_window_
 
 def test_what_a_client_asks_for_is_not_taken_for_what_it_will_use() -> None:
     desk = Desk({"tokens": 10_000})
-    reserve(desk.enter(), asked(100, max_tokens=32_000))
+    reserve(desk.enter(), request_of(100, max_tokens=32_000))
     assert desk.left("tokens") > 8_000
 
 
 @pytest.mark.parametrize(
-    ("outcome", "was_asked", "costs"),
+    ("outcome", "has_attempt", "costs"),
     [
         (Outcome.ANSWERED, True, True),
         (Outcome.CLIENT_GONE, True, True),
@@ -153,18 +153,18 @@ def test_what_a_client_asks_for_is_not_taken_for_what_it_will_use() -> None:
     ],
 )
 def test_without_a_word_from_the_engine_the_estimate_stands_only_if_it_has_worked(
-    outcome: Outcome, was_asked: bool, costs: bool
+    outcome: Outcome, has_attempt: bool, costs: bool
 ) -> None:
     desk = Desk({"tokens": 10_000})
-    allowance, exchange = desk.enter(), asked(1_000)
+    allowance, exchange = desk.enter(), request_of(1_000)
     reserve(allowance, exchange)
-    settle(allowance, ended(exchange, outcome, was_asked=was_asked))
+    settle(allowance, ended(exchange, outcome, has_attempt=has_attempt))
     assert (desk.left("tokens") < 10_000) is costs
 
 
 def test_an_answer_that_was_cut_costs_its_estimate() -> None:
     desk = Desk({"tokens": 10_000})
-    allowance, exchange = desk.enter(), asked(1_000)
+    allowance, exchange = desk.enter(), request_of(1_000)
     reserve(allowance, exchange)
     exchange.timings.first_byte_at = 1.0
     settle(allowance, ended(exchange, Outcome.ENGINE_CUT))
@@ -173,7 +173,7 @@ def test_an_answer_that_was_cut_costs_its_estimate() -> None:
 
 def test_all_rounds_of_an_answer_with_tools_are_paid() -> None:
     desk = Desk({"tokens": 10_000})
-    allowance, exchange = desk.enter(), asked(100)
+    allowance, exchange = desk.enter(), request_of(100)
     reserve(allowance, exchange)
     row = {"prompt_tokens": 1_000, "cached_tokens": 0, "output_tokens": 100}
     exchange.rounds = [row, row]
@@ -184,23 +184,23 @@ def test_all_rounds_of_an_answer_with_tools_are_paid() -> None:
 def test_a_refused_request_takes_nothing_of_any_limit() -> None:
     desk = Desk({"tokens": 1_000, "budget_tokens": 100_000})
     first = desk.enter()
-    reserve(first, asked(500, max_tokens=100))
-    refusal(desk.enter(), desk, asked(500, max_tokens=100))
+    reserve(first, request_of(500, max_tokens=100))
+    refusal(desk.enter(), desk, request_of(500, max_tokens=100))
     assert (desk.left("tokens"), desk.left("budget_tokens")) == (400, 99_400)
 
 
 def test_a_request_larger_than_its_limit_goes_when_the_window_is_empty() -> None:
     desk = Desk({"tokens": 1_000})
-    reserve(desk.enter(), asked(5_000))
+    reserve(desk.enter(), request_of(5_000))
     failure = refusal(None, desk)
     assert math.isfinite(failure.retry_after_s)
     desk.now += 2 * 60 * 6
-    reserve(desk.enter(), asked(5_000))
+    reserve(desk.enter(), request_of(5_000))
 
 
 def test_when_tokens_are_used_up_nothing_is_read_any_more() -> None:
     desk = Desk({"tokens": 1_000, "concurrency": 9})
-    allowance, exchange = desk.enter(), asked(100)
+    allowance, exchange = desk.enter(), request_of(100)
     reserve(allowance, exchange)
     settle(allowance, ended(exchange, Outcome.ANSWERED, Usage(2_000, 0, 0)))
     failure = refusal(None, desk)
@@ -214,7 +214,7 @@ def test_a_budget_counts_money_by_the_first_price_that_matches() -> None:
     desk = Desk({"budget_cost": 1.0}, prices)
     for model, cost in (("big-1", 0.9 * 10e-3 + 0.1e-3 + 3e-3), ("other", 1e-3 + 0.2e-3)):
         before = desk.left("budget_cost")
-        allowance, exchange = desk.enter(), asked(10, model=model)
+        allowance, exchange = desk.enter(), request_of(10, model=model)
         reserve(allowance, exchange)
         settle(allowance, ended(exchange, Outcome.ANSWERED, Usage(1_000, 100, 100)))
         assert before - desk.left("budget_cost") == pytest.approx(cost)
@@ -222,7 +222,7 @@ def test_a_budget_counts_money_by_the_first_price_that_matches() -> None:
 
 def test_a_spent_budget_says_so_in_the_word_that_makes_agents_stop() -> None:
     desk = Desk({"budget_tokens": 1_000})
-    allowance, exchange = desk.enter(), asked(100)
+    allowance, exchange = desk.enter(), request_of(100)
     reserve(allowance, exchange)
     settle(allowance, ended(exchange, Outcome.ANSWERED, Usage(1_000, 0, 0)))
     failure = refusal(None, desk)
@@ -244,10 +244,9 @@ def test_nothing_is_kept_for_a_key_without_limits() -> None:
 
 
 def test_lines_of_batches_are_held_by_budgets_and_not_by_rates() -> None:
-    limits = KeyLimits(requests=1, tokens=1, concurrency=1, budget_tokens=10)
-    terms = CallerLimits.of("key", limits)
-    assert terms is not None
-    budgets = terms.budgets()
+    limits = CallerLimits.of("key", KeyLimits(requests=1, tokens=1, concurrency=1, budget_tokens=10))
+    assert limits is not None
+    budgets = limits.budgets()
     assert budgets is not None
     assert [meter.quantity for meter in budgets.meters] == [Quantity.BUDGET_TOKENS]
     assert budgets.concurrency is None

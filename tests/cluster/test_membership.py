@@ -1,4 +1,4 @@
-"""Who is home: the same everywhere, for all turns of a session, and spread as families and cores need it."""
+"""The home of a session: the same at all members, for all its turns, and spread as families and cores need it."""
 
 from __future__ import annotations
 

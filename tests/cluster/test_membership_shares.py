@@ -1,4 +1,4 @@
-"""Shares of a replica: they add up, follow demand, and leave everybody something."""
+"""Shares of a replica: they add up, follow demand, and leave a part to each member."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from policies.types import Replica
 
 
 @given(st.dictionaries(st.text(min_size=1), st.floats(0, 1e9), min_size=1, max_size=8))
-def test_shares_of_those_who_know_the_same_add_up_to_one(demand: dict[str, float]) -> None:
+def test_shares_of_members_that_know_the_same_add_up_to_one(demand: dict[str, float]) -> None:
     demands = {member: {"r": tokens} for member, tokens in demand.items()}
     mine = {member: shares(member, demands, ["r"])["r"] for member in demands}
     assert sum(mine.values()) == pytest.approx(1)

@@ -1,4 +1,4 @@
-"""Tools of two gateways over a real Valkey: who runs a call, who waits, and what is left when one dies."""
+"""Tools of two gateways over a real Valkey: which one runs a call, which one waits, and what a death leaves."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ async def test_a_call_whose_gateway_dies_runs_once_more_and_no_oftener(
     assert counted.num_runs == 2
 
 
-async def test_a_destructive_call_asks_nobody(shared: list[RedisResults]) -> None:
+async def test_a_destructive_call_asks_no_other_gateway(shared: list[RedisResults]) -> None:
     counted = Counted()
     counted.may_end.set()
     first, second = runtimes(counted, shared, effect=Effect.DESTRUCTIVE)
@@ -128,7 +128,7 @@ async def test_a_destructive_call_asks_nobody(shared: list[RedisResults]) -> Non
         await runtime.close()
 
 
-async def test_without_valkey_calls_run_as_if_nobody_else_was_there() -> None:
+async def test_without_valkey_calls_run_as_at_a_lone_gateway() -> None:
     counted = Counted()
     counted.may_end.set()
     lonely = RedisResults(connected("redis://127.0.0.1:9/0"), "turngate:test")

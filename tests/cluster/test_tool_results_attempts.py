@@ -1,4 +1,4 @@
-"""Attempts at one answer over a real Valkey: which calls the next one starts, and what it is told of others."""
+"""Attempts at one answer over a real Valkey: which calls the next attempt starts, and which outcomes it gets."""
 
 from __future__ import annotations
 
@@ -199,9 +199,9 @@ async def test_while_valkey_is_gone_calls_run_but_not_those_that_an_attempt_of_t
     await one.run(before)
     await way.cut()
     before.ended(is_whole=False)
-    told = one.attempt(b"another")
-    assert (await one.run(told)).text == "order 2"
-    told.ended(is_whole=False)
+    other = one.attempt(b"another")
+    assert (await one.run(other)).text == "order 2"
+    other.ended(is_whole=False)
     assert (await one.run(one.attempt())).text == "order 1"
     assert (await one.run(one.attempt(b"another"))).text == "order 2"
     assert one.num_runs == 2
@@ -254,6 +254,6 @@ async def test_what_was_started_while_valkey_was_gone_is_known_here_when_it_is_b
 
 
 async def settled(gateway: Gateway) -> None:
-    """What it had to say is said: a call of another answer waits for that."""
+    """Return once all outcomes of a gateway are published: a call of another answer waits for that."""
     await gateway.run(gateway.attempt(b"no matter"), arguments='{"n": 9}')
     gateway.num_runs -= 1

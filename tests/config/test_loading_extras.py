@@ -1,4 +1,4 @@
-"""Laws of optional packages: all that are missing are told at once, before anything is started."""
+"""Laws of optional packages: all missing packages are named at once, before the gateway starts."""
 
 from __future__ import annotations
 

@@ -38,18 +38,18 @@ def test_only_values_of_the_right_type_are_read(read: Callable[..., Any], right:
 
 @given(TEXTS)
 def test_an_excerpt_is_one_short_visible_line_that_can_be_written_as_json(text: str) -> None:
-    told = excerpt(text)
-    assert len(told) <= MAX_CHARS
-    assert not UNSEEN.search(told)
-    orjson.dumps(told)
+    shown = excerpt(text)
+    assert len(shown) <= MAX_CHARS
+    assert not UNSEEN.search(shown)
+    orjson.dumps(shown)
 
 
 @given(st.text(st.characters(categories=["L", "N", "P"]), max_size=MAX_CHARS))
-def test_a_short_plain_text_is_told_as_it_is(text: str) -> None:
+def test_a_short_plain_text_is_its_own_excerpt(text: str) -> None:
     assert excerpt(text) == text
 
 
-def test_of_a_long_text_the_start_is_told() -> None:
+def test_the_excerpt_of_a_long_text_is_its_start() -> None:
     assert excerpt("a" * 300) == "a" * 253 + "..."
     assert excerpt("a\x1bb" + "c" * 300, 10) == "a\\u001b..."
 

@@ -1,4 +1,4 @@
-"""Whoever is cancelled while it asks Redis is cancelled."""
+"""A task that is cancelled while it calls Redis is cancelled."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ async def test_a_failing_handler_is_a_500_that_tells_nothing(
 
 
 async def refused(port: int) -> None:
-    """Returns once nobody listens."""
+    """Return once the port is closed."""
     with suppress(ConnectionRefusedError):
         while True:
             _, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -112,7 +112,7 @@ PASSED = {
 @pytest.mark.parametrize(("data", "body"), PASSED.values(), ids=PASSED)
 @pytest.mark.parametrize("is_dripped", [False, True], ids=["at once", "byte by byte"])
 async def test_what_passes_ends_where_it_says(serve: Serve, data: bytes, body: bytes, is_dripped: bool) -> None:
-    """The next request is its own, and headers of a trailer belong to nobody."""
+    """The next request is read apart, and headers of a trailer belong to no request."""
     reader, writer = await raw(await serve(echo), b"")
     for part in [bytes([byte]) for byte in data + NEXT] if is_dripped else [data + NEXT]:
         writer.write(part)

@@ -145,7 +145,7 @@ async def test_whole_answers_share_a_connection(upstream: Upstream) -> None:
         assert engine.num_connections == 1
 
 
-async def test_nobody_listening_is_refused(upstream: Upstream) -> None:
+async def test_a_closed_port_is_refused(upstream: Upstream) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         with pytest.raises(UpstreamRefused):
@@ -221,16 +221,16 @@ async def test_an_engine_that_falls_silent_is_cut_after_the_idle_time(upstream: 
 
 
 async def test_a_cancelled_call_closes_its_connection_at_once(upstream: Upstream) -> None:
-    asked = asyncio.Event()
+    has_begun = asyncio.Event()
 
     async def act(_: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await take(reader)
-        asked.set()
+        has_begun.set()
 
     engine = Engine(act)
     async with engine as url:
         call = asyncio.create_task(upstream.call("GET", url, [], None, TIMEOUTS))
-        await within(asked.wait())
+        await within(has_begun.wait())
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call

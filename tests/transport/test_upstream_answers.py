@@ -106,7 +106,7 @@ async def test_an_answer_that_is_not_http_is_cut(upstream: Upstream, answer: byt
             await (await upstream.call("GET", url, [], None, Timeouts(first_byte_s=1.0))).read(100)
 
 
-async def test_what_follows_an_answer_is_nobodys(upstream: Upstream) -> None:
+async def test_bytes_after_an_answer_belong_to_no_call(upstream: Upstream) -> None:
     engine = Engine(answering(OK + OK.replace(b"ok", b"no"), OK))
     async with engine as url:
         for _ in range(2):

@@ -13,7 +13,7 @@ from tests.deadline import DEADLINE_S
 
 PARTS = st.lists(st.binary(min_size=1, max_size=3), min_size=1, max_size=3)
 READS = st.lists(st.tuples(PARTS, st.integers(0, 3), st.booleans()), max_size=20)
-"""What comes at once, how much of it the sink takes at most, and whether the reader runs behind it."""
+"""Chunks that come at once, how many of them the sink takes at most, and whether the reader runs after them."""
 
 
 class Connection:

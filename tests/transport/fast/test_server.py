@@ -114,15 +114,15 @@ async def test_a_head_that_drips_is_no_reason_to_wait_longer(limited: Limited) -
 
 
 async def test_a_handler_that_takes_its_time_is_left_alone(serve: Serve, clock: Clock) -> None:
-    asked, goes_on = asyncio.Event(), asyncio.Event()
+    has_begun, goes_on = asyncio.Event(), asyncio.Event()
 
     async def handler(request: Request, responder: Responder) -> None:
-        asked.set()
+        has_begun.set()
         await goes_on.wait()
         await responder.reply(200, [], b"late")
 
     reader, writer = await raw(await serve(handler), get("/"))
-    await within(asked.wait())
+    await within(has_begun.wait())
     await clock.passes(600)
     goes_on.set()
     assert await body_of(reader) == b"late"
