@@ -25,7 +25,7 @@ from gateway.core.transport import Timeouts, Upstream, UpstreamCut, UpstreamRefu
 from gateway.embedded.server import started_in_process
 from gateway.engines import doctor as engines_doctor
 from gateway.engines.base import Advice
-from gateway.engines.monitor import Monitor, kv_events_heard
+from gateway.engines.monitor import KvEventHearing, Monitor
 from gateway.engines.poller import RunningEngine
 from gateway.engines.providers.upstream import ProviderUpstream
 from gateway.transport.aiohttp_upstream import AiohttpUpstream
@@ -63,9 +63,9 @@ async def examine_engines(settings: Settings) -> int:
             addresses, upstream, lambda fact: None, time.monotonic, timeout_s=settings.probing.timeout_s
         )
         running.push_async_callback(monitor.stop)
-        await running.enter_async_context(
-            kv_events_heard(monitor.engines, lambda fact: None, lambda *counts: None)
-        )
+        kv_events = KvEventHearing(lambda fact: None, lambda *counts: None)
+        running.push_async_callback(kv_events.stop)
+        await kv_events.follow(monitor.engines)
         await monitor.start()
         await asyncio.sleep(KV_EVENTS_S if any(address.kv_events for address in addresses) else 0)
         up = [engine for engine in monitor.engines if engine.is_up]

@@ -24,7 +24,8 @@ _WHEN_DOWN = {
 _RENTED = Advice(
     "it is rented, and tells nothing of its KV cache, which all its customers share: no session is held or placed"
     " for the cache's sake, and its own queue takes no order from here",
-    "nothing to set: its prompt cache is used as offered, and as many calls are open as its throttling allows",
+    "nothing to set: its prompt cache is used as offered, and as many calls are open as its throttling allows."
+    " If it is your own server behind TLS and a key, name its kind: vllm+https://, sglang+https:// or dynamo+https://",
 )
 
 

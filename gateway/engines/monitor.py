@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import TYPE_CHECKING
 
 from gateway.core.errors import ConfigError, EngineFault
@@ -182,18 +181,3 @@ class KvEventHearing:
     async def stop(self) -> None:
         if self._listener is not None:
             await self._listener.stop()
-
-
-@asynccontextmanager
-async def kv_events_heard(
-    engines: Collection[RunningEngine],
-    tell: Callable[[Fact], None],
-    evicted: Callable[[ReplicaId, int, float | None], None],
-) -> AsyncIterator[Callable[[Collection[RunningEngine]], Awaitable[None]]]:
-    """Hear the engines for the body of an `async with`. Yields `KvEventHearing.follow`, and raises as it does."""
-    events = KvEventHearing(tell, evicted)
-    try:
-        await events.follow(engines)
-        yield events.follow
-    finally:
-        await events.stop()

@@ -147,3 +147,4 @@ def test_the_report_says_whether_an_engine_is_rented(url: str, is_rented: bool) 
     text = doctor.as_text([engine])
     assert ("each token costs money" in text) is is_rented
     assert ("if it is vLLM, SGLang or Dynamo, say so" in text) is not is_rented
+    assert ("name its kind: vllm+https://" in text) is is_rented

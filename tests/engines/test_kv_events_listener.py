@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import zmq.asyncio
 from gateway.engines import kv_events
 from gateway.engines.base import EngineAddress, KvEventSource, PolledPool, Report
 from gateway.engines.kinds import adapter_of
-from gateway.engines.monitor import kv_events_heard
+from gateway.engines.monitor import KvEventHearing
 from gateway.engines.poller import RunningEngine
 from policies.types import CacheLost, Fact
 from tests.deadline import DEADLINE_S
@@ -71,6 +72,21 @@ class Heard:
     async def next(self) -> Fact:
         async with asyncio.timeout(DEADLINE_S):
             return await self.facts.get()
+
+
+@asynccontextmanager
+async def kv_events_heard(
+    engines: Collection[RunningEngine],
+    tell: Callable[[Fact], None],
+    evicted: Callable[[str, int, float | None], None],
+) -> AsyncIterator[Callable[[Collection[RunningEngine]], Awaitable[None]]]:
+    """Hear the engines for the body of an `async with`."""
+    hearing = KvEventHearing(tell, evicted)
+    try:
+        await hearing.follow(engines)
+        yield hearing.follow
+    finally:
+        await hearing.stop()
 
 
 @pytest.fixture
