@@ -10,7 +10,7 @@ import zlib
 from bisect import bisect_right
 from codecs import getincrementaldecoder
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -181,6 +181,8 @@ def _answer(script: Json, offered: set[str | None]) -> ScriptedAnswer:
 _WORDS = tuple(vowel.join(pair) for vowel in "aeiou" for pair in ("bd", "dn", "fr", "gl", "km", "lp", "rt", "st"))
 """Words of three letters: each is one token with its space."""
 _UNFINISHED = "length"
+NATURAL_TOKENS = range(32, 129)
+"""Lengths of filler answers that neither a script nor the request bounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,23 +217,21 @@ class _Segment:
     text: str
     call_index: int | None = None
     call_name: str | None = None
-    is_shown: bool = field(default=True)
+    is_shown: bool = True
 
 
-def answer_to(
-    prompt: bytes, script: ScriptedAnswer | None, max_tokens: int, ignores_end: bool, natural_tokens: range
-) -> PlannedAnswer:
+def answer_to(prompt: bytes, script: ScriptedAnswer | None, max_tokens: int, ignores_end: bool) -> PlannedAnswer:
     """Return the answer to a prompt, cut at `max_tokens`.
 
     The script states the length of filler text. Without a script it is `max_tokens` where the end is ignored, else
-    a number of `natural_tokens` that depends on the prompt alone.
+    a number of `NATURAL_TOKENS` that depends on the prompt alone.
     """
     seed = zlib.crc32(prompt)
     if script is not None:
         segments = _scripted(script, seed)
         ends = True
     else:
-        num_tokens = max_tokens if ignores_end else natural_tokens[seed % len(natural_tokens)]
+        num_tokens = max_tokens if ignores_end else NATURAL_TOKENS[seed % len(NATURAL_TOKENS)]
         segments = [_Segment(_filler(num_tokens, seed))]
         ends = not ignores_end
     tokens = tokens_of("".join(segment.text for segment in segments))

@@ -51,8 +51,6 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.num_free = num_blocks
         self.num_idle = 0
-        self.num_evicted = 0
-        """Cached blocks that were evicted so far."""
         self._root = _Node(None, [], 1)
         self._idle: OrderedDict[_Node, None] = OrderedDict()
         """Idle nodes, the least recently released one first."""
@@ -159,7 +157,6 @@ class BlockPool:
         return upper
 
     def _evict(self, num_blocks: int) -> None:
-        self.num_evicted += num_blocks
         self.num_idle -= num_blocks
         self.num_free += num_blocks
         while num_blocks:

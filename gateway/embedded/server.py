@@ -16,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from gateway.config.settings import Embedded
 from gateway.core import sse
-from gateway.core.fields import Json, items, text
+from gateway.core.fields import Json, items
 from gateway.core.transport import BodyTooLarge, Request, Responder
 from gateway.dialects.completions import Completions
 from gateway.embedded.answer import chain, ids_of, tokens_from
@@ -37,6 +37,7 @@ from gateway.embedded.wire import (
 from gateway.engines.base import EngineAddress
 from gateway.transport import transport_of
 
+VERSION = "0+embedded"
 MAX_BODY_BYTES = 64 * 1024 * 1024
 JSON_HEADERS = (("content-type", "application/json"),)
 STREAM_HEADERS = (("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-cache"))
@@ -49,15 +50,10 @@ class EmbeddedSettings:
     spec: EngineSpec = field(default_factory=lambda: EngineSpec(num_blocks=16_384))
     model: str = "embedded"
     """Name of the served model."""
-    is_strict: bool = True
-    """Whether the name of another model is answered with 404."""
     max_model_len: int | None = None
     """Most tokens of prompt and answer. None: the KV capacity."""
     speed: float = 1.0
     """Speed relative to the cost model. Measurements take 1."""
-    natural_tokens: range = range(32, 129)
-    """Lengths of filler answers that neither a script nor the request bounds."""
-    version: str = "0+embedded"
 
 
 class EmbeddedEngine:
@@ -109,12 +105,12 @@ class EmbeddedEngine:
 
     async def _chat(self, request: Request, responder: Responder) -> None:
         body = await self._body(request)
-        wire = ChatWire(self._answer_id("chatcmpl", request), int(time.time()), self._name(body))
+        wire = ChatWire(self._answer_id("chatcmpl", request), int(time.time()), self.settings.model)
         await self._generate(body, wire, responder, is_chat=True)
 
     async def _completions(self, request: Request, responder: Responder) -> None:
         body = await self._body(request)
-        wire = CompletionWire(self._answer_id("cmpl", request), int(time.time()), self._name(body))
+        wire = CompletionWire(self._answer_id("cmpl", request), int(time.time()), self.settings.model)
         prompts = Completions().prompts(body)
         if prompts is not None:
             await self._generate_list([{**body, "prompt": prompt} for prompt in prompts], wire, responder)
@@ -147,7 +143,7 @@ class EmbeddedEngine:
             self._exposition.succeeded(job.answer.finish_reason)
 
     def _job(self, body: Json, is_chat: bool) -> Job:
-        return job_from(body, is_chat, self.max_model_len, self.settings.natural_tokens)
+        return job_from(body, is_chat, self.max_model_len)
 
     def _submit(self, job: Job, running: ExitStack) -> Generation:
         """Begin to generate an answer. The end of `running` aborts it."""
@@ -182,12 +178,12 @@ class EmbeddedEngine:
         await responder.reply(200 if self.driver.is_running else 503, (), b"")
 
     async def _version(self, request: Request, responder: Responder) -> None:
-        await _reply_json(responder, {"version": self.settings.version})
+        await _reply_json(responder, {"version": VERSION})
 
     async def _openapi(self, request: Request, responder: Responder) -> None:
         """Reply with the paths, which is all that a probe looks for."""
         paths: Json = {path: {method.lower(): {}} for method, path in self._routes}
-        info = {"title": "Turngate's embedded engine", "version": self.settings.version}
+        info = {"title": "Turngate's embedded engine", "version": VERSION}
         await _reply_json(responder, {"openapi": "3.1.0", "info": info, "paths": paths})
 
     async def _metrics(self, request: Request, responder: Responder) -> None:
@@ -206,12 +202,8 @@ class EmbeddedEngine:
             raise bad_request(f"The body is no JSON: {error}") from None
         if not isinstance(body, dict):
             raise bad_request("The body must be a JSON object.")
-        if self.settings.is_strict:
-            check_model(body, self.settings.model)
+        check_model(body, self.settings.model)
         return body
-
-    def _name(self, body: Json) -> str:
-        return text(body, "model") or self.settings.model
 
     def _answer_id(self, prefix: str, request: Request) -> str:
         return f"{prefix}-{request.headers.get('x-request-id') or f'{self._started_at}-{next(self._numbers)}'}"
@@ -334,13 +326,14 @@ class Exposition:
     def collect(self) -> Iterator[Metric]:
         model = self._model
         spec, counters = model.spec, model.counters
-        yield self._gauge("num_requests_running", "Sequences in the batch.", model.num_running)
-        yield self._gauge("num_requests_waiting", "Requests in the queue.", model.num_waiting)
-        slots = GaugeMetricFamily("embedded:max_num_seqs", "Sequences that it may run at once.", labels=_LABELS)
-        slots.add_metric(self._labels, spec.max_num_seqs)
-        yield slots
-        usage = model.pool.num_used / model.pool.num_blocks
-        yield self._gauge("kv_cache_usage_perc", "Held share of the KV blocks, 0-1.", usage)
+        used = model.pool.num_used / model.pool.num_blocks
+        for name, meaning, value in (
+            ("vllm:num_requests_running", "Sequences in the batch.", model.num_running),
+            ("vllm:num_requests_waiting", "Requests in the queue.", model.num_waiting),
+            ("embedded:max_num_seqs", "Sequences that it may run at once.", spec.max_num_seqs),
+            ("vllm:kv_cache_usage_perc", "Held share of the KV blocks, 0-1.", used),
+        ):
+            yield self._family(GaugeMetricFamily, name, meaning, ({}, value))
         for name, meaning, value in (
             ("prefix_cache_queries", "Prompt tokens looked up.", counters.prefix_queries_tokens),
             ("prefix_cache_hits", "Prompt tokens found.", counters.prefix_hits_tokens),
@@ -349,15 +342,14 @@ class Exposition:
             ("prompt_tokens_cached", "Prompt tokens that were not computed.", counters.prefix_hits_tokens),
             ("generation_tokens", "Tokens generated.", counters.generation_tokens),
         ):
-            family = CounterMetricFamily(f"vllm:{name}", meaning, labels=_LABELS)
-            family.add_metric(self._labels, value)
-            yield family
-        sources = CounterMetricFamily(
-            "vllm:prompt_tokens_by_source", "Where prompt tokens came from.", labels=(*_LABELS, "source")
+            yield self._family(CounterMetricFamily, f"vllm:{name}", meaning, ({}, value))
+        yield self._family(
+            CounterMetricFamily,
+            "vllm:prompt_tokens_by_source",
+            "Where prompt tokens came from.",
+            ({"source": "local_compute"}, counters.computed_prompt_tokens),
+            ({"source": "local_cache_hit"}, counters.prefix_hits_tokens),
         )
-        sources.add_metric((*self._labels, "local_compute"), counters.computed_prompt_tokens)
-        sources.add_metric((*self._labels, "local_cache_hit"), counters.prefix_hits_tokens)
-        yield sources
         info = {
             "block_size": str(spec.block_tokens),
             "enable_prefix_caching": "True",
@@ -365,13 +357,19 @@ class Exposition:
             "kv_cache_size_tokens": str(model.capacity_tokens),
             "num_gpu_blocks": str(spec.num_blocks),
         }
-        config = GaugeMetricFamily("vllm:cache_config_info", "The KV cache.", labels=(*_LABELS, *info))
-        config.add_metric((*self._labels, *info.values()), 1)
-        yield config
+        yield self._family(GaugeMetricFamily, "vllm:cache_config_info", "The KV cache.", (info, 1))
 
-    def _gauge(self, name: str, text: str, value: float) -> Metric:
-        family = GaugeMetricFamily(f"vllm:{name}", text, labels=_LABELS)
-        family.add_metric(self._labels, value)
+    def _family(
+        self,
+        kind: type[CounterMetricFamily] | type[GaugeMetricFamily],
+        name: str,
+        meaning: str,
+        *samples: tuple[dict[str, str], float],
+    ) -> Metric:
+        """Return a metric of samples, each with its labels beside those of the engine."""
+        family = kind(name, meaning, labels=(*_LABELS, *samples[0][0]))
+        for labels, value in samples:
+            family.add_metric((*self._labels, *labels.values()), value)
         return family
 
     def _histogram(self, name: str, text: str) -> Histogram:

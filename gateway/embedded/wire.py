@@ -65,7 +65,7 @@ class Job:
     wants_usage: bool
 
 
-def job_from(body: Json, is_chat: bool, max_model_len: int, natural_tokens: range) -> Job:
+def job_from(body: Json, is_chat: bool, max_model_len: int) -> Job:
     """Return the job of a request. Raises Refusal as vLLM does."""
     if body.get("n") not in (None, 1):
         raise bad_request("The embedded engine gives one answer per request: n must be 1.", "n")
@@ -81,7 +81,7 @@ def job_from(body: Json, is_chat: bool, max_model_len: int, natural_tokens: rang
         script = scripted_answer(body)
     except BadScript as error:
         raise bad_request(str(error), "embedded_script") from None
-    answer = answer_to(b"".join(prompt), script, limit, flag(body, "ignore_eos"), natural_tokens)
+    answer = answer_to(b"".join(prompt), script, limit, flag(body, "ignore_eos"))
     wants_usage = wants_stream and flag(options, "include_usage")
     return Job(prompt, answer, priority, text(body, "cache_salt") or "", wants_stream, wants_usage)
 

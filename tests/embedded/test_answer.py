@@ -3,28 +3,26 @@ from hypothesis import strategies as st
 
 from gateway.embedded.answer import ScriptedAnswer, answer_to, call_text
 
-NATURAL = range(20, 30)
-
 
 def test_filler_depends_on_the_prompt_alone() -> None:
-    one, same, other = (answer_to(prompt, None, 100, False, NATURAL) for prompt in (b"one", b"one", b"other"))
+    one, same, other = (answer_to(prompt, None, 1000, False) for prompt in (b"one", b"one", b"other"))
     assert one == same
     assert one.tokens != other.tokens
     assert one.finish_reason == "stop"
 
 
 def test_filler_is_as_long_as_asked_when_the_end_is_ignored() -> None:
-    answer = answer_to(b"prompt", None, 77, True, NATURAL)
+    answer = answer_to(b"prompt", None, 77, True)
     assert (len(answer.tokens), answer.finish_reason) == (77, "length")
 
 
 def test_a_script_can_ask_for_filler_of_a_length() -> None:
-    answer = answer_to(b"prompt", ScriptedAnswer("", 40, ()), 100, False, NATURAL)
+    answer = answer_to(b"prompt", ScriptedAnswer("", 40, ()), 100, False)
     assert (len(answer.tokens), answer.finish_reason) == (41, "stop")  # and the end of the turn
 
 
 def test_an_answer_is_cut_at_its_bound() -> None:
-    answer = answer_to(b"prompt", ScriptedAnswer("one two three four", None, ()), 2, False, NATURAL)
+    answer = answer_to(b"prompt", ScriptedAnswer("one two three four", None, ()), 2, False)
     assert (len(answer.tokens), answer.finish_reason) == (2, "length")
     assert "".join(delta.text for delta in answer.deltas) == "one two "
 
@@ -36,7 +34,7 @@ TEXT = st.text(st.sampled_from('ab \n<"é漢🙂{}'), max_size=30)
 def test_deltas_tell_content_and_calls_in_order_as_the_tokens_come(
     content: str, calls: list[tuple[str, str]]
 ) -> None:
-    answer = answer_to(b"prompt", ScriptedAnswer(content, None, tuple(calls)), 10_000, False, NATURAL)
+    answer = answer_to(b"prompt", ScriptedAnswer(content, None, tuple(calls)), 10_000, False)
     assert "".join(d.text for d in answer.deltas if d.call_index is None) == content
     heads = [(d.call_index, d.call_name) for d in answer.deltas if d.call_name is not None]
     assert heads == [(index, name) for index, (name, _) in enumerate(calls)]

@@ -227,11 +227,6 @@ async def test_messages_is_refused_in_anthropics_shape(running: Running) -> None
     assert (status, answer["type"], answer["error"]["type"]) == (404, "error", "not_found_error")
 
 
-async def test_an_engine_that_is_not_strict_answers_to_any_name() -> None:
-    async for running in started(replace(SETTINGS, is_strict=False)):
-        assert (await running.chat(USER, model="any"))["model"] == "any"
-
-
 async def test_with_priority_scheduling_the_lowest_number_is_answered_first() -> None:
     spec = EngineSpec(num_blocks=1000, max_num_seqs=1, priority_scheduling=True)
     async for running in started(replace(SETTINGS, spec=spec, speed=1.0)):
