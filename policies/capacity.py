@@ -1,6 +1,6 @@
 """What an engine can take: the size of its KV pool, its slots, and the calls that a rented provider takes at once.
 
-The size is what the engine states, corrected by what it turns out to keep.
+The size is the engine's statement, corrected by the prompts that it turns out to keep.
 
 Decided once per turnover, the time in which the engine computes as many prompt tokens as the pool holds: additive
 increase and multiplicative decrease (Chiu and Jain, 1989). Eviction that an admission caused, because it was
@@ -118,8 +118,8 @@ GROWTH = 8
 class Concurrency:
     """Learns the slots of one engine. Owned by its pool.
 
-    An engine has no bound until it shows a queue for some polls while what it runs does not grow: then the number
-    that it runs is the bound. The cause may be a lack of KV blocks, or one long prefill, so no bound is final. It
+    An engine has no bound until it shows a queue for some polls while its running calls do not grow: then their
+    number is the bound. The cause may be a lack of KV blocks, or one long prefill, so no bound is final. It
     follows what runs upwards at once, and grows ever faster while turns wait here and none waits there.
     """
 

@@ -19,7 +19,7 @@ Key: TypeAlias = Callable[[AgentRun], float]
 Waiting: TypeAlias = tuple[float, str, Turn]
 """(key, turn's id, turn)."""
 Size: TypeAlias = Callable[[AgentRun, bool], float]
-"""(run, whether a sibling is resident there) -> what it takes of a replica's room."""
+"""(run, whether a sibling is resident there) -> the room that it takes of a replica."""
 
 
 def work_s(run: AgentRun, world: World, batch: float = 16.0) -> float:

@@ -64,7 +64,7 @@ def _cell(value: object) -> str:
 
 
 def text_of(outcome: Outcome) -> str:
-    """Markdown: what it is about, its bars, its table."""
+    """Markdown: the subject, its bars, its table."""
     bars = "\n".join(map(str, outcome.bars))
     about = "\n\n".join(textwrap.fill(part, 110) for part in (outcome.about, NOTE))
     return "\n\n".join(filter(None, (about, bars, table(outcome.head, outcome.rows))))

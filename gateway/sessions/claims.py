@@ -1,7 +1,7 @@
-"""What a request says about itself: session, parent, last turn, turns to come. Hints, read in one fixed order.
+"""Claims of a request's headers about its session: id, parent, last turn, turns to come. They are hints.
 
-Exactly one schema speaks: the first whose session header is present, even if its value is unusable. Mixing
-them joins what belongs apart (Codex sends the root's `session-id` from every sub-agent, OpenCode sends one
+Exactly one schema counts: the first one whose session header is present, even if its value is unusable. Mixing
+them would join separate sessions (Codex sends the root's `session-id` from every sub-agent, OpenCode sends one
 too, and a proxy may add its own).
 """
 
@@ -20,7 +20,7 @@ Headers: TypeAlias = Mapping[str, str]
 
 @value
 class Claim:
-    """What the headers say; nothing of it is believed before the prompt agrees."""
+    """The claims of the headers. None of them is believed before the prompt agrees."""
 
     source: str = ""
     """The header that gave the session id. Empty: none did."""
@@ -46,29 +46,29 @@ _SESSION_HEADERS = frozenset(
         "x-claude-code-session-id",
     )
 )
-"""Those of all schemas."""
+"""The session headers of all schemas."""
 
 
 def read_claim(headers: Headers) -> Claim:
-    """The first schema that is present. Header names are looked up in lower case."""
+    """Return the claim of the first schema that is present. Header names are in lower case."""
     if _SESSION_HEADERS.isdisjoint(headers):
         return NO_CLAIM
     return next((claim for schema in _LADDER if (claim := schema(headers)).source), NO_CLAIM)
 
 
 def says_retry(headers: Headers) -> bool:
-    """Official SDKs count their own re-sends of one request."""
+    """Whether it is a retry: official SDKs count how often they have sent a request again."""
     return (whole_number(headers, "x-stainless-retry-count") or 0) > 0
 
 
 def lost_s(headers: Headers) -> float | None:
-    """How long ago the client first sent this request, and lost the connection over it. None: it has not."""
+    """Return how long ago the client first sent this request and lost its connection. None: it did not."""
     lost_ms = whole_number(headers, "x-turngate-lost-ms")
     return None if lost_ms is None else lost_ms / 1000
 
 
 def whole_number(headers: Headers, name: str) -> int | None:
-    """A header of at most nine digits; anything else reads as absent."""
+    """Return a header of at most nine digits; any other value counts as absent."""
     if (text := headers.get(name)) is None:
         return None
     text = text.strip()
@@ -84,7 +84,8 @@ def _dynamo(headers: Headers) -> Claim:
 
 
 def _opencode(headers: Headers) -> Claim:
-    """`x-session-id` alone is anybody's; with one of the other two it is OpenCode, whose agents have tools."""
+    """Read OpenCode's headers. `x-session-id` alone may come from any client; with one of the other two it is
+    OpenCode, whose agents have tools."""
     is_opencode = "x-session-affinity" in headers or "x-opencode-session" in headers
     names = ("x-session-id", "x-session-affinity", "x-opencode-session")
     return _claim(headers, names, "x-parent-session-id", expects_tools=is_opencode)
@@ -128,7 +129,7 @@ def _claim(
 
 
 def _id(headers: Headers, name: str) -> str | None:
-    """None also for bytes that are no text: what they were arrives as surrogates."""
+    """Return an id; None also for bytes that are no text, which arrive as surrogates."""
     text = headers.get(name, "").strip()
     return text if 0 < len(text) <= _MAX_ID_CHARS and _is_text(text) else None
 

@@ -1,7 +1,8 @@
-"""The raw text of a body's messages and tools, and fingerprints of it: what came before need not be read again.
+"""Identity: the session and the family of each request.
 
-Only with msgspec (extra `fast`), which finds them far faster than Python could; without it nothing is cut, and
-every prompt is written and hashed in whole. xxhash, of the same extra, is the faster fingerprint.
+With msgspec (extra `fast`) the raw text of messages and tools is found in a body and fingerprinted, so that the
+part of a prompt that came before is not read again. Without it every prompt is written and hashed in whole.
+xxhash, of the same extra, is the faster fingerprint.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ class RawParts:
 
 
 class Cutter:
-    """Cuts bodies. `is_fast=False`: as if the extra was not there."""
+    """Cuts bodies into the raw text of their parts. `is_fast=False`: as if the extra was not installed."""
 
     def __init__(self, is_fast: bool = True) -> None:
         self.fingerprint = _fingerprint()
         self._decoder = _decoder() if is_fast else None
 
     def cut(self, raw: bytes) -> RawParts | None:
-        """Of a body with `messages`; None without msgspec."""
+        """Return the fingerprints of a body with `messages`; None without msgspec."""
         if self._decoder is None:
             return None
         decode, error = self._decoder
@@ -70,7 +71,7 @@ def _decoder() -> tuple[Callable[[bytes], Any], type[Exception]] | None:
 
 
 def _fingerprint() -> Callable[[Any], int]:
-    """64 bits, different in each process: nobody outside can look for two texts that have the same."""
+    """Return a function to 64 bits that differs in each process, so that no client can search for a collision."""
     try:
         xxhash = import_module("xxhash")
     except ImportError:
@@ -78,7 +79,7 @@ def _fingerprint() -> Callable[[Any], int]:
     return partial(xxhash.xxh3_64_intdigest, seed=secrets.randbits(64))
 
 
-# ---- who sent this request
+# ---- the session of a request
 
 _MIN_ID_CHARS = 9
 """Shorter call ids ("call_1") are no identity; Mistral's random ones have nine characters."""
@@ -86,7 +87,7 @@ _MIN_TEXT_CHARS = 12
 """Shorter answers ("Done.") occur by chance."""
 _MARK_CHARS = 48
 LEAST_CUT_BYTES = 2048
-"""A smaller body is read anew in less time than it takes to find out what of it is known."""
+"""A smaller body takes less time to read than to compare with known ones."""
 MAX_TOOL_LISTS, MAX_TOOL_BYTES = 256, 16 * 2**20
 MAX_KEYS = 10_000
 _STEPS_USED_UP = b"MAXIMUM STEPS REACHED"
@@ -102,7 +103,7 @@ _CONFIDENCE = {
     Rule.RESTART: 0.6,
     Rule.SIBLING: 0.6,
 }
-"""Of the chain alone."""
+"""Confidence of the chain alone."""
 _AGREEING = frozenset((Rule.NEXT, Rule.RETRY, Rule.TAIL))
 
 
@@ -135,7 +136,7 @@ class Identity:
         return self._lineage.num_families
 
     def script(self, exchange: Exchange) -> Script:
-        """The conversation of a request. What another one has begun with, byte for byte, is not read again."""
+        """Return the conversation of a request. A beginning that came before, byte for byte, is not read again."""
         dialect = exchange.dialect
         is_cut = dialect.is_item_a_message and len(exchange.payload.raw) >= LEAST_CUT_BYTES
         raw = self._cutter.cut(exchange.payload.raw) if is_cut else None
@@ -155,7 +156,8 @@ class Identity:
         return script
 
     def recognise(self, exchange: Exchange, script: Script, now: float) -> Recognition:
-        """Whose turn this is. Each recognised exchange must be told to `answered`, however it ends."""
+        """Return the session of a request. `answered` must follow for each recognised exchange, however it
+        ends."""
         headers = exchange.request.headers
         claim = claims.read_claim(headers)
         group = fields.text(exchange.payload.body, "prompt_cache_key")
@@ -180,13 +182,14 @@ class Identity:
         )
 
     def residency(self, exchange: Exchange, script: Script) -> tuple[Blocks, int]:
-        """Residency chain and length of a prompt that an engine gets in the place of the recognised one."""
+        """Return the residency chain and the length of a prompt that an engine gets instead of the recognised
+        one."""
         call = self._call(exchange, script)
         shared = (*call.tools, call.system) if call.tools_first else (call.system, *call.tools)
         return chains.block_chain(call.key, (*shared, *call.messages)), call.num_chars
 
     def answered(self, exchange: Exchange, is_complete: bool, now: float) -> None:
-        """The exchange is over; `is_complete`: its client got a whole answer. More than one call is harmless."""
+        """Record the end of an exchange; harmless if repeated. `is_complete`: its client got a whole answer."""
         sighting = self._open.pop(exchange.id, None)
         if sighting is not None:
             marks, said = _left_behind(exchange.reply)
@@ -215,7 +218,7 @@ class Identity:
         )
 
     def _key(self, tenant: str, model: str) -> bytes:
-        """Of all hashes of a tenant's prompts to a model."""
+        """Return the key of all hashes of a tenant's prompts to a model."""
         scope = tenant, model
         key = self._keys.get(scope)
         if key is None:
@@ -226,8 +229,9 @@ class Identity:
         return key
 
     def _name(self, tenant: str, id_: str) -> str:
-        """The id as the rest of the gateway sees it. Not by model, so that a title asked of a small model stays
-        with its session; agents on two models under one id are two sessions by their chains, which are."""
+        """Return the id as the rest of the gateway sees it. It does not depend on the model, so that the request
+        of a title from a small model stays with its session. The chains do depend on it, so agents on two models
+        under one id are two sessions."""
         return chains.name(self._secret, tenant.encode(), id_.encode())
 
 
@@ -238,7 +242,7 @@ def lineage_of(max_sessions: int) -> Lineage:
 
 
 class _ToolLists:
-    """The latest that were written, by tenant and fingerprint; bounded in number and bytes."""
+    """The latest tool lists, by tenant and fingerprint; bounded in number and bytes."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[tuple[str, int], ToolList] = OrderedDict()
@@ -274,10 +278,10 @@ def _confidence(sighting: Sighting) -> float:
 
 
 def _left_behind(reply: Reply) -> tuple[tuple[bytes, ...], bytes]:
-    """What the client will send back of this answer, and the answer as JSON text.
+    """Return the marks of this answer that the client will send back, and the answer as JSON text.
 
-    Call ids come back verbatim from every client, text from its end, because reasoning is taken off its start. A
-    text that hardly says anything is as good as none: then the answer is what it calls.
+    Every client sends call ids back verbatim. Text is known by its end, since clients take reasoning off its
+    start. A text of a few words counts as none: then the calls are the answer.
     """
     text, calls = reply.text.strip(), reply.tool_calls
     says_much = len(text) >= _MIN_TEXT_CHARS

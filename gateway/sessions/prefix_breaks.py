@@ -26,11 +26,11 @@ MAX_FAMILIES = 512
 
 @dataclass(slots=True)
 class BreakTally:
-    """What breaks have cost one family."""
+    """The cost of breaks for one family."""
 
     tenant: str
     sessions: int = 0
-    """That were compared with a sibling."""
+    """Sessions that were compared with a sibling."""
     breaks: int = 0
     wasted_tokens: int = 0
     last: Break | None = None
@@ -57,18 +57,18 @@ class PrefixBreaks:
     def recognised(self, exchange: Exchange, script: Script, tools_first: bool) -> Found | None:
         """Compare the first prompt of a session, as it will be sent, with its siblings'. None: it is no first
         prompt, or has no siblings."""
-        who = exchange.recognition
-        if who is None or who.turn_index or who.is_retry or who.kind is TurnKind.SIDE:
+        of = exchange.recognition
+        if of is None or of.turn_index or of.is_retry or of.kind is TurnKind.SIDE:
             return None
         found = self._breaks.saw(
-            who.family_id, owner_of(exchange), script.tools, script.system, script.messages, tools_first
+            of.family_id, owner_of(exchange), script.tools, script.system, script.messages, tools_first
         )
         if found is not None and self._rewrite is not None:
             self._rewrite.learn(found)
         return found
 
     def finished(self, exchange: Exchange) -> None:
-        """The exchange is over. What no engine has begun to answer has wasted nothing."""
+        """Count the break of an exchange that is over, if an engine has begun to answer it."""
         found = exchange.prefix_break
         if found is None or exchange.timings.first_byte_at is None:
             return
@@ -88,7 +88,8 @@ class PrefixBreaks:
         self._metrics.prefix_break_tokens.add(wasted_tokens, broken.kind)
 
     def joined(self, families: Iterable[Json], tenant: str | None) -> list[Json]:
-        """Rows of a tenant's families with what breaks have cost them. A family that has no row gets one."""
+        """Return the rows of a tenant's families with the cost of their breaks. A family without a row gets
+        one."""
         rows = {row["family"]: row for row in families}
         for family_id, tally in self._tallies.items():
             if tenant in (None, tally.tenant) and tally.last is not None:
@@ -116,7 +117,7 @@ def _row(tally: BreakTally, last: Break) -> Json:
 
 
 def _wasted_tokens(broken: Break, exchange: Exchange, chars: int) -> int:
-    """Tokens of the text that siblings share behind the break; no more than were not cached."""
+    """Return the tokens of the text that siblings share behind the break, at most those that were not cached."""
     usage = exchange.reply.usage
     if usage.prompt_tokens is None:
         return round(broken.shared_chars * TokenRatio.PRIOR)
@@ -149,7 +150,9 @@ class _Text:
 
 
 class Rewrite:
-    """Changes requests before anybody looks at what they say, so that all the rest sees what the engine will."""
+    """Takes volatile spans out of requests: strips them, or moves them behind the first user message. That is done
+    before a request is read, so that recognition sees what the engine will. Bytes are cut; nothing is written
+    again."""
 
     def __init__(self, moves: bool, patterns: Iterable[str], kinds: Collection[str]) -> None:
         self._moves = moves
@@ -204,7 +207,7 @@ class Rewrite:
 
 
 def owner_of(exchange: Exchange) -> int:
-    """Tenant and model: nothing is compared or learned across them."""
+    """Return a key of tenant and model: nothing is compared or learned across them."""
     return hash((exchange.caller.tenant, exchange.payload.engine_model))
 
 
@@ -219,7 +222,7 @@ def _system_texts(dialect: Dialect, body: Json) -> Iterator[_Text]:
 
 
 def _texts(place: Path, value: Any) -> Iterator[_Text]:
-    """The strings of a content: itself, or those of its text parts."""
+    """Return the strings of a content: itself, or those of its text parts."""
     if isinstance(value, str):
         yield _Text(place, value.encode())
     for index, part in enumerate(value if isinstance(value, list) else ()):
@@ -228,7 +231,7 @@ def _texts(place: Path, value: Any) -> Iterator[_Text]:
 
 
 def _first_user_text(dialect: Dialect, body: Json) -> Path | None:
-    """The last string of the first user message."""
+    """Return the place of the last string of the first user message."""
     key = dialect.history_key
     conversation = body.get(key)
     if isinstance(conversation, str):
@@ -251,7 +254,7 @@ def _has_history(exchange: Exchange) -> bool:
 
 
 def _edited(raw: bytes, changed: dict[Path, Cuts | None], user: Path | None, moved: bytes) -> bytes:
-    """`raw` with strings cut (None: emptied) and `moved` at the end of the string at `user`."""
+    """Return `raw` with strings cut (None: emptied) and `moved` at the end of the string at `user`."""
     spans = locate(raw, [*changed, *((user,) if user is not None and moved else ())])
     edits = []
     for place, cuts in changed.items():
@@ -268,7 +271,7 @@ def _edited(raw: bytes, changed: dict[Path, Cuts | None], user: Path | None, mov
 
 
 def _apart(text: bytes, cuts: Cuts) -> tuple[list[bytes], list[bytes]]:
-    """What stays and what goes."""
+    """Return the parts of the text that stay, and those that are cut."""
     kept, done = [], 0
     for start, end in cuts:
         kept.append(text[done:start])
@@ -277,18 +280,18 @@ def _apart(text: bytes, cuts: Cuts) -> tuple[list[bytes], list[bytes]]:
 
 
 def _matches(pattern: re.Pattern[str], text: bytes) -> Iterator[tuple[int, int]]:
-    """Where it matches, in bytes, which are never part of a character."""
-    told = text.decode()
+    """Return where the pattern matches, in bytes at the borders of characters."""
+    decoded = text.decode()
     done = end = 0
-    for match in pattern.finditer(told):
-        start = end + len(told[done : match.start()].encode())
+    for match in pattern.finditer(decoded):
+        start = end + len(decoded[done : match.start()].encode())
         end = start + len(match[0].encode())
         yield start, end
         done = match.end()
 
 
 def _merged(cuts: Iterable[tuple[int, int]]) -> Cuts:
-    """In order, and apart from each other."""
+    """Return the cuts in order, with overlaps merged."""
     merged: list[tuple[int, int]] = []
     for start, end in sorted(cut for cut in cuts if cut[0] < cut[1]):
         if merged and start <= merged[-1][1]:
@@ -299,7 +302,7 @@ def _merged(cuts: Iterable[tuple[int, int]]) -> Cuts:
 
 
 def _before(gone: Cuts, cuts: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Cuts of a text from which something is gone, as cuts of the whole one."""
+    """Return cuts of a text from which pieces are gone as cuts of the whole text."""
     # Where in what is left each gone piece stood, and how much is gone up to there.
     seams, gone_bytes = [], [0]
     for start, end in gone:

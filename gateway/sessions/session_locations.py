@@ -1,6 +1,8 @@
-"""Where a conversation comes from, as every one of its requests shows it: its family and its root.
+"""Where sessions are, for several gateways that serve as one: the origin of a request, and the replicas of
+sessions.
 
-Read without memory, so that each member finds the same home. Identity, which remembers, decides there.
+The origin is read without memory, so that each member finds the same home. At home Identity decides, which
+remembers.
 """
 
 from __future__ import annotations
@@ -21,20 +23,21 @@ from gateway.sessions.claims import read_claim
 from policies.types import ReplicaId
 
 FAMILY_CHARS = 512
-"""Of the system text: siblings differ further down, in directories and dates."""
+"""Length of system text that counts: siblings differ further down, in directories and dates."""
 PROMPT_CHARS = 2048
-"""Of a prompt without messages, which grows at its end."""
+"""Length that counts of a prompt without messages, which grows at its end."""
 _OPENING = ("user", "system", "developer")
 _SYSTEM = ("system", "developer")
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Digests. Stable over the turns of a session, as long as its history only grows."""
+    """The family and the root of a session, as digests. They are stable over its turns while its history only
+    grows."""
 
     family: str
     root: str
-    """Of the session; sub-agents that name their parent have its."""
+    """Digest of the session; sub-agents that name their parent have the parent's."""
     has_history: bool
     """Whether the model has spoken already."""
 
@@ -42,7 +45,7 @@ class Origin:
 def origin_of(
     tenant: str, headers: Mapping[str, str], body: Json, volatile: Sequence[Pattern[str]] = ()
 ) -> Origin:
-    """By the ids that the client sends; else by what its user said before the model first answered.
+    """Return the origin by the ids that the client sends; else by the user's words before the first answer.
 
     `volatile`: text that changes between requests of one session, left out of the system text.
     """
@@ -105,7 +108,7 @@ def _digest(*parts: str) -> str:
     return digest.hexdigest()
 
 
-# ---- which replica has a session's prefix, also of others' sessions
+# ---- the replicas that have the prefixes of sessions
 
 Placed: TypeAlias = list[tuple[str, ReplicaId]]
 """(root of a session, replica), oldest first."""
@@ -116,47 +119,52 @@ MAX_NEWS = 20_000
 
 
 class Trail:
-    """Written by the path and by the exchange between members. The least recently placed is forgotten first."""
+    """The replica of each session, also of other members' sessions. The least recently placed one is dropped
+    first.
+
+    It is keyed by roots, which sub-agents share and other members learn, so its lifetime is not that of the
+    session table: a session of another member is in no table here.
+    """
 
     def __init__(self, max_kept: int = MAX_KEPT) -> None:
         self._max_kept = max_kept
         self._replicas: OrderedDict[str, ReplicaId] = OrderedDict()
         self._open: dict[str, str] = {}
-        """Roots of turns that run, by exchange."""
+        """Roots of running turns, by exchange."""
         self._news: deque[tuple[str, ReplicaId]] = deque(maxlen=MAX_NEWS)
         self.num_news = 0
         """Placements by this process since it began."""
 
     def found(self, exchange: Exchange) -> ReplicaId | None:
-        """Where the session of a turn that begins was; of one that only begins, nowhere. Tell `ran` in the end."""
+        """Return where the session of a turn was; None for a session that begins. `ran` must follow in the end."""
         origin = origin_of(exchange.caller.tenant, exchange.request.headers, exchange.payload.body)
         self._open[exchange.id] = origin.root
         return self._replicas.get(origin.root) if origin.has_history else None
 
     def ran(self, exchange: Exchange) -> None:
-        """A turn is over."""
+        """Record where a turn ran that is over."""
         root = self._open.pop(exchange.id, None)
         if root is not None and exchange.dispatch is not None:
             self.placed(root, exchange.dispatch.replica_id)
 
     def placed(self, root: str, replica_id: ReplicaId) -> None:
-        """A turn of the session ran there."""
+        """Record that a turn of the session ran there."""
         if self._replicas.get(root) != replica_id:
             self._news.append((root, replica_id))
             self.num_news += 1
         self._keep(root, replica_id)
 
     def news(self, since: int) -> Placed:
-        """Placements by this process after the first `since`, as far back as they are kept."""
+        """Return the placements by this process after the first `since`, as far back as they are kept."""
         num_wanted = min(self.num_news - since, len(self._news))
         return list(self._news)[len(self._news) - num_wanted :] if num_wanted > 0 else []
 
     def known(self) -> Placed:
-        """All, also those of others, for one that knows nothing yet."""
+        """Return all placements, also those of others, for a member that has just begun."""
         return list(self._replicas.items())
 
     def learn(self, placed: Iterable[tuple[str, ReplicaId]]) -> None:
-        """What another member said; not passed on as news."""
+        """Take in the placements of another member; they are not passed on as news."""
         for root, replica_id in placed:
             self._keep(root, replica_id)
 

@@ -1,9 +1,9 @@
 """Hash chains over canonical prompts: one link per message, one per 512-character block.
 
-A link is a hash of the link before it and of what it adds, so two chains agree exactly as far as their prompts do;
-the first holds a key, so chains of different keys (tenants, models) never agree. Links are made with the
-interpreter's own hash, which is keyed anew in each process and takes a tenth of the time of blake2b: they never
-leave the process. What does is made by `digest`. Characters are counted in UTF-8 bytes.
+A link is a hash of the link before it and of its own text, so two chains agree exactly as far as their prompts do.
+The first link holds a key, so chains of different keys (tenants, models) never agree. Links use the hash of the
+interpreter, which has another key in each process and takes a tenth of the time of blake2b, and never leave the
+process. Ids that leave it are made by `digest`. Characters are counted in UTF-8 bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Chain: TypeAlias = "array[int]"
 
 
 def digest(key: bytes, *parts: bytes) -> int:
-    """A 64-bit hash of the parts and of where each one ends. `key`: at most 64 bytes."""
+    """Return a 64-bit hash of the parts and of where each one ends. `key`: at most 64 bytes."""
     hasher = blake2b(key=key, digest_size=8)
     for part in parts:
         hasher.update(len(part).to_bytes(8, "big"))
@@ -29,17 +29,17 @@ def digest(key: bytes, *parts: bytes) -> int:
 
 
 def name(key: bytes, *parts: bytes) -> str:
-    """The same hash as 16 hexadecimal digits."""
+    """Return the digest as 16 hexadecimal digits."""
     return f"{digest(key, *parts):016x}"
 
 
 def own_name(*parts: bytes | int) -> str:
-    """An id that only this process gives, as 16 hexadecimal digits."""
+    """Return an id that only this process gives, as 16 hexadecimal digits."""
     return f"{hash(parts) & 0xFFFF_FFFF_FFFF_FFFF:016x}"
 
 
 def message_chain(key: bytes, system: bytes, messages: Sequence[bytes], known: Sequence[int] = ()) -> Chain:
-    """One link for the system text, then one per message. `known`: the first links, see `block_chain`."""
+    """Return one link for the system text, then one per message. `known`: the first links, see `block_chain`."""
     links = array("q", known or (hash((key, system)),))
     last = links[-1]
     for part in messages[len(links) - 1 :]:
@@ -49,7 +49,7 @@ def message_chain(key: bytes, system: bytes, messages: Sequence[bytes], known: S
 
 
 def block_chain(key: bytes, parts: Iterable[bytes], known: Sequence[int] = (), skipped: int = 0) -> Chain:
-    """One link per whole block of the joined parts; the rest after the last whole block has none.
+    """Return one link per whole block of the joined parts. The text after the last whole block has none.
 
     `known`: the first links, when the caller has verified that the text under them is the same. `skipped`:
     characters before `parts`, all of them under `known`.
@@ -64,7 +64,8 @@ def block_chain(key: bytes, parts: Iterable[bytes], known: Sequence[int] = (), s
 
 
 def common(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many links two chains share; a binary search, because agreeing chains agree everywhere before."""
+    """Return how many links two chains share. A binary search finds it: chains that agree at one link agree
+    before."""
     low, high = 0, min(len(one), len(other))
     if high and one[high - 1] == other[high - 1]:
         return high
@@ -77,14 +78,14 @@ def common(one: Sequence[int], other: Sequence[int]) -> int:
     return low
 
 
-# ---- the canonical messages of a prompt, each written when somebody looks at it
+# ---- the canonical messages of a prompt, each written when it is read
 
 Sizes: TypeAlias = "array[int]"
 
 
 @value
 class Known:
-    """The beginning of a prompt as it was hashed before; shared, never changed."""
+    """The beginning of a prompt that was hashed before; shared, never changed."""
 
     chain: Chain
     sizes: Sizes
@@ -92,23 +93,23 @@ class Known:
 
 
 class Texts(Sequence[bytes]):
-    """As a tuple of the texts. `write(index)`: the text of a message."""
+    """A tuple of the texts, which are written on demand. `write(index)` returns the text of a message."""
 
     def __init__(self, count: int, write: Callable[[int], bytes]) -> None:
         self._texts: list[bytes | None] = [None] * count
         self._write = write
         self._sizes = array("I")
         self.fingerprints: Sequence[int] = ()
-        """One per beginning of the prompt, shortest first; equal only where key, system text and messages are,
-        byte for byte. Empty: there are none."""
+        """One for each beginning of the prompt, shortest first. Two are equal only where key, system text and
+        messages are, byte for byte. Empty: not known."""
 
     def know(self, known: Known) -> None:
-        """The first messages are these."""
+        """Take in that the first messages are these."""
         self._sizes = array("I", known.sizes)
 
     @property
     def sizes(self) -> Sizes:
-        """Bytes of each. Only what is not known is written for that."""
+        """Bytes of each message. Only messages of unknown size are written for that."""
         if len(self._sizes) < len(self._texts):
             self._sizes.extend(map(len, self[len(self._sizes) :]))
         return self._sizes
@@ -142,20 +143,20 @@ class Texts(Sequence[bytes]):
 
 
 def size_of(messages: Sequence[bytes], stop: int | None = None) -> int:
-    """Bytes of the first `stop` messages, of all without it. No text is written for that if its size is known."""
+    """Return the bytes of the first `stop` messages; without it, of all. A text of known size is not written."""
     sizes = messages.sizes if type(messages) is Texts else array("I", map(len, messages))
     return sum(sizes[:stop])
 
 
 class Beginnings:
-    """What was hashed of the latest prompts, by a fingerprint of their raw text; at most `limit`."""
+    """Chains of the latest prompts, by the fingerprint of their raw text; at most `limit`."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._known: OrderedDict[int, Known] = OrderedDict()
 
     def chain(self, key: bytes, system: bytes, messages: Sequence[bytes]) -> Chain:
-        """`message_chain`, hashing only what was not hashed before: of a growing conversation its new end."""
+        """Return the `message_chain`. Of a conversation that grew only the new end is hashed."""
         if type(messages) is not Texts or not messages.fingerprints:
             return message_chain(key, system, messages)
         known = self._longest(messages.fingerprints)
@@ -166,7 +167,8 @@ class Beginnings:
         return chain
 
     def _longest(self, fingerprints: Sequence[int]) -> Known | None:
-        """Of a prompt with these. The prompt takes its place, since siblings that go on from one are rare."""
+        """Return the longest known beginning of a prompt. The prompt replaces it, since siblings that go on from
+        one prompt are rare."""
         for at in range(len(fingerprints) - 1, -1, -1):
             known = self._known.get(fingerprints[at])
             if known is not None:

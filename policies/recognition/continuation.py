@@ -1,6 +1,7 @@
 """Which session a prompt continues: the rules, in order, over hash chains and over ids that clients give.
 
-Split when unsure: a session wrongly split costs a lease, two wrongly merged corrupt the order. What decides:
+An unsure case is split: a session that is wrongly split costs a lease; two that are wrongly merged corrupt the
+order. The rules:
 1. A prompt that extends all of a session's last prompt is its next turn. Among identical siblings: the one
    whose answer it carries.
 2. The same prompt again is a retry if the earlier one ended without a complete answer, or if the client says
@@ -9,9 +10,9 @@ Split when unsure: a session wrongly split costs a lease, two wrongly merged cor
    last answer; or, where that answer is unknown or failed, if the session's own task is in what stayed.
 4. Another continuation of what a session sent is a fork: a new session with a parent.
 5. No tools where the session or its family offers them: a side request, which moves nothing.
-An id given by the client widens 3 (undo, a changed date, a history restarted from a summary) and never
-joins what runs at the same time: two runs under one id are two sessions. Without one, a history that restarts
-from a summary is found by `policies.summaries`.
+An id given by the client widens 3 (undo, a changed date, a history restarted from a summary). It never joins runs
+of the same time: two runs under one id are two sessions. Without an id, `Summaries` finds a history that restarts
+from a summary.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from policies.recognition.conversations import TAIL, Conversation, Conversations
 from policies.types import SessionId, TurnKind, value
 
 SEARCHED = 64
-"""Sessions examined at one point of a chain for a changed tail or a repeated prompt; beyond that we split."""
+"""Sessions examined at one point of a chain for a changed tail or a repeated prompt; others are split."""
 FELLOWS = 1024
 """Sessions with one prompt among which the one is found whose answer the next prompt carries."""
 SEARCHED_BYTES = 64 * 2**20
-"""Of text searched for answers, for one prompt: a thousand siblings times a long prompt would take minutes. An
-answer that is not found by then counts as not carried."""
+"""Text searched for answers, for one prompt: a thousand siblings times a long prompt would take minutes. An answer
+that is not found in it counts as not carried."""
 
 _SPEAKERS = (b"assistant", b"function_call")
 _SPEAKER_BYTES = 16
-"""A canonical message begins with who speaks."""
+"""A canonical message begins with its speaker."""
 
 
 class Rule(StrEnum):
@@ -53,7 +54,7 @@ class Rule(StrEnum):
 
 @value
 class Call:
-    """One prompt, and what its client said about where it belongs."""
+    """One prompt, and its client's claims about its session."""
 
     key: bytes
     """Hash key of its tenant and model; nothing matches across keys. At most 64 bytes."""
@@ -78,7 +79,7 @@ class Call:
 
 
 class Carried:
-    """What a prompt brings behind what was known of it, searched for sessions' answers."""
+    """The new part of a prompt, searched for the answers of sessions."""
 
     __slots__ = ("_left_bytes", "_messages", "_start", "_text")
 
@@ -105,7 +106,7 @@ class Carried:
 
 @value
 class Prompt:
-    """A call and its hashes."""
+    """A call with its hashes."""
 
     call: Call
     chain: Chain
@@ -118,13 +119,13 @@ class Prompt:
         return self.carried.holds(conversation.marks, start)
 
     def has_history(self) -> bool:
-        """Whether the model has spoken in it: then it is no first request."""
+        """Whether the model has spoken in it; then it is no first request."""
         return any(speaker in message[:_SPEAKER_BYTES] for message in self.call.messages for speaker in _SPEAKERS)
 
 
 @value
 class Match:
-    """What a prompt is, and to which session."""
+    """The rule that a prompt matches, and the session."""
 
     rule: Rule
     conversation: Conversation | None = None
@@ -140,7 +141,7 @@ def hash_of_tools(key: bytes, tools: tuple[bytes, ...]) -> int:
 
 
 def judge(there: Sequence[Conversation], prompt: Prompt, last: int) -> Match | None:
-    """What a prompt is to the sessions known at its link `last`; None: nothing."""
+    """Match a prompt with the sessions known at its link `last`; None: no rule applies."""
     is_same = last == len(prompt.chain) - 1
     there = there[-SEARCHED if is_same else -FELLOWS :]
     whole = [conversation for conversation in there if conversation.chain[-1] == prompt.chain[last]]
@@ -164,7 +165,7 @@ def judge(there: Sequence[Conversation], prompt: Prompt, last: int) -> Match | N
 
 
 def _again(same: Sequence[Conversation], prompt: Prompt) -> Match:
-    """The last prompt of these sessions, sent once more."""
+    """Match the last prompt of these sessions, sent once more."""
     same = [conversation for conversation in same if conversation.tools == prompt.tools]
     failed = next(
         (conversation for conversation in same if not conversation.running and not conversation.is_complete), None
@@ -175,7 +176,7 @@ def _again(same: Sequence[Conversation], prompt: Prompt) -> Match:
 
 
 def _likelihood(conversation: Conversation, prompt: Prompt) -> tuple[bool, bool, bool, int]:
-    """Of sessions that all, or none, have their answer in the prompt."""
+    """Sort key for sessions that all, or none, have their answer in the prompt; the largest is the likeliest."""
     return (
         conversation.tools == prompt.tools,
         conversation.is_complete,
@@ -196,7 +197,7 @@ def _is_tail_change(conversation: Conversation, prompt: Prompt, shared: int) -> 
 
 
 def is_restart(conversation: Conversation, prompt: Prompt, has_history: bool) -> bool:
-    """The same agent under the same id, idle, with a history that begins anew but not at a first message."""
+    """Whether an idle session of the same agent and id goes on with another history, which is no first message."""
     if conversation.key != prompt.call.key or conversation.kind is not TurnKind.AGENT or conversation.running:
         return False
     is_same_agent = conversation.chain[0] == prompt.chain[0] or (
@@ -220,9 +221,9 @@ _SUMMARY_PASSAGES = 8
 
 
 def passages(text: bytes) -> list[int]:
-    """Hashes of what stands between line breaks, quotes and colons of JSON text; this process's own.
+    """Return hashes of the passages between line breaks, quotes and colons of JSON text.
 
-    They stay equal when a client quotes the text, escapes it once more, or puts a role before it.
+    A hash stays equal when a client quotes the text, escapes it once more, or puts a role before it.
     """
     for break_ in _BREAKS:
         text = text.replace(break_, b"\n")
@@ -231,12 +232,12 @@ def passages(text: bytes) -> list[int]:
 
 
 def opening(message: bytes) -> tuple[int, ...]:
-    """The first passage of a message, looked for in OPENING_BYTES; nothing if it has none."""
+    """Return the first passage in the first OPENING_BYTES of a message, if there is one."""
     return tuple(passages(message[:OPENING_BYTES])[:1])
 
 
 def latest(answer: bytes) -> tuple[int, ...]:
-    """The last passages of a turn's answer."""
+    """Return the last passages of a turn's answer."""
     return _last(answer, _ANSWER_BYTES, _ANSWER_PASSAGES)
 
 
@@ -265,7 +266,7 @@ class Summaries:
     """The latest answers to requests without tools: hashes of their ends, at most `limit`.
 
     An agent that runs out of context asks, without tools, for a summary of its history, and goes on from that. The
-    session is found by what it said last: passages of its latest answer (of its last message, where that failed)
+    session is found by its last words: passages of its latest answer (of its last message, where that failed)
     stand in the request for the summary, or the client keeps them behind the summary. It goes on in a prompt that
     1. has the same system text and tools, begins with that summary, and in it the model has spoken before: a
        summary handed to a new agent is a first message;

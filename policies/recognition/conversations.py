@@ -22,7 +22,8 @@ TAIL = 2
 
 @dataclass(slots=True, eq=False)
 class Conversation:
-    """What recognition remembers of one session; never content, only hashes of it and marks of its last answer."""
+    """The memory that recognition has of one session: hashes of content and marks of its last answer, no
+    content."""
 
     id: SessionId
     key: bytes
@@ -36,7 +37,7 @@ class Conversation:
     tools: int
     """Hash of the tools it offers; 0: none."""
     first_len: int
-    """Links of its first request: a prefix that reaches there carries the session's own task."""
+    """Links of its first request. A prefix that reaches there carries the session's own task."""
     chain: Sequence[int] = ()
     """Of its latest request."""
     blocks: Blocks = ()

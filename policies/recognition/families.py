@@ -1,4 +1,4 @@
-"""What first prompts of one agent have in common, system text and tools, hashed once for all of them."""
+"""Families: agents whose first prompts share a system text and tools, which are hashed once for all of them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Head:
 
 
 class Heads:
-    """The latest ones."""
+    """The heads of the latest prompts."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[int, Head] = OrderedDict()
@@ -51,12 +51,12 @@ class Heads:
 
 _LEAST_BLOCKS = 2
 _MOST_JOINS_BITS = 8
-"""A family is found by at most 2 to this power of its links."""
+"""A family is found by at most two to the power of this many links."""
 
 
 @dataclass(slots=True, eq=False)
 class FamilyRecord:
-    """A family as recognition knows it; what its sessions taught is kept elsewhere."""
+    """A family as recognition knows it; the Scheduler keeps its statistics."""
 
     id: FamilyId
     offers_tools: bool
@@ -82,7 +82,7 @@ class Families:
     def find(
         self, key: bytes, tools: tuple[bytes, ...], system: bytes, messages: Sequence[bytes], group: bytes | None
     ) -> FamilyRecord:
-        """The family of a first turn, founded if there is none. `group`: its `prompt_cache_key`.
+        """Return the family of a first turn; a new one if there is none. `group`: its `prompt_cache_key`.
 
         A request without tools under the system text of a family that offers them is of that family.
         """
@@ -124,14 +124,14 @@ class Families:
 
 
 def _joins(links: Sequence[int]) -> list[int]:
-    """Links from half the length on. Of many only some: those at multiples of a power of two, so that prefixes of
-    other lengths have the same ones."""
+    """Return links from half the length on. Of many links only those at multiples of a power of two are taken, so
+    that prefixes of other lengths have the same ones."""
     step = 1 << max(0, len(links).bit_length() - _MOST_JOINS_BITS)
     first = max(_LEAST_BLOCKS, (len(links) + 1) // 2)
     return list(links[-(-first // step) * step - 1 :: step])
 
 
 def _opening_id(key: bytes, messages: Sequence[bytes]) -> FamilyId:
-    """Of a prompt that has neither tools nor a system text."""
+    """Return the family of a prompt that has neither tools nor a system text."""
     opening = b"".join(messages)[:BLOCK_CHARS]
     return name(key, b"opening", opening if len(opening) == BLOCK_CHARS else b"")

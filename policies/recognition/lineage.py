@@ -1,4 +1,5 @@
-"""Sessions and families from prompts: keeps what was sent, asks the rules, says who it is."""
+"""Recognition of sessions and families: remembers the prompts that were sent, and applies the rules to the next
+one."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ from policies.types import BLOCK_CHARS, Blocks, FamilyId, SessionId, TurnKind, v
 
 @value
 class Sighting:
-    """What a prompt was recognised as. Give it back to `answered`, once, however the call ended."""
+    """The session of a prompt. It goes back to `answered` once, however the call ends."""
 
     session_id: SessionId
     family_id: FamilyId
@@ -56,7 +57,7 @@ _BEGINS = frozenset((Rule.NEW, Rule.FORK, Rule.SIBLING))
 
 
 class Lineage:
-    """Recognises sessions and families. One owner, synchronous; bounded by its arguments."""
+    """Recognises sessions and families. Synchronous, with one owner; bounded by its arguments."""
 
     def __init__(
         self,
@@ -80,7 +81,7 @@ class Lineage:
         return len(self._families)
 
     def recognise(self, call: Call, now: float) -> Sighting:
-        """Whose turn this is; remembered as sent."""
+        """Return the session of a prompt, which is remembered as sent."""
         self._conversations.forget(now)
         chain = self._beginnings.chain(call.key, call.system, call.messages)
         prompt = Prompt(call, chain, hash_of_tools(call.key, call.tools), Carried(call.messages))
@@ -130,7 +131,7 @@ class Lineage:
         return match
 
     def _by_chain(self, prompt: Prompt, name_: SessionId | None = None) -> Match:
-        """The deepest point where a known session left off, and what the prompt is to that session.
+        """Match the prompt at the deepest point where a known session left off.
 
         `name_`: look only at sessions under this id.
         """
@@ -162,7 +163,8 @@ class Lineage:
         return next((Match(Rule.RESTART, conversation) for conversation in restarted), NOBODY)
 
     def _first_named(self, prompt: Prompt, name_: SessionId) -> Match:
-        """An id that nobody has sent: a new session, unless the chain says that only the id is new."""
+        """Match a prompt under an id that comes for the first time: a new session, unless the chain shows that
+        only the id is new."""
         match = self._by_chain(prompt)
         conversation = match.conversation
         if conversation is None or match.rule is Rule.SIBLING or prompt.call.parent:
@@ -221,7 +223,7 @@ class Lineage:
         return self._sent(conversation, match.rule, prompt, blocks, now)
 
     def _serve(self, conversation: Conversation | None, prompt: Prompt, now: float) -> Sighting:
-        """A side request: it belongs to a session and leaves no trace in its chain."""
+        """Record a side request. It belongs to a session and leaves no trace in its chain."""
         assert conversation is not None
         call = prompt.call
         if call.name is not None:
@@ -284,7 +286,8 @@ class Lineage:
         return block_chain(call.key, call.messages[at:], known, chars)
 
     def _new_id(self, conversation: Conversation, prompt: Prompt) -> SessionId:
-        """The client's id for the first session under it, whatever side requests came before; else one of ours."""
+        """Return the client's id for the first session under it, whatever side requests came before; else a new
+        one."""
         free = conversation.name is not None and (
             conversation.kind is TurnKind.SIDE
             or not any(_holds_name(o, conversation) for o in self._conversations.named(conversation.name))
@@ -301,12 +304,12 @@ def _holds_name(other: Conversation, conversation: Conversation) -> bool:
 
 
 def _has_clues(conversation: Conversation) -> bool:
-    """Whether content has to say where its history restarts."""
+    """Whether only content can show where its history restarts."""
     return conversation.tools != 0 and conversation.name is None
 
 
 def _mark_side(family: FamilyRecord, call: Call) -> None:
-    """All requests like this one are side requests, if its system text is long enough to tell what it is."""
+    """Count all requests like this one as side requests, if its system text is long enough to identify them."""
     family.is_side |= not family.offers_tools and len(call.system) >= BLOCK_CHARS
 
 
@@ -317,7 +320,7 @@ def _first_kind(call: Call, family: FamilyRecord) -> TurnKind:
 
 
 def _known_blocks(conversation: Conversation | None, prompt: Prompt) -> Sequence[int]:
-    """Blocks of the conversation's last prompt that lie wholly in what this prompt repeats."""
+    """Return the blocks of the conversation's last prompt that lie wholly in the part that this prompt repeats."""
     call = prompt.call
     if conversation is None or conversation.tools != prompt.tools or conversation.tools_first != call.tools_first:
         return ()

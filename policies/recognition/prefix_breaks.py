@@ -28,7 +28,7 @@ _CLASSES = re.compile(
 
 
 def kind_of(span: bytes) -> str:
-    """What it may be, by the first of its characters that say so."""
+    """Kind of a volatile span, by the first of its characters that shows it."""
     match = _CLASSES.search(span) if len(span) <= MAX_CHARS else None
     return (match and match.lastgroup) or "text"
 
@@ -128,7 +128,7 @@ class Volatile:
 # ---- where a first prompt leaves what its siblings sent and soon comes back to it
 
 HEAD_CHARS = 64 * 1024
-"""Of a prompt; what comes later is not compared."""
+"""Length of a prompt that is compared; the rest is not."""
 MAX_SPAN_CHUNKS = 64
 MAX_SPAN_CHARS = 4096
 """A longer difference is another task, not a volatile span."""
@@ -185,7 +185,7 @@ class Break:
 
 @value
 class Found:
-    """What a first prompt was compared with, and what came of it."""
+    """The comparison of a first prompt with its siblings, and its result."""
 
     family_id: FamilyId
     """Of the first sibling, also where the break made a family of its own of every session."""
