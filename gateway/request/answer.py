@@ -143,58 +143,69 @@ class Answering:
         Raises Refused when no answer has begun; `responder.has_started` then says whether the client already
         has status 200 and keep-alives.
         """
+        answer = TurnAnswer(self, exchange, responder)
         if exchange.payload.wants_stream:
-            return await self._answer(turn, exchange, responder)
+            return await answer.give(turn)
         deadline_s = exchange.settings.plain_deadline_s
         try:
             async with asyncio.timeout(deadline_s - (self.clock() - exchange.timings.received_at)):
-                return await self._answer(turn, exchange, responder)
+                return await answer.give(turn)
         except TimeoutError:
             if exchange.timings.leased_at is None:
                 raise _refused(Refusal.TOO_LONG, turn.max_wait_s) from None
             text = f"No answer within {deadline_s:.0f} s; ask for a stream, which is kept alive."
             raise Refused(Outcome.ENGINE_FAILED, Failure(504, "server_error", text)) from None
 
-    async def _answer(self, turn: Turn, exchange: Exchange, responder: Responder) -> Outcome:
-        waiting = Waiting(exchange, responder, exchange.settings.stream, self.clock, self.observer.receipt_headers)
-        if exchange.loop is None:
-            answer = await self._model_call(turn, exchange.payload, exchange, responder, waiting)
+
+class TurnAnswer:
+    """The answer of one turn to its client: one model call, or rounds of them where tools of the gateway are
+    called."""
+
+    __slots__ = ("_answering", "_clock", "_exchange", "_headers", "_is_stream", "_responder", "_waiting")
+
+    def __init__(self, answering: Answering, exchange: Exchange, responder: Responder) -> None:
+        self._answering, self._exchange, self._responder = answering, exchange, responder
+        self._clock, self._headers = answering.clock, answering.observer.receipt_headers
+        self._is_stream = exchange.payload.wants_stream
+        self._waiting = Waiting(exchange, responder, exchange.settings.stream, self._clock, self._headers)
+
+    async def give(self, turn: Turn) -> Outcome:
+        """Answer the turn. Raises Refused."""
+        loop = self._exchange.loop
+        if loop is None:
+            answer = await self._model_call(turn, self._exchange.payload)
         else:
-            answer = await self._rounds(exchange.loop, turn, exchange, responder, waiting)
-        await answer.finish(responder, self.observer.receipt_headers)
+            answer = await self._rounds(turn, loop)
+        await answer.finish(self._responder, self._headers)
         assert answer.outcome is not None, "the answer was relayed"
         return answer.outcome
 
-    async def _rounds(
-        self, loop: AnswerRounds, turn: Turn, exchange: Exchange, responder: Responder, waiting: Waiting
-    ) -> UpstreamResponse:
+    async def _rounds(self, turn: Turn, loop: AnswerRounds) -> UpstreamResponse:
         """Repeat model calls until one calls no tool of the gateway. Return the last answer. The slot is free
         while tools run."""
+        exchange = self._exchange
         async with loop:
             while True:
-                answer = await self._model_call(turn, loop.payload, exchange, responder, waiting)
+                answer = await self._model_call(turn, loop.payload)
                 if answer.outcome is not Outcome.ANSWERED:
                     return answer
-                waiting.note_output()
-                exchange.tools_at.append(self.clock())
-                goes_on = await (
-                    waiting.until(loop.goes_on()) if exchange.payload.wants_stream else loop.goes_on()
-                )
-                exchange.tools_at.append(self.clock())
+                self._waiting.note_output()
+                exchange.tools_at.append(self._clock())
+                goes_on = await self._kept_alive(loop.goes_on())
+                exchange.tools_at.append(self._clock())
                 if not goes_on:
                     return answer
-                self.observer.round_ended(exchange)
+                self._answering.observer.round_ended(exchange)
                 turn = loop.next_turn(turn)
 
-    async def _model_call(
-        self, turn: Turn, payload: Payload, exchange: Exchange, responder: Responder, waiting: Waiting
-    ) -> UpstreamResponse:
+    async def _model_call(self, turn: Turn, payload: Payload) -> UpstreamResponse:
         """Return the answer of one model call, relayed to its end, after as many attempts as it takes."""
+        exchange = self._exchange
         attempts = Attempts(turn, exchange.settings.limits.attempts, random.random)
         while True:
             failed: Refused
             try:
-                return await self._attempt(attempts, payload, exchange, responder, waiting)
+                return await self._attempt(attempts, payload)
             except TurnedAway:
                 raise stopping() from None
             except Rejected as rejected:
@@ -203,81 +214,84 @@ class Answering:
             except EngineFailed as error:
                 if not error.try_another:
                     raise
-                if attempts.elsewhere(self._failed(exchange, error), error, self.clock()):
+                if attempts.elsewhere(self._failed(error), error, self._clock()):
                     continue
                 failed, may_wait = error, True
-            is_committed = not waiting.is_silent or bool(exchange.rounds)
-            if not may_wait or not attempts.later(self.clock(), is_committed):
+            is_committed = not self._waiting.is_silent or bool(exchange.rounds)
+            if not may_wait or not attempts.later(self._clock(), is_committed):
                 raise failed from None
             exchange.note("no engine was left for now: it went back to the queue")
 
-    async def _attempt(
-        self, attempts: Attempts, payload: Payload, exchange: Exchange, responder: Responder, waiting: Waiting
-    ) -> UpstreamResponse:
+    async def _attempt(self, attempts: Attempts, payload: Payload) -> UpstreamResponse:
         """Ask one replica. The slot is given back when the engine has finished, which may be before the client has
         read all. Raises Rejected, TurnedAway, EngineFailed."""
-        turn = attempts.turn
-        with self.gate.ticket(turn, has_begun=bool(exchange.rounds)) as ticket:
-            dispatch = ticket.granted() or await self._waited(turn, ticket, exchange, waiting)
+        answering, exchange, turn = self._answering, self._exchange, attempts.turn
+        with answering.gate.ticket(turn, has_begun=bool(exchange.rounds)) as ticket:
+            dispatch = ticket.granted() or await self._waited(turn, ticket)
             if exchange.timings.leased_at is None:
-                exchange.timings.leased_at = self.clock()
-            with ModelCall(self.forward, exchange, payload, dispatch, attempts.count()) as call:
+                exchange.timings.leased_at = self._clock()
+            with ModelCall(answering.forward, exchange, payload, dispatch, attempts.count()) as call:
                 try:
-                    answer = await (waiting.until(call.begin()) if exchange.payload.wants_stream else call.begin())
+                    answer = await self._kept_alive(call.begin())
                 except EngineFailed as error:
                     ticket.leave_as(error.ending, exchange.reply.usage)
                     raise
                 ticket.first_byte()
-                self._remember(exchange)
+                self._remember(dispatch)
                 if exchange.timings.first_byte_at is None:
-                    exchange.timings.first_byte_at = self.clock()
+                    exchange.timings.first_byte_at = self._clock()
                 try:
-                    await answer.relay(responder, self.observer.receipt_headers)
+                    await answer.relay(self._responder, self._headers)
                 except (asyncio.CancelledError, ConnectionError):
                     if exchange.is_delivered:
                         _leave(ticket, exchange, Ending.COMPLETE)
                     raise
-            self._remember(exchange)
+            self._remember(dispatch)
             is_answered = answer.outcome is Outcome.ANSWERED
-            if is_answered and self.warm_ups is not None and turn.kind is not TurnKind.SIDE:
-                self.warm_ups.keep(turn.session_id, exchange.dialect, call)
+            if is_answered and answering.warm_ups is not None and turn.kind is not TurnKind.SIDE:
+                answering.warm_ups.keep(turn.session_id, exchange.dialect, call)
             _leave(ticket, exchange, Ending.COMPLETE if is_answered else Ending.FAILED)
             return answer
 
-    def _remember(self, exchange: Exchange) -> None:
+    def _kept_alive(self, work: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
+        """Return `work`, with keep-alives for a client that wants a stream."""
+        return self._waiting.until(work) if self._is_stream else work
+
+    def _remember(self, dispatch: Dispatch) -> None:
         """Keep where a stored answer is, before its client can ask for it. Most engines send its id first of
         all."""
+        exchange = self._exchange
         if exchange.dialect.stores_answers and exchange.reply.id:
-            assert exchange.dispatch is not None
-            home = Home(exchange.dispatch.replica_id, exchange.reply.id)
-            self.homes.remember(exchange.caller.tenant, exchange.answer_id, home)
+            home = Home(dispatch.replica_id, exchange.reply.id)
+            self._answering.homes.remember(exchange.caller.tenant, exchange.answer_id, home)
 
-    async def _waited(self, turn: Turn, ticket: Ticket, exchange: Exchange, waiting: Waiting) -> Dispatch:
-        """Wait for a replica, with keep-alives. Raises Rejected, TurnedAway."""
+    async def _waited(self, turn: Turn, ticket: Ticket) -> Dispatch:
+        """Wait for a replica, with keep-alives. Raises Rejected, TurnedAway, Refused."""
+        waiting = self._waiting
         await ticket.decision(waiting.patience_s)
         if ticket.granted() is None and waiting.is_silent:
-            self._refuse_if_hopeless(turn, ticket, exchange)
+            self._refuse_if_hopeless(turn, ticket)
         while (dispatch := ticket.granted()) is None:
-            if exchange.payload.wants_stream:
+            if self._is_stream:
                 await waiting.speak()
-            await ticket.decision(waiting.patience_s if exchange.payload.wants_stream else None)
+            await ticket.decision(waiting.patience_s if self._is_stream else None)
         return dispatch
 
-    def _refuse_if_hopeless(self, turn: Turn, ticket: Ticket, exchange: Exchange) -> None:
-        """Estimate the wait for the second and last time: a later refusal cannot be an HTTP status. Raises
+    def _refuse_if_hopeless(self, turn: Turn, ticket: Ticket) -> None:
+        """Estimate the wait for the second and last time, since a later refusal cannot be an HTTP status. Raises
         Refused."""
         more_s = ticket.expected_wait_s()
-        if self.clock() - exchange.timings.received_at + more_s > turn.max_wait_s:
+        if self._clock() - self._exchange.timings.received_at + more_s > turn.max_wait_s:
             ticket.give_up(KEPT_PLACE * more_s)
             raise _refused(Refusal.TOO_LONG, more_s)
 
-    def _failed(self, exchange: Exchange, error: EngineFailed) -> ReplicaId:
+    def _failed(self, error: EngineFailed) -> ReplicaId:
         """Return the replica that failed the call, and count the failure."""
-        assert exchange.dispatch is not None
-        failed_id = exchange.dispatch.replica_id
-        self.observer.retried(error.outcome.value)
-        exchange.note(f"{failed_id} failed before its first byte: {error.failure.status}")
-        return failed_id
+        dispatch = self._exchange.dispatch
+        assert dispatch is not None
+        self._answering.observer.retried(error.outcome.value)
+        self._exchange.note(f"{dispatch.replica_id} failed before its first byte: {error.failure.status}")
+        return dispatch.replica_id
 
 
 def _leave(ticket: Ticket, exchange: Exchange, ending: Ending) -> None:
