@@ -1,4 +1,4 @@
-"""Sessions and families as JSON: one row per session, wherever it is shown. Bounded; names, ids and numbers only.
+"""Sessions and families as JSON: names, ids and numbers only. A session has one row, which the live view extends.
 
 `/v1/turngate/sessions` lists all of them, `/v1/turngate/families` counts them, and `/v1/turngate/live` shows one
 page of them with the replicas and the last turns.
@@ -54,10 +54,9 @@ class SessionViews:
     clock: Callable[[], float]
 
     def listed(self, tenant: str | None) -> list[Json]:
-        """Return the row of every session, in order of first arrival."""
-        found, now = self.sessions.of_tenant(tenant), self.clock()
-        named = self.view(named=_ids(found)).named
-        return [row(entry, named.get(entry.id), now, tenant is None) for entry in found]
+        """Return the row of every session, in order of first arrival. The Scheduler looks none of them up."""
+        now = self.clock()
+        return [row(entry, now, shows_tenant=tenant is None) for entry in self.sessions.of_tenant(tenant)]
 
     def families(self, tenant: str | None) -> list[Json]:
         """Return the families, with the sessions of each counted by kind and by state."""
@@ -79,14 +78,10 @@ class SessionViews:
         limit = min(MAX_ROWS, _number(parameters.get("limit"), DEFAULT_ROWS))
         offset = _number(parameters.get("offset"), 0)
         page, num_sessions = self.sessions.page(tenant, offset, limit)
-        ids = _ids(page)
+        ids = frozenset(entry.id for entry in page)
         spans = self.sessions.timeline.of(ids, now - WINDOW_S)
         content = snapshot(self.view(named=ids), page, num_sessions, spans, now, shows_tenant=tenant is None)
         return {"version": version("turngate"), "at": round(time.time(), 3), "offset": offset, **content}
-
-
-def _ids(found: Iterable[SessionEntry]) -> frozenset[SessionId]:
-    return frozenset(entry.id for entry in found)
 
 
 def _number(values: list[str] | None, default: int) -> int:
@@ -111,47 +106,55 @@ def snapshot(
         "waiting": {hold.value: view.waiting.get(hold, 0) for hold in Hold},
         "families": view.num_families,
         "total": num_sessions,
-        "sessions": [row(entry, view.named.get(entry.id), now, shows_tenant) for entry in page],
+        "sessions": [live_row(entry, view.named.get(entry.id), now, shows_tenant) for entry in page],
         "turns": [_turn(each, now) for each in islice(chain(running, spans), MAX_TURNS)],
     }
 
 
-def row(entry: SessionEntry, scheduled: SessionView | None, now: float, shows_tenant: bool) -> Json:
-    """Return one session; keys without a value are left out. `scheduled` is the Scheduler's view of it. Seconds
-    are counted back from now."""
+def row(entry: SessionEntry, now: float, shows_tenant: bool) -> Json:
+    """Return one session as the gateway remembers it; keys without a value are left out."""
     recognition, exchange = entry.recognition, entry.open[-1] if entry.open else None
-    phase, since = _phase(exchange, scheduled, entry.last_at)
-    is_resident = scheduled is not None and scheduled.is_resident
-    replica = entry.replica
-    if exchange is not None and exchange.dispatch is not None:
-        replica = exchange.dispatch.replica_id
+    dispatch = exchange.dispatch if exchange is not None else None
     columns: Json = {
         "session": recognition.session_id,
         "family": recognition.family_id,
         "parent": recognition.parent_id,
         "tenant": entry.tenant if shows_tenant else None,
         "kind": recognition.kind,
+        "state": entry.state,
+        "turns": entry.num_turns,
+        "side_requests": entry.num_side_requests,
         "source": recognition.source,
         "confidence": recognition.confidence,
         "model": entry.model,
-        "state": entry.state,
-        "phase": phase,
-        "phase_s": round(max(0.0, now - since), 1),
-        "waits_for": _waits_for(exchange, scheduled) if phase is SessionPhase.WAITING else None,
-        "turn": max(1, entry.num_turns),
-        "turns": entry.num_turns,
-        "side_requests": entry.num_side_requests,
-        "expected_turns": None if scheduled is None else round(scheduled.expected_turns, 1),
-        "replica": replica,
-        "is_resident": is_resident,
-        "lease_s": round(scheduled.lease_until - now, 1) if scheduled and is_resident and not exchange else None,
-        "prompt_tokens": entry.prompt_tokens
-        or (scheduled.prompt_tokens if scheduled is not None else None)
-        or None,
-        "idle_s": None if entry.open else round(now - entry.last_at, 3),
+        "replica": dispatch.replica_id if dispatch is not None else entry.replica,
+        "prompt_tokens": entry.prompt_tokens,
+        "idle_s": None if exchange else round(now - entry.last_at, 3),
         "age_s": round(now - entry.first_at, 1),
     }
     return {key: value for key, value in columns.items() if value not in (None, "")}
+
+
+def live_row(entry: SessionEntry, scheduled: SessionView | None, now: float, shows_tenant: bool) -> Json:
+    """Return its row with its phase, and with `scheduled`, the Scheduler's view of it. Seconds count back from
+    now."""
+    exchange = entry.open[-1] if entry.open else None
+    phase, since = _phase(exchange, scheduled, entry.last_at)
+    columns: Json = {
+        "phase": phase,
+        "phase_s": round(max(0.0, now - since), 1),
+        "turn": max(1, entry.num_turns),
+        "is_resident": scheduled is not None and scheduled.is_resident,
+    }
+    if phase is SessionPhase.WAITING:
+        columns["waits_for"] = _waits_for(exchange, scheduled)
+    if scheduled is not None:
+        columns["expected_turns"] = round(scheduled.expected_turns, 1)
+        if scheduled.is_resident and exchange is None:
+            columns["lease_s"] = round(scheduled.lease_until - now, 1)
+        if tokens := entry.prompt_tokens or scheduled.prompt_tokens:
+            columns["prompt_tokens"] = tokens
+    return row(entry, now, shows_tenant) | columns
 
 
 def _phase(exchange: Exchange | None, scheduled: SessionView | None, last_at: float) -> tuple[SessionPhase, float]:
