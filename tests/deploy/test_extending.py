@@ -240,3 +240,19 @@ async def test_the_wire_format_is_checked_relayed_and_described(tree: Path) -> N
             assert (reply.status, "`query` is missing" in await reply.text()) == (400, True)
         async with http.get(f"{url}/openapi.json") as reply:
             assert "post" in (await reply.json())["paths"]["/v1/rerank"]
+
+
+async def test_extensions_outside_the_tree_are_named_by_their_import_paths(tree: Path) -> None:
+    for module, extension in {"my_engines": "An engine", "my_policies": "A policy", "my_tools": "A tool"}.items():
+        [text] = [block.text for block in blocks_of(extension) if block.language == "python"]
+        (tree / f"{module}.py").write_text(text)
+    tools = 'tools.use=[{"use": "my_tools:build", "options": {"separator": ","}}]'
+    assert ran(tree, "gateway", "tools", "call", "count_words", '{"text": "a,b,c"}', "--set", tools) == "3\n"
+    pages = {"/v1/models": MODEL, "/props": {"total_slots": 3}}
+    routes = [web.get(path, page(value)) for path, value in pages.items()]
+    policy = ("--set", "policy.name=my_policies:ShortestPrompt")
+    async with (
+        engine(*routes, web.post("/v1/chat/completions", completion)) as address,
+        served(tree, "--engine", f"my_engines:LlamaCpp://{address}", *policy) as url,
+    ):
+        assert await answer_of(url) == "/v1/chat/completions"
