@@ -87,7 +87,7 @@ def cut(engine_name: str, error: UpstreamCut | EventTooLong | NoAnswer) -> Engin
 
 def lacks_path(engine_name: str, path: str) -> EngineFailed:
     """404, not 501: SDKs send again what gets a 5xx."""
-    text = f"Engine {engine_name} does not serve {path}: `turngate doctor` lists what it does."
+    text = f"Engine {engine_name} does not serve {path}: `turngate doctor` lists the paths that it serves."
     failure = Failure(404, "not_found_error", text, code="unsupported_path")
     return EngineFailed(Outcome.NOT_FOUND, failure, Ending.FAILED, try_another=True)
 
