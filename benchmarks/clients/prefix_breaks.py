@@ -24,7 +24,7 @@ from gateway.sessions.prefix_breaks import Rewrite, owner_of
 from policies.recognition.chains import Chain, block_chain, common
 from policies.recognition.prefix_breaks import Breaks
 from policies.types import TurnKind
-from tests.policies.siblings import Agent, path_line
+from tests.policies.recognition.siblings import Agent, path_line
 from tests.traces import client_names, read_trace
 
 ABOUT = """\

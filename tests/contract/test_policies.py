@@ -211,7 +211,7 @@ def test_recorded_facts_replay_to_the_same_decisions(make: Callable[[], Policy],
 
 
 class Watched:
-    """A policy whose every answer is checked for side effects on what it was shown."""
+    """A policy whose every answer is checked for side effects on its arguments."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy

@@ -117,7 +117,7 @@ class Company(Play):
 
     def __init__(self, policy: Policy, seed: int) -> None:
         self.turns: dict[str, Turn] = {}
-        self.told: dict[str, Hints] = {}
+        self.hints: dict[str, Hints] = {}
         super().__init__(policy, seed, slots=5)
 
     def tell(self, fact: Fact) -> None:
@@ -143,11 +143,11 @@ class Company(Play):
 
     def check_urgency(self, decision: Dispatch) -> None:
         turn = self.turns[decision.turn_id]
-        for other_id in self.running.keys() & self.told.keys():
+        for other_id in self.running.keys() & self.hints.keys():
             other = self.turns[other_id]
             if other.tenant != turn.tenant and other.priority_class >= turn.priority_class:
-                assert decision.hints.urgency <= self.told[other_id].urgency, (turn, other)
-        self.told[decision.turn_id] = decision.hints
+                assert decision.hints.urgency <= self.hints[other_id].urgency, (turn, other)
+        self.hints[decision.turn_id] = decision.hints
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -156,4 +156,4 @@ def test_in_an_engines_queue_no_tenant_overtakes_another(make: Callable[[], Poli
     play = Company(make(), seed)
     for _ in range(300):
         play.step()
-    assert len({play.turns[turn_id].tenant for turn_id in play.told}) == 3
+    assert len({play.turns[turn_id].tenant for turn_id in play.hints}) == 3

@@ -1,4 +1,4 @@
-"""Laws of idle sessions: while nobody waits only leases that hold wake the driver; a look changes nothing."""
+"""Laws of idle sessions: while no turn waits only leases that hold wake the driver; a look changes nothing."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def played(looks: bool) -> list[Decision]:
     for number in range(400):
         name, now = f"s{rng.randrange(6)}", float(number)
         blocks = (("shared", 10), (name, rng.randrange(2, 20)))
-        asked = turn(f"t{number}", *blocks, session=name, at=now, family=f"f{len(name) % 2}")
-        decisions += scheduler.tell(Arrived(asked), now)[0]
-        decisions += scheduler.tell(FirstByte(asked.id), now + 0.2)[0]
-        decisions += scheduler.tell(Left(asked.id, Ending.COMPLETE), now + 0.4)[0]
+        arriving = turn(f"t{number}", *blocks, session=name, at=now, family=f"f{len(name) % 2}")
+        decisions += scheduler.tell(Arrived(arriving), now)[0]
+        decisions += scheduler.tell(FirstByte(arriving.id), now + 0.2)[0]
+        decisions += scheduler.tell(Left(arriving.id, Ending.COMPLETE), now + 0.4)[0]
         decisions += scheduler.tell(Tick(), now + 0.5)[0]
         if looks:
             scheduler.view(named=frozenset(f"s{index}" for index in range(6)))

@@ -33,7 +33,7 @@ BIG = ("big", 40)
 
 
 class Fleet:
-    """A scheduler with a transcript: each call is a fact, each answer what it decided."""
+    """A scheduler with a transcript: each call is a fact, each answer its decisions."""
 
     def __init__(
         self,

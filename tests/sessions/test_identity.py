@@ -26,7 +26,7 @@ SYSTEM = b"You are an agent. " * 60
 @dataclass
 class Desk:
     identity: Identity = field(default_factory=lambda: Identity(secret=b"secret"))
-    num_asked: int = 0
+    num_requests: int = 0
 
     def ask(
         self,
@@ -39,11 +39,11 @@ class Desk:
         reply: Reply | None = None,
         **body: Any,
     ) -> Recognition:
-        self.num_asked += 1
+        self.num_requests += 1
         request = HeadersOnly(headers or {})
         nothing = cast(Dialect, None)
         payload, caller = Payload(body=body, engine_model=model), Caller(tenant, may_prioritise=False)
-        exchange = Exchange(str(self.num_asked), request, nothing, Timings(0.0), payload=payload, caller=caller)
+        exchange = Exchange(str(self.num_requests), request, nothing, Timings(0.0), payload=payload, caller=caller)
         recognition = self.identity.recognise(exchange, Script(tools, SYSTEM, messages, bool(tools), ()), 0.0)
         exchange.reply = reply or Reply()
         self.identity.answered(exchange, complete, 1.0)
@@ -64,7 +64,7 @@ LADDER = [
         {"x-dynamo-session-id": "s", "x-dynamo-session-final": "1"},
         Claim("x-dynamo-session-id", "s", is_final=True),
     ),
-    ({"x-session-id": "anybody"}, Claim("x-session-id", "anybody")),
+    ({"x-session-id": "any"}, Claim("x-session-id", "any")),
     (
         {"x-session-id": "s", "x-session-affinity": "s", "session-id": "s", "x-parent-session-id": "p"},
         Claim("x-session-id", "s", "p", expects_tools=True),

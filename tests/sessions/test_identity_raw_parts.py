@@ -1,4 +1,4 @@
-"""Who sent a request is told the same whether or not its raw parts are known from an earlier one."""
+"""A request is recognised alike, whether or not its raw parts are known from an earlier one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def histories(seed: int) -> list[list[Json]]:
     """Conversations that grow, fork, repeat, and change at their ends, mixed; system texts in some of them."""
     rng = random.Random(seed)
     alive: list[list[Json]] = []
-    told = []
+    sent = []
     for _ in range(40):
         if not alive or rng.random() < 0.2:
             system = [{"role": "system", "content": rng.choice("ab") * 700}] if rng.random() < 0.7 else []
@@ -48,21 +48,30 @@ def histories(seed: int) -> list[list[Json]]:
             messages = messages[:-1]
         elif change < 0.8:
             messages = [*messages[:-1], {"role": "user", "content": "changed"}]
-        told.append(messages)
-    return told
+        sent.append(messages)
+    return sent
 
 
-def seen(path: str, told: list[list[Json]], cutter: Cutter) -> list[tuple[object, ...]]:
+def seen(path: str, sent: list[list[Json]], cutter: Cutter) -> list[tuple[object, ...]]:
     identity = Identity(secret=SECRET, cutter=cutter)
     found: list[tuple[object, ...]] = []
-    for number, messages in enumerate(told):
+    for number, messages in enumerate(sent):
         tools = [{"type": "function", "function": {"name": f"tool {number % 3}", "description": "d" * 300}}]
         body: Json = {"model": "m", "messages": messages} | ({"tools": tools} if number % 4 else {})
-        asked = exchange(path, body, orjson.dumps(body))
-        script = identity.script(asked)
-        who = identity.recognise(asked, script, float(number))
-        identity.answered(asked, number % 5 != 0, float(number))
-        found.append((who.session_id, who.family_id, who.turn_index, who.kind, who.chars, list(who.blocks)))
+        arrived = exchange(path, body, orjson.dumps(body))
+        script = identity.script(arrived)
+        found_as = identity.recognise(arrived, script, float(number))
+        identity.answered(arrived, number % 5 != 0, float(number))
+        found.append(
+            (
+                found_as.session_id,
+                found_as.family_id,
+                found_as.turn_index,
+                found_as.kind,
+                found_as.chars,
+                list(found_as.blocks),
+            )
+        )
     return found
 
 
@@ -70,8 +79,8 @@ def seen(path: str, told: list[list[Json]], cutter: Cutter) -> list[tuple[object
 @settings(max_examples=30)
 @given(seed=st.integers(0, 10_000))
 def test_nothing_is_recognised_otherwise_by_raw_text(path: str, seed: int) -> None:
-    told = histories(seed)
-    assert seen(path, told, Cutter()) == seen(path, told, Cutter(is_fast=False))
+    sent = histories(seed)
+    assert seen(path, sent, Cutter()) == seen(path, sent, Cutter(is_fast=False))
 
 
 @pytest.mark.parametrize(

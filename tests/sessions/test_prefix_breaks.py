@@ -1,4 +1,4 @@
-"""Laws of what breaks are said to cost, and to whom that is told."""
+"""Laws of the cost of prefix breaks, and of the tenant that sees it."""
 
 from __future__ import annotations
 
@@ -14,22 +14,27 @@ from gateway.exchange import Exchange, Recognition
 from gateway.sessions.prefix_breaks import PrefixBreaks
 from gateway.telemetry.metrics import Metrics
 from policies.types import TurnKind, Usage
-from tests.policies.siblings import Agent, path_line
+from tests.policies.recognition.siblings import Agent, path_line
 from tests.telemetry.observed import exchange
 
 
 def first_turn(agent: Agent, noise: Random, usage: Usage, **changes: Any) -> tuple[Exchange, Script]:
     script = Script(agent.tools, agent.system(path_line(noise)), agent.messages(), True, ())
     chars = len(script.system) + sum(map(len, (*script.tools, *script.messages)))
-    who: dict[str, Any] = {"turn_index": 0, "kind": TurnKind.AGENT, "is_retry": False, "family_id": "f1"} | changes
+    fields: dict[str, Any] = {
+        "turn_index": 0,
+        "kind": TurnKind.AGENT,
+        "is_retry": False,
+        "family_id": "f1",
+    } | changes
     made = exchange(
-        recognition=Recognition("s", parent_id=None, source="new", confidence=1, blocks=(), chars=chars, **who),
+        recognition=Recognition("s", parent_id=None, source="new", confidence=1, blocks=(), chars=chars, **fields),
     )
     made.reply.usage = usage
     return made, script
 
 
-def told(breaks: PrefixBreaks, *turns: tuple[Exchange, Script]) -> None:
+def record(breaks: PrefixBreaks, *turns: tuple[Exchange, Script]) -> None:
     for made, script in turns:
         made.prefix_break = breaks.recognised(made, script, tools_first=False)
         breaks.finished(made)
@@ -44,7 +49,7 @@ def test_waste_is_what_siblings_share_behind_the_break_and_was_not_cached(breaks
     noise = Random(1)
     agent = Agent(noise)
     usages = [Usage(4000, 0, 1), Usage(4000, 0, 1), Usage(4000, 3000, 1), Usage(4000, None, 1)]
-    told(breaks, *(first_turn(agent, noise, usage) for usage in usages))
+    record(breaks, *(first_turn(agent, noise, usage) for usage in usages))
     (row,) = breaks.joined([], "a")
     found = row["prefix_breaks"]
     chars = len(agent.system()) + sum(map(len, agent.tools))
@@ -61,7 +66,7 @@ def test_metrics_count_breaks_and_their_tokens(breaks: PrefixBreaks) -> None:
     breaks = PrefixBreaks(IdentitySettings(), metrics)
     noise = Random(1)
     agent = Agent(noise)
-    told(breaks, *(first_turn(agent, noise, Usage(4000, 3000, 1)) for _ in range(3)))
+    record(breaks, *(first_turn(agent, noise, Usage(4000, 3000, 1)) for _ in range(3)))
     page = metrics.exposition().decode()
     assert 'turngate_prefix_breaks_total{kind="path"} 2.0' in page
     assert 'turngate_prefix_break_tokens_total{kind="path"} 2000.0' in page
@@ -71,7 +76,7 @@ def test_metrics_count_breaks_and_their_tokens(breaks: PrefixBreaks) -> None:
 def test_only_first_turns_are_compared(changes: dict[str, Any], breaks: PrefixBreaks) -> None:
     noise = Random(1)
     agent = Agent(noise)
-    told(breaks, *(first_turn(agent, noise, Usage(4000, 0, 1), **changes) for _ in range(3)))
+    record(breaks, *(first_turn(agent, noise, Usage(4000, 0, 1), **changes) for _ in range(3)))
     assert breaks.joined([], "a") == []
 
 
@@ -81,14 +86,14 @@ def test_what_no_engine_has_begun_to_answer_has_wasted_nothing(breaks: PrefixBre
     for _ in range(3):
         made, script = first_turn(agent, noise, Usage())
         made.timings.first_byte_at = None
-        told(breaks, (made, script))
+        record(breaks, (made, script))
     assert breaks.joined([], "a") == []
 
 
 def test_a_tenant_reads_its_own_families_only_and_no_content(breaks: PrefixBreaks) -> None:
     noise = Random(1)
     agent = Agent(noise)
-    told(breaks, *(first_turn(agent, noise, Usage(4000, 0, 1)) for _ in range(3)))
+    record(breaks, *(first_turn(agent, noise, Usage(4000, 0, 1)) for _ in range(3)))
     rows: list[dict[str, Any]] = [{"family": "f1", "turns": 3, "sessions": {}, "states": {}}, {"family": "f2"}]
     joined = breaks.joined(rows, "a")
     assert [row["family"] for row in joined] == ["f1", "f2"]

@@ -63,10 +63,10 @@ def test_volatile_text_does_not_part_a_family() -> None:
 
 @pytest.mark.parametrize("key", ["instructions", "system"])
 def test_a_system_text_is_found_wherever_a_format_puts_it(key: str) -> None:
-    asked = {"input" if key == "instructions" else "messages": [{"role": "user", "content": "x"}]}
-    one, same = origin(asked | {key: "A"}), origin(asked | {key: "A"})
+    body = {"input" if key == "instructions" else "messages": [{"role": "user", "content": "x"}]}
+    one, same = origin(body | {key: "A"}), origin(body | {key: "A"})
     assert one == same
-    assert one.family != origin(asked | {key: "B"}).family
+    assert one.family != origin(body | {key: "B"}).family
 
 
 JSON = st.recursive(

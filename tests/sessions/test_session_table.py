@@ -1,4 +1,4 @@
-"""Laws of the session table: what it holds of a session, and when it forgets one."""
+"""Laws of the session table: the content of an entry, and when it is forgotten."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ async def test_the_log_of_a_live_run_replays_to_identical_decisions(recorded: Pa
     dispatched = [d for _, _, decisions in factlog.read(recorded) for d in decisions if isinstance(d, Dispatch)]
     assert len(dispatched) == sum(len(session.turns) for session in draw(SHAPE, 1))
     reasons = {dispatch.reason for dispatch in dispatched}
-    assert Reason.ADMITTED in reasons, "the run must have had somebody wait, else it shows little"
+    assert Reason.ADMITTED in reasons, "a turn must have waited in the run, else it shows little"
     header = orjson.loads(recorded.read_bytes().splitlines()[0])
     assert header["settings"]["policy"]["ceiling"] == 0.9
 

@@ -21,7 +21,7 @@ WORLD = World(EngineSpec(2_500))
 
 
 class Listener:
-    """Keeps every fact that the Scheduler is told."""
+    """Keeps every fact that the Scheduler gets."""
 
     def __init__(self, decider: Decider) -> None:
         self._decider = decider
@@ -40,7 +40,7 @@ def straight() -> Scheduler:
     return Scheduler(Passthrough(), Limits())
 
 
-def told(runs: Sequence[AgentRun], world: World = WORLD) -> list[Fact]:
+def facts_of(runs: Sequence[AgentRun], world: World = WORLD) -> list[Fact]:
     listener = Listener(turns())
     Simulation(listener, world).run(runs)
     return [fact for _, fact in listener.facts]
@@ -100,7 +100,7 @@ def test_calls_with_a_deadline_wait_less_under_the_policy_for_deadlines() -> Non
     assert waits["deadline"] < 0.7 * waits["turns"]
 
 
-def test_a_closed_loop_keeps_as_many_sessions_running_as_it_is_told() -> None:
+def test_a_closed_loop_keeps_as_many_sessions_running_as_it_should() -> None:
     result = Simulation(straight(), WORLD).run(plain(FleetShape(20), 1), 5)
     changes = [(s.arrived_at, 1) for s in result.sessions] + [(s.done_at, -1) for s in result.sessions]
     at_once, most = 0, 0
@@ -114,7 +114,7 @@ def test_a_closed_loop_keeps_as_many_sessions_running_as_it_is_told() -> None:
 def test_side_requests_are_told_as_such_and_do_not_move_their_session() -> None:
     text = Text((500, "title"))
     runs = [replace(run, side=(ModelCall(text, 450, 20),)) for run in plain(FleetShape(3), 1)]
-    kinds = [fact.turn.kind for fact in told(runs) if isinstance(fact, Arrived)]
+    kinds = [fact.turn.kind for fact in facts_of(runs) if isinstance(fact, Arrived)]
     assert kinds.count(TurnKind.SIDE) == 3
     assert kinds.count(TurnKind.SINGLE) == 3
     assert kinds.count(TurnKind.AGENT) == 9
@@ -122,17 +122,17 @@ def test_side_requests_are_told_as_such_and_do_not_move_their_session() -> None:
 
 def test_ends_and_remaining_turns_are_told_only_by_clients_that_cooperate() -> None:
     runs = plain(FleetShape(3), 1)
-    silent = told(runs)
+    silent = facts_of(runs)
     assert not any(isinstance(fact, SessionEnded) for fact in silent)
     assert {fact.turn.remaining_turns for fact in silent if isinstance(fact, Arrived)} == {None}
-    open_minded = told(runs, replace(WORLD, declares_end=True, declares_turns=True))
+    open_minded = facts_of(runs, replace(WORLD, declares_end=True, declares_turns=True))
     assert sum(isinstance(fact, SessionEnded) for fact in open_minded) == 3
     assert {fact.turn.remaining_turns for fact in open_minded if isinstance(fact, Arrived)} == {3, 2, 1, 0}
 
 
 def test_engines_report_what_the_world_says_that_they_report() -> None:
     def cached(how: CachedTokens) -> set[int | None]:
-        facts = told(plain(FleetShape(2), 1), replace(WORLD, cached_tokens=how))
+        facts = facts_of(plain(FleetShape(2), 1), replace(WORLD, cached_tokens=how))
         return {fact.usage.cached_tokens for fact in facts if isinstance(fact, Left)}
 
     assert cached(CachedTokens.ABSENT) == {None}
@@ -140,7 +140,9 @@ def test_engines_report_what_the_world_says_that_they_report() -> None:
     assert len(cached(CachedTokens.REPORTED)) > 2
     (reported,) = [
         fact
-        for fact in told(plain(FleetShape(1), 1), replace(WORLD, stated_capacity=1.2, sample_chars_per_token=5.0))
+        for fact in facts_of(
+            plain(FleetShape(1), 1), replace(WORLD, stated_capacity=1.2, sample_chars_per_token=5.0)
+        )
         if isinstance(fact, ReplicaReported)
     ]
     assert reported.capacity_tokens == 48_000
@@ -184,5 +186,5 @@ def test_many_replicas_share_the_work_and_sessions_stay_where_their_prefix_is() 
 
 def test_classes_tenants_and_families_reach_the_scheduler() -> None:
     runs = [replace(run, tenant=run.label) for run in mixed((BOUNDED, HEAVY), 6, 1, 0.05, 0.1)]
-    arrived = [fact.turn for fact in told(runs) if isinstance(fact, Arrived)]
+    arrived = [fact.turn for fact in facts_of(runs) if isinstance(fact, Arrived)]
     assert {(turn.tenant, turn.family_id) for turn in arrived} == {("bounded", "bounded"), ("heavy", "heavy")}

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from policies.recognition.continuation import Summaries, SummaryRequest
 from policies.recognition.conversations import Conversation
 from policies.recognition.lineage import Lineage, Sighting
-from tests.policies.compacting import Agent, Desk
+from tests.policies.recognition.compacting import Agent, Desk
 
 steps = st.tuples(
     st.sampled_from(["start", "turn", "turn", "fail", "ask", "restart", "restart"]),
@@ -31,7 +31,7 @@ def test_no_two_agents_are_merged_and_none_is_split_whose_words_are_its_own(
         n = which % len(agents) if agents else 0
         text = f"The words of {word if world == 'same words' else step}."
         if what == "start" or not agents:
-            agents.append(Agent(desk, most_told=2 if world == "transcripts cut" else 100))
+            agents.append(Agent(desk, most_messages=2 if world == "transcripts cut" else 100))
             seen.append({agents[-1].turn(text).session_id})
         elif n in waiting:
             if what == "restart":

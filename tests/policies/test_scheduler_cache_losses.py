@@ -83,11 +83,13 @@ steps = st.tuples(st.sampled_from("hrcfe"), st.sampled_from("abc"), st.integers(
 
 
 @given(st.lists(steps, max_size=40))
-def test_a_ledger_with_losses_equals_sets_counted_from_scratch(told: list[tuple[str, str, int, str]]) -> None:
+def test_a_ledger_with_losses_equals_sets_counted_from_scratch(
+    steps_taken: list[tuple[str, str, int, str]],
+) -> None:
     ledger = Ledger()
     chains: dict[str, tuple[int, ...]] = {}
     kept: dict[str, int] = {}
-    for step, session, number, tail in told:
+    for step, session, number, tail in steps_taken:
         if step == "h":
             chains[session] = chain(("shared", 3), (tail, number))
             ledger.hold(session, chains[session])

@@ -9,7 +9,7 @@ import pytest
 
 from policies.recognition.chains import block_chain, common
 from policies.recognition.prefix_breaks import LEARNED_AFTER, Breaks, Cuts, Volatile
-from tests.policies.siblings import LINES, Agent, path_line
+from tests.policies.recognition.siblings import LINES, Agent, path_line
 
 OWNER = 1
 KINDS = frozenset(LINES)
@@ -23,7 +23,7 @@ class Sent:
         self.breaks, self.volatile = Breaks(), Volatile(kinds)
 
     def begin(self, system: bytes) -> bytes:
-        """What goes out of a system text."""
+        """The parts that are cut out of a system text."""
         sent = without(system, self.volatile.cuts(OWNER, system, is_first=True))
         found = self.breaks.saw("family", OWNER, self.agent.tools, sent, self.agent.messages())
         if found is not None and found.broken is not None:

@@ -21,9 +21,9 @@ def test_token_turns_add_up_what_a_session_holds_over_its_turns() -> None:
     [
         pytest.param(40, 0, True, id="much longer to go"),
         pytest.param(1, 0, False, id="its own tokens cost more than the room is worth"),
-        pytest.param(40, 40, False, id="no longer to go than who waits"),
-        pytest.param(None, 0, False, id="nobody said how long the resident is"),
-        pytest.param(40, None, False, id="nobody said how long the waiting one is"),
+        pytest.param(40, 40, False, id="no longer to go than the waiting one"),
+        pytest.param(None, 0, False, id="the length of the resident is not declared"),
+        pytest.param(40, None, False, id="the length of the waiting one is not declared"),
     ],
 )
 def test_an_idle_session_is_parked_where_both_are_known_and_it_has_much_longer_to_go(

@@ -1,4 +1,4 @@
-"""Who goes before whom: classes, models, tenants, sub-agents."""
+"""The order of turns by class, model, tenant and parent."""
 
 from __future__ import annotations
 

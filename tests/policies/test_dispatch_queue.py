@@ -29,7 +29,7 @@ def test_the_best_goes_first() -> None:
 
 @pytest.mark.parametrize("num_before", [0, 1, 9])
 def test_nobody_is_overtaken_for_ever(num_before: int) -> None:
-    """One slot a second, and each second somebody comes who is better."""
+    """One slot a second, and each second a better turn arrives."""
     waiting = ready(*((turn(f"before {n}"), 0.0) for n in range(num_before)), (turn("unlucky"), 9.0))
     for second in range(1, 1_000):
         waiting.put(turn(f"t{second}", at=second), (0.0,), 0.0)

@@ -19,15 +19,15 @@ def test_a_head_has_the_blocks_of_its_text_in_either_order() -> None:
 
 def test_heads_are_told_apart_by_key_tools_and_system_text() -> None:
     heads = Heads()
-    asked = [
+    requested = [
         (KEY, TOOLS, SYSTEM),
         (b"other", TOOLS, SYSTEM),
         (KEY, TOOLS[:1], SYSTEM),
         (KEY, TOOLS, SYSTEM + b"."),
     ]
-    found = [heads.of(*one) for one in asked]
+    found = [heads.of(*one) for one in requested]
     assert len({id(head) for head in found}) == len({head.family_id for head in found}) + 1 == 4
-    assert all(heads.of(*one) is head for one, head in zip(asked, found, strict=True))
+    assert all(heads.of(*one) is head for one, head in zip(requested, found, strict=True))
 
 
 def test_the_head_that_was_asked_for_last_stays() -> None:

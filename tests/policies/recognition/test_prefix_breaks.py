@@ -19,7 +19,7 @@ from policies.recognition.prefix_breaks import (
     Found,
     kind_of,
 )
-from tests.policies.siblings import LINES, Agent, path_line, text
+from tests.policies.recognition.siblings import LINES, Agent, path_line, text
 
 FAMILY = "family"
 OWNER = 1
@@ -67,8 +67,8 @@ def test_other_agents_and_other_tenants_are_no_siblings() -> None:
     agents = [Agent(noise) for _ in range(5)]
     for n, agent in enumerate(agents * 2):
         assert saw(breaks, agent, family=f"family {n}").broken is None
-    found = saw(breaks, agents[0], path_line(noise), family="theirs", owner=OWNER + 1)
-    assert (found.family_id, found.broken) == ("theirs", None)
+    found = saw(breaks, agents[0], path_line(noise), family="another", owner=OWNER + 1)
+    assert (found.family_id, found.broken) == ("another", None)
 
 
 def test_sessions_that_take_turns_in_a_few_places_share_their_prefixes() -> None:
@@ -97,20 +97,20 @@ def test_offsets_are_those_of_the_prompt(
     breaks = Breaks()
     tools = (b'{"name":"tool"}',)
     for _ in range(2):
-        told = list(head)
+        written = list(head)
         for (length, _), rest in zip(spans, rests, strict=True):
-            told += lines(length) + rest
-        system = "\n".join(told).encode()
+            written += lines(length) + rest
+        system = "\n".join(written).encode()
         found = breaks.saw(FAMILY, OWNER, tools, system, (), tools_first)
     shared = [sum(len(line) + 1 for line in rest) for rest in rests]
     at = sum(len(line) + 1 for line in head)
     assert found is not None
-    told_of = found.broken
-    assert told_of is not None
-    assert told_of.at_chars - (len(tools[0]) + 1 if tools_first else 0) == at
-    assert told_of.span_chars == sum(len(line) + 1 for line in told[before : before + spans[0][0]])
-    assert told_of.num_spans == len(told_of.gaps) == len(spans)
-    assert told_of.shared_chars == sum(shared) + (0 if tools_first else len(tools[0]) + 1)
+    broken = found.broken
+    assert broken is not None
+    assert broken.at_chars - (len(tools[0]) + 1 if tools_first else 0) == at
+    assert broken.span_chars == sum(len(line) + 1 for line in written[before : before + spans[0][0]])
+    assert broken.num_spans == len(broken.gaps) == len(spans)
+    assert broken.shared_chars == sum(shared) + (0 if tools_first else len(tools[0]) + 1)
 
 
 def test_a_long_difference_is_another_task_not_a_break() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from policies.recognition.continuation import Call, Rule, passages
 from policies.recognition.lineage import Lineage
-from tests.policies.compacting import SYSTEM, TOOLS, Agent, Desk
+from tests.policies.recognition.compacting import SYSTEM, TOOLS, Agent, Desk
 
 
 def test_a_compacted_history_is_a_turn_of_the_session_that_it_sums_up() -> None:
@@ -38,18 +38,18 @@ def test_a_session_that_did_not_fit_into_the_context_goes_on_from_its_summary() 
     assert agent.turn("I look at the files first.").session_id == refused.session_id
 
 
-@pytest.mark.parametrize("asked", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("requested", [(0, 1), (1, 0)])
 @pytest.mark.parametrize("answered", [(0, 1), (1, 0)])
 @pytest.mark.parametrize("restarted", [(0, 1), (1, 0)])
 @pytest.mark.parametrize("are_equal", [False, True])
 def test_siblings_that_compact_at_once_keep_apart(
-    asked: tuple[int, int], answered: tuple[int, int], restarted: tuple[int, int], are_equal: bool
+    requested: tuple[int, int], answered: tuple[int, int], restarted: tuple[int, int], are_equal: bool
 ) -> None:
     desk = Desk()
     agents = [Agent(desk), Agent(desk)]
     ids = [agent.turn(f"I begin with file number {n}.").session_id for n, agent in enumerate(agents)]
     summaries = ["We read it all." if are_equal else f"We read file number {n}." for n in range(2)]
-    requests = {n: agents[n].ask_for_summary() for n in asked}
+    requests = {n: agents[n].ask_for_summary() for n in requested}
     for n in answered:
         desk.end(requests[n], summaries[n])
         agents[n].restart_from(summaries[n])
@@ -156,8 +156,8 @@ def test_a_history_that_keeps_its_last_messages_behind_the_summary_is_found_by_t
         agent.turn(f"I go on with file number {n}.")
     for agent in agents:
         kept, agent.history = agent.history[-2:], agent.history[:3]
-        desk.end(agent.ask_for_summary(), "The state is what it is.")
-        agent.history = [("user", "The state is what it is."), ("assistant", "Got it. Thanks!"), *kept]
+        desk.end(agent.ask_for_summary(), "The state stays as before.")
+        agent.history = [("user", "The state stays as before."), ("assistant", "Got it. Thanks!"), *kept]
     assert [agent.turn("I look at the rest now.").session_id for agent in agents] == ids
 
 

@@ -34,9 +34,9 @@ def test_only_the_new_end_of_a_prompt_is_looked_at() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 6)), max_size=30), st.integers(1, 4))
-def test_a_chain_does_not_depend_on_what_is_remembered(asked: list[tuple[int, int]], limit: int) -> None:
+def test_a_chain_does_not_depend_on_what_is_remembered(prompts: list[tuple[int, int]], limit: int) -> None:
     beginnings = Beginnings(limit)
-    for salt, count in asked:
+    for salt, count in prompts:
         messages = [b"shared", *(b"%d of %d" % (number, salt) for number in range(1, count))]
         assert beginnings.chain(KEY, SYSTEM, texts(messages, [])) == message_chain(KEY, SYSTEM, messages)
 

@@ -48,7 +48,7 @@ class Agent:
     call: Call = Call(b"tenant and model", TOOLS, SYSTEM, ())
     history: list[tuple[str, ...]] = field(default_factory=list)
     prior: str = ""
-    most_told: int = 100
+    most_messages: int = 100
     """Messages that its requests for a summary hold."""
 
     def __post_init__(self) -> None:
@@ -67,8 +67,8 @@ class Agent:
 
     def ask_for_summary(self) -> Sighting:
         roles = {"user": "[User]: ", "assistant": "[Assistant]: ", "tool": "[Tool result]: "}
-        told = "\n\n".join(roles[role] + text for role, text, *_ in self.history[: self.most_told])
-        text = f"Sum up this conversation:\n<conversation>\n{told}\n</conversation>\n{self.prior}\nBe brief."
+        history = "\n\n".join(roles[role] + text for role, text, *_ in self.history[: self.most_messages])
+        text = f"Sum up this conversation:\n<conversation>\n{history}\n</conversation>\n{self.prior}\nBe brief."
         return self.desk.ask(
             dataclasses.replace(self.call, tools=(), system=SUMMARIST, messages=(canonical("user", text),))
         )

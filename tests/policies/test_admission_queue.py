@@ -33,7 +33,7 @@ def test_a_line_that_its_clients_left_says_nothing_about_later_waits() -> None:
         line.remove(name)
         line.admitted(100.0 * second)
     for name in "gh":
-        line.remove(name)  # and is not let in
+        line.remove(name)  # and is not admitted
     assert line.expected_wait_s(5_000.0, FLOW) == 0.0
 
 
@@ -59,7 +59,7 @@ def test_who_comes_beside_a_flood_waits_for_its_share_and_not_for_all_of_it() ->
 
 
 def test_as_soon_as_anybody_waits_too_long_the_next_tenant_has_the_right_of_way() -> None:
-    """Else who waits behind residents that never leave would wait for ever: none is admitted before it."""
+    """Else a turn behind residents that never leave would wait for ever: no other is admitted before it."""
     line = flood(30)
     line.put(replace(turn("late"), tenant="late"), BUCKET._replace(tenant="late"), 50.0, None, 50.0)
     line.shares.began(turn("served"), 1_000.0, 50.0)

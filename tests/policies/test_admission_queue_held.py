@@ -9,7 +9,7 @@ from tests.policies.turns_of import turn
 T = [(0, "t")]
 
 
-def test_order_in_a_flow_is_rank_then_age_and_of_flows_as_told() -> None:
+def test_order_in_a_flow_is_rank_then_age_and_of_flows_as_given() -> None:
     held = HeldTurns(lambda _turn, bucket: float(bucket.num_begun))
     held.put(turn("old"), Bucket(0, False, "t", "f", 2, None), 1.0)
     held.put(turn("near"), Bucket(0, False, "t", "f", 1, None), 5.0)

@@ -21,7 +21,7 @@ def counted(held: dict[tuple[str, Way], tuple[int, ...]], way: Way) -> Counter[i
 @given(STEPS, PARTS)
 @settings(max_examples=300)
 def test_the_union_equals_blocks_counted_one_by_one(
-    steps: list[tuple[str, Way, list[tuple[str, int]]]], asked: list[tuple[str, int]]
+    steps: list[tuple[str, Way, list[tuple[str, int]]]], wanted: list[tuple[str, int]]
 ) -> None:
     union, held = Union(), dict[tuple[str, Way], tuple[int, ...]]()
     for name, way, parts in steps:
@@ -40,7 +40,7 @@ def test_the_union_equals_blocks_counted_one_by_one(
         assert (union.cached_blocks, union.resident_blocks) == (len(cached), len(resident))
         if is_both or way is RESIDENT:
             assert union.private(blocks) == sum(resident[block] == 1 for block in blocks)
-    other = chain(*asked)
+    other = chain(*wanted)
     assert union.cached(other) == len(set(other) & set(counted(held, CACHED)))
     assert union.resident(other) == len(set(other) & set(counted(held, RESIDENT)))
     for (_, way), blocks in held.items():

@@ -1,4 +1,4 @@
-"""Transcripts of several tenants: who makes room for whom, and what of the declared is believed."""
+"""Transcripts of several tenants: which one makes room, and which declarations are believed."""
 
 from __future__ import annotations
 
@@ -145,18 +145,18 @@ def test_side_requests_pass_the_gate_one_at_a_time_beside_a_resident_session() -
     assert isinstance(first, Dispatch)
     assert first.reason is Reason.SIDE
     assert fleet.arrive(side("another", "a")) == []
-    assert fleet.arrive(side("of nobody", "nobody")) == []
+    assert fleet.arrive(side("of no session", "unknown")) == []
     fleet.tell(done("title"), 2.0)
     assert ids(fleet.arrive(side("again", "a", at=2.0))) == ["again"]
     fleet.tell(done("again"), 3.0)
     waiting = ids([*fleet.tell(done("a"), 3.0), *fleet.tell(done("x"), 3.0)])
-    assert set(waiting) <= {"another", "of nobody"}
+    assert set(waiting) <= {"another", "of no session"}
 
 
 def test_a_side_request_that_waited_leaves_nothing_behind() -> None:
     fleet = Fleet(slots=100)
     fleet.arrive(of("other", turn("x", ("x", 10))))
-    assert ids(fleet.arrive(side("title", "nobody"))) == ["title"]
+    assert ids(fleet.arrive(side("title", "unknown"))) == ["title"]
     residents = fleet.scheduler.view().replicas[0].num_residents
     fleet.tell(done("title"), 2.0)
     assert fleet.scheduler.view().replicas[0].num_residents == residents - 1
