@@ -117,7 +117,8 @@ class App:
         return self._parts
 
     async def start(self) -> None:
-        """Engines first, then the listener. Raises OSError when it cannot listen; `stop` cleans up then too."""
+        """Start the engines, then the listener. Raises OSError when it cannot listen; `stop` cleans up then
+        too."""
         exits, addresses = self._exits, [await self._reachable(address) for address in self.addresses]
         upstream = self._transport.upstream()
         exits.push_async_callback(upstream.close)

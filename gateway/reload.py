@@ -102,7 +102,7 @@ async def reload(app: App, new: Settings) -> list[Change]:
 
 
 def _can_be_added(address: EngineAddress) -> bool:
-    """Whether nothing else has to be started for it: an embedded engine, or the throttling of its calls."""
+    """Return whether nothing else has to start for it: an embedded engine, or the throttling of its calls."""
     return bool(address.base_url) and not adapter_of(address.kind).throttles
 
 

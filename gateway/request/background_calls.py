@@ -25,9 +25,9 @@ from policies.types import Decision, Fact, Release, SessionId, WarmedUp, WarmUp,
 MAX_ANSWER_BYTES = 2**20
 WITHIN_S = 60.0
 OWN_BYTES = 1024
-"""About what a kept call takes beside its body and its headers."""
+"""Approximate memory of a kept call beside its body and its headers."""
 HEADER_BYTES = 200
-"""About what a header takes beside its text."""
+"""Approximate memory of a header beside its text."""
 _DROPPED = ("stream_options", "min_tokens")
 
 
@@ -54,7 +54,7 @@ class WarmUps:
         self._num_bytes = 0
 
     def keep(self, session_id: SessionId, dialect: Dialect, call: ModelCall) -> None:
-        """A call of the session was answered; it takes the place of the one before."""
+        """Keep an answered call of the session, instead of the one before."""
         sent = call.sent
         if sent is None or sent.body is None:
             return
@@ -70,7 +70,7 @@ class WarmUps:
             self._num_bytes -= old.num_bytes
 
     async def ask(self, session_id: SessionId) -> bool:
-        """Whether the engine has computed the session's last prompt; False where it is not known any more."""
+        """Return whether the engine computed the session's last prompt; False where it is no longer known."""
         kept = self._kept.get(session_id)
         if kept is None:
             return False
@@ -78,11 +78,11 @@ class WarmUps:
             async with asyncio.timeout(WITHIN_S):
                 return await _computed(self._forward, kept, self._settings().timeouts)
         except (EngineFailed, UpstreamCut, TimeoutError):
-            return False  # the next turn computes it, as it would have
+            return False  # the next turn computes it, as without a warm-up
 
 
 async def _computed(forward: Forward, kept: _Kept, timeouts: Timeouts) -> bool:
-    """Whether the engine answered. Raises EngineFailed, UpstreamCut."""
+    """Return whether the engine answered. Raises EngineFailed, UpstreamCut."""
     call = Call("POST", kept.url, kept.headers, _for_one_token(kept))
     reply = await forward.send(kept.engine, call, timeouts)
     await taken(reply, MAX_ANSWER_BYTES)
@@ -98,7 +98,7 @@ def _for_one_token(kept: _Kept) -> bytes:
 # ---- calls to engines that no client waits for
 
 MOST = 256
-"""At once; a release beyond is left out, as the engine then evicts by age."""
+"""At once; a further release is left out, and the engine evicts by age."""
 
 
 class BackgroundCalls:

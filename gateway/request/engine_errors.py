@@ -86,7 +86,7 @@ def cut(engine_name: str, error: UpstreamCut | EventTooLong | NoAnswer) -> Engin
 
 
 def lacks_path(engine_name: str, path: str) -> EngineFailed:
-    """404, not 501: SDKs send again what gets a 5xx."""
+    """Return the failure of an engine without this path: 404, not 501, since SDKs retry after a 5xx."""
     text = f"Engine {engine_name} does not serve {path}: `turngate doctor` lists the paths that it serves."
     failure = Failure(404, "not_found_error", text, code="unsupported_path")
     return EngineFailed(Outcome.NOT_FOUND, failure, Ending.FAILED, try_another=True)
@@ -162,7 +162,7 @@ def _said(parsed: Any, body: bytes) -> tuple[str, str | None, str | None]:
 
 
 def _is_in(dialect: Dialect, parsed: Any) -> bool:
-    """Whether an error body has the envelope that clients of this dialect read."""
+    """Return whether an error body has the envelope that clients of this dialect read."""
     return isinstance(parsed, dict) and dialect.is_error_body(parsed)
 
 

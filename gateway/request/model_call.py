@@ -206,7 +206,7 @@ def _response_id(exchange: Exchange) -> str:
 
 
 def _chars(exchange: Exchange) -> int:
-    """Of the prompt; of several, which are answered apart, the longest."""
+    """Return the length of the prompt; of several, which are answered apart, of the longest."""
     if (prompts := exchange.dialect.prompts(exchange.payload.body)) is not None:
         return max(map(num_chars, prompts))
     return exchange.recognition.chars if exchange.recognition is not None else len(exchange.payload.raw)

@@ -207,7 +207,7 @@ class Metrics:
         self.registry.register(FleetGauges(view, fleet))
 
     def exposition(self) -> bytes:
-        """The page for Prometheus; its type is CONTENT_TYPE."""
+        """Return the page for Prometheus; its type is CONTENT_TYPE."""
         return generate_latest(self.registry)
 
 
