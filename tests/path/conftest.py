@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -38,13 +38,13 @@ PROTOCOL_SUITES = {
 
 
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Mapping[str, LoopFactory]:
-    """Protocol suites run over both transports. Of each other file the first test does, as a smoke test; the rest
-    runs over `fast`, the default. Gateways that are processes choose their transport themselves."""
+    """Protocol suites run over both transports, and so does one test of each other file. The rest runs over
+    `fast`, the default. Gateways that are processes choose their transport themselves."""
     source = _source(item.path)
     if "GatewayProcess" in source or "tests.path.fleet" in source:
         return FAST
     default = FAST_ON_ASYNCIO if "clock." in source else FAST
-    is_smoke = item.name == _first_test(item.path)
+    is_smoke = item.name == _smoke_test(item.path)
     return AIOHTTP | default if is_smoke or item.path.stem in PROTOCOL_SUITES else default
 
 
@@ -54,9 +54,12 @@ def _source(path: Path) -> str:
 
 
 @cache
-def _first_test(path: Path) -> str | None:
-    found = re.search(r"^async def (test_\w+)", _source(path), re.MULTILINE)
-    return found and found[1]
+def _smoke_test(path: Path) -> str | None:
+    """The first test of a file without parameters; if all have some, the first."""
+    tests = [node for node in ast.parse(_source(path)).body if isinstance(node, ast.AsyncFunctionDef)]
+    tests = [node for node in tests if node.name.startswith("test_")]
+    plain = [node for node in tests if not any("parametrize" in ast.unparse(one) for one in node.decorator_list)]
+    return next((node.name for node in (*plain, *tests)), None)
 
 
 @dataclass
