@@ -16,11 +16,9 @@ from typing import TYPE_CHECKING
 
 from gateway.access.keys import Access, Keys, callers
 from gateway.access.limits import Limiter
-from gateway.api.live_page import LivePage
-from gateway.api.router import Router
-from gateway.api.routes import TABLE
+from gateway.api.routes import TABLE, Router
 from gateway.api.sessions import SessionViews
-from gateway.api.views import Views
+from gateway.api.views import LivePage, Views
 from gateway.batches import BatchHandler, off
 from gateway.cluster.limit_sync import counters_of
 from gateway.cluster.workers import WorkerIdentity, is_member

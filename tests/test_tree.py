@@ -182,3 +182,24 @@ def test_nothing_outside_their_folder_imports_the_conversational_formats() -> No
         if not module.startswith("gateway.dialects") and FORMAT_MODULES.intersection(imports(module))
     ]
     assert importers == []
+
+
+MIRRORED = {folder: Path("gateway") / folder for folder in ORDER if (ROOT / "gateway" / folder).is_dir()} | {
+    folder: Path(folder) for folder in PRODUCT[1:]
+}
+"""Folders of tests, and the folders that they mirror."""
+CONTRACTS = ("transport/test_server", "transport/test_upstream")
+"""Suites of an interface of `core/transport.py`, which run over each transport."""
+
+
+@pytest.mark.parametrize("folder", MIRRORED)
+def test_a_test_is_found_by_the_name_of_its_module(folder: str) -> None:
+    tests = ROOT / "tests" / folder
+    strays = []
+    for path in tests.rglob("test_*.py"):
+        source = ROOT / MIRRORED[folder] / path.parent.relative_to(tests)
+        modules = [entry.stem for entry in source.iterdir() if entry.suffix == ".py" or entry.is_dir()]
+        subject = path.stem.removeprefix("test_")
+        if not any(subject == name or subject.startswith(f"{name}_") for name in modules):
+            strays.append(str(path.relative_to(ROOT / "tests")))
+    assert [path for path in strays if not path.startswith(CONTRACTS)] == []

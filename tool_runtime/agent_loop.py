@@ -19,8 +19,7 @@ from functools import partial
 from time import monotonic
 from typing import Any, Protocol, TypeAlias
 
-from tool_runtime.results import not_known
-from tool_runtime.types import Call, Effect, Json, Tools
+from tool_runtime.types import Call, Effect, Json, Tools, not_known
 
 Message: TypeAlias = dict[str, Any]
 """A message of a chat completion, as it goes over the wire."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Protocol
 
-from tool_runtime.results import Outcome
+from tool_runtime.types import Outcome
 
 
 @dataclass(slots=True)

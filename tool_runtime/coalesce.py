@@ -13,8 +13,7 @@ from typing import Any
 
 from tool_runtime.arguments import Arguments, canonical_text
 from tool_runtime.execution import Tasks
-from tool_runtime.results import Outcome, given_up, not_started, stopped
-from tool_runtime.types import Context, Effect, Refused, Scope, Tool
+from tool_runtime.types import Context, Effect, Outcome, Refused, Scope, Tool, given_up, not_started, stopped
 
 
 def shared_context(tool: Tool, context: Context) -> Context | None:

@@ -16,7 +16,6 @@ from tool_runtime.arguments import LONG_CHARS, Arguments
 from tool_runtime.attempts import Attempt, Claimed, LocalAttempts, SharedExecutions
 from tool_runtime.coalesce import Flight, Flights, ResultCache, key_of, shared_context
 from tool_runtime.execution import Executor, Tasks, caught, in_thread
-from tool_runtime.results import Outcome, not_started, outcome_of, stopped
 from tool_runtime.types import (
     NEVER,
     Approve,
@@ -26,12 +25,16 @@ from tool_runtime.types import (
     Execution,
     Json,
     Origin,
+    Outcome,
     Refused,
     Result,
     Status,
     Tool,
     Tools,
     Verdict,
+    not_started,
+    outcome_of,
+    stopped,
 )
 
 LOG = logging.getLogger(__name__)

@@ -120,8 +120,8 @@ def _agree(seen: ClientOutcome, status: int, outcomes: Sequence[str]) -> bool:
     return outcomes[0] not in _NO_FAILURE
 
 
-async def soak(seconds: float, num_clients: int, faults: float, seed: int) -> SoakRun:
-    """Raises RuntimeError when a process does not start."""
+async def soak(seconds: float, num_clients: int, faults: float, seed: int, ttl_s: float = TTL_S) -> SoakRun:
+    """`ttl_s`: of sessions. Raises RuntimeError when a process does not start."""
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
         engines = []
@@ -129,7 +129,7 @@ async def soak(seconds: float, num_clients: int, faults: float, seed: int) -> So
             engine = ["benchmarks.soak.engine", "--seed", str(seed + n), "--faults", str(faults)]
             engines.append((await stack.enter_async_context(_process(engine, folder / f"engine{n}")))[0])
         config, log = folder / "turngate.yaml", folder / "gateway.log"
-        config.write_text(yaml.safe_dump(_settings(engines)))
+        config.write_text(yaml.safe_dump(_settings(engines, ttl_s)))
         address, pid = await stack.enter_async_context(
             _process(["gateway", "serve", "--config", str(config)], log)
         )
@@ -157,7 +157,7 @@ async def soak(seconds: float, num_clients: int, faults: float, seed: int) -> So
         return run
 
 
-def _settings(engines: Sequence[str]) -> dict[str, object]:
+def _settings(engines: Sequence[str], ttl_s: float) -> dict[str, object]:
     """Time-outs short enough that silent engines are met often; memories that are full after minutes."""
     return {
         "listen": {"port": 0},
@@ -167,7 +167,7 @@ def _settings(engines: Sequence[str]) -> dict[str, object]:
         "policy": {"slots_per_replica": 12, "max_wait_s": 20, "max_wait_plain_s": 20, "warm_up_bytes": 2**22},
         "stream": {"silent_queue_s": 2, "keep_alive_s": 1},
         "timeouts": {"connect_s": 1, "first_byte_s": 5, "idle_s": 2, "shutdown_grace_s": 5},
-        "identity": {"session_ttl_s": TTL_S, "max_sessions": 500},
+        "identity": {"session_ttl_s": ttl_s, "max_sessions": 500},
         "receipts": {"keep_s": 60},
         "tools": {"use": [{"use": "benchmarks.soak.tools:build", "models": ["with-tools"]}]},
         "logging": {"format": "json"},

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import TYPE_CHECKING, TypeAlias
 
 import orjson
 
 from gateway.access.keys import Keys, Viewer, may_use
 from gateway.access.limits import Limiter, report
-from gateway.api.live_page import LivePage
 from gateway.api.sessions import SessionViews
 from gateway.config.live_settings import RequestSettings
 from gateway.core.errors import Failure
@@ -28,6 +30,7 @@ from gateway.telemetry.observer import Observer
 
 if TYPE_CHECKING:
     from gateway.tools.toolbox import Toolbox
+
 
 Page: TypeAlias = tuple[int, HeaderList, bytes]
 """Status, headers, body."""
@@ -120,3 +123,32 @@ def json_page(content: object) -> Page:
 def failure_page(failure: Failure, path: str = "", *headers: tuple[str, str]) -> Page:
     """In the wire format of a model call's path; elsewhere in OpenAI's."""
     return failed(BY_PATH.get(path, OPENAI), failure, headers)
+
+
+# ---- `/ui`: one page over the live snapshot. It loads nothing from other hosts and holds no data without a key
+
+_PARTS = ("page.html", "page.css", "page.js")
+
+
+class LivePage:
+    """The page, read once. Its policy names its own style and script by their hashes."""
+
+    def __init__(self) -> None:
+        folder = files("gateway.api") / "page"
+        markup, style, script = (folder.joinpath(name).read_text("utf-8") for name in _PARTS)
+        self.body = markup.replace("/*style*/", style).replace("/*script*/", script).encode()
+        policy = (
+            f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; connect-src 'self'; "
+            "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        )
+        self.headers: HeaderList = (
+            ("Content-Type", "text/html; charset=utf-8"),
+            ("Content-Security-Policy", policy),
+            ("X-Content-Type-Options", "nosniff"),
+            ("Referrer-Policy", "no-referrer"),
+            ("Cache-Control", "no-cache"),
+        )
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import orjson
 
-from gateway.access.counters import Counters, LocalCounters, Used
 from gateway.access.keys import Keys
-from gateway.access.limits import Meter
+from gateway.access.limits import Counters, LocalCounters, Meter, Used
 from gateway.cluster.membership import BoardGone, Member, redis_call
 from gateway.cluster.peer_client import PAGES, PeerClient
 
@@ -84,7 +83,7 @@ def counters_of(keys: Keys, is_shared: bool) -> Counters:
 
 
 class SharedCounters:
-    """`gateway.access.counters.Counters` of one of several members."""
+    """`gateway.access.limits.Counters` of one of several members."""
 
     def __init__(self, meters: Callable[[], Iterable[Meter]]) -> None:
         """`meters`: returns all meters of now; a reload changes them."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 from prometheus_client import CollectorRegistry, Gauge
 
-from gateway.access.counters import Counters
 from gateway.access.keys import Keys
+from gateway.access.limits import Counters
 from gateway.cluster.destination import Destination
 from gateway.cluster.limit_sync import LimitTally, RedisTally, SharedCounters, SiblingTally, run
 from gateway.cluster.membership import Board, Member, Membership, RedisBoard, connected

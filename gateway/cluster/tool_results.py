@@ -15,8 +15,7 @@ import orjson
 
 from gateway.cluster.membership import BoardGone, redis_call
 from tool_runtime.attempts import KEPT_S, MAX_LOST, Claimed, LocalAttempts, key_in
-from tool_runtime.results import Outcome
-from tool_runtime.types import Status
+from tool_runtime.types import Outcome, Status
 
 
 def written(outcome: Outcome) -> bytes:

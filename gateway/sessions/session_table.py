@@ -43,25 +43,38 @@ class Timeline:
     """The last turns of all sessions. Spans are made when they are read."""
 
     def __init__(self, max_turns: int = MAX_TURNS) -> None:
-        self._ended: deque[_Values] = deque(maxlen=max_turns)
+        self._max_turns = max_turns
+        self._ended: OrderedDict[int, _Values] = OrderedDict()
+        """By serial number, so in the order of their ends."""
+        self._serials: dict[str, deque[int]] = {}
+        """Those of each session, so that one is forgotten without a look at the others."""
+        self._next_serial = 0
 
     def ended(self, exchange: Exchange, is_answered: bool, now: float) -> None:
         """Keep the span of a turn that is over."""
-        self._ended.append(_values(exchange, now, is_answered))
+        values = _values(exchange, now, is_answered)
+        self._ended[self._next_serial] = values
+        self._serials.setdefault(values[0], deque()).append(self._next_serial)
+        self._next_serial += 1
+        if len(self._ended) > self._max_turns:
+            session_id = self._ended.popitem(last=False)[1][0]
+            serials = self._serials[session_id]
+            serials.popleft()
+            if not serials:
+                del self._serials[session_id]
 
     def of(self, session_ids: Collection[str], since: float) -> Iterator[Span]:
         """Return the turns of these sessions that have ended since then, newest first."""
-        for ended in map(Span._make, reversed(self._ended)):
+        for ended in map(Span._make, reversed(self._ended.values())):
             if ended.ended_at is not None and ended.ended_at < since:
                 return
             if ended.session_id in session_ids:
                 yield ended
 
-    def forget_session(self, session_id: SessionId, last_at: float) -> None:
-        """Drop the turns of a session. `last_at`: when its last one ended."""
-        ended = self._ended
-        if ended and (ended[0][6] or 0.0) <= last_at:
-            self._ended = deque((values for values in ended if values[0] != session_id), ended.maxlen)
+    def forget_session(self, session_id: SessionId) -> None:
+        """Drop the turns of a session."""
+        for serial in self._serials.pop(session_id, ()):
+            del self._ended[serial]
 
 
 def running_span(exchange: Exchange) -> Span:
@@ -224,6 +237,6 @@ class SessionTable:
     def _forget(self, entry: SessionEntry) -> None:
         del self._entries[entry.id]
         self._ended.pop(entry.id, None)
-        self.timeline.forget_session(entry.id, entry.last_at)
+        self.timeline.forget_session(entry.id)
         for part in (*self._own, *self._shared):
             part.forget_session(entry.tenant, entry.id)

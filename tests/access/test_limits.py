@@ -8,9 +8,16 @@ from typing import Any
 
 import pytest
 
-from gateway.access.counters import LocalCounters
 from gateway.access.keys import Caller
-from gateway.access.limits import CHARS_PER_TOKEN, Allowance, CallerLimits, Limiter, Quantity, report
+from gateway.access.limits import (
+    CHARS_PER_TOKEN,
+    Allowance,
+    CallerLimits,
+    Limiter,
+    LocalCounters,
+    Quantity,
+    report,
+)
 from gateway.config.settings import KeyLimits, Price, RequestLimits
 from gateway.core.errors import Outcome, Refused
 from gateway.dialects import BY_PATH

@@ -9,9 +9,8 @@ import pytest
 
 from tool_runtime import attempts
 from tool_runtime.attempts import LocalAttempts
-from tool_runtime.results import Outcome
 from tool_runtime.runtime import ToolRuntime
-from tool_runtime.types import Call, Context, Effect, Result, Status, Tool
+from tool_runtime.types import Call, Context, Effect, Outcome, Result, Status, Tool
 
 UNKNOWN = Outcome(Status.UNKNOWN, "nobody knows")
 

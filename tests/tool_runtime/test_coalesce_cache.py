@@ -4,8 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tool_runtime.coalesce import ENTRY_BYTES, ResultCache
-from tool_runtime.results import Outcome
-from tool_runtime.types import Status
+from tool_runtime.types import Outcome, Status
 
 
 def outcome(text: str) -> Outcome:

@@ -11,8 +11,8 @@ from itertools import islice
 from typing import Any
 
 from tool_runtime.execution import in_thread
-from tool_runtime.files import Roots
 from tool_runtime.loading import read_options
+from tool_runtime.tools.read_file import Roots
 from tool_runtime.types import Context, Effect, Json, Tool
 
 

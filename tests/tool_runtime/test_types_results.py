@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tool_runtime.results import capped, text_of
-from tool_runtime.types import ToolError
+from tool_runtime.types import ToolError, capped, text_of
 
 
 @dataclass

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.access.counters import LocalCounters
+from gateway.access.limits import LocalCounters
 
 W = 10.0
 

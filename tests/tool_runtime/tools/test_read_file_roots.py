@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tool_runtime.files import Roots
+from tool_runtime.tools.read_file import Roots
 from tool_runtime.types import Refused, ToolError
 
 SECRET = b"secret"

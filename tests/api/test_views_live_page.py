@@ -6,8 +6,8 @@ import base64
 import hashlib
 import re
 
-from gateway.api.live_page import LivePage
 from gateway.api.sessions import SessionPhase
+from gateway.api.views import LivePage
 
 TEXT = LivePage().body.decode()
 POLICY = dict(LivePage().headers)["Content-Security-Policy"]
