@@ -20,9 +20,6 @@ MAX_TURNS = 5_000
 ENDED_KEPT_S = 60.0
 """How long a session is remembered after its client said that it has ended: some clients go on all the same."""
 
-_Values: TypeAlias = tuple[str, int, str, float, float | None, float | None, float | None, tuple[float, ...], bool]
-"""The values of a Span."""
-
 
 class Span(NamedTuple):
     """One turn, with the times at which it changed its phase. Monotonic seconds; None: not reached."""
@@ -39,54 +36,44 @@ class Span(NamedTuple):
     is_answered: bool
 
 
+_Phases: TypeAlias = tuple[int, str, float, float | None, float | None, float | None, tuple[float, ...], bool]
+"""The values of a Span behind its session."""
+
+
 class Timeline:
-    """The last turns of all sessions. Spans are made when they are read."""
+    """The last turns of all sessions. Spans are made when they are read.
+
+    It holds the entries of sessions, not their ids: the turns of a session are gone when the table has emptied its
+    entry.
+    """
 
     def __init__(self, max_turns: int = MAX_TURNS) -> None:
-        self._max_turns = max_turns
-        self._ended: OrderedDict[int, _Values] = OrderedDict()
-        """By serial number, so in the order of their ends."""
-        self._serials: dict[str, deque[int]] = {}
-        """Those of each session, so that one is forgotten without a look at the others."""
-        self._next_serial = 0
+        self._ended: deque[tuple[SessionEntry, _Phases]] = deque(maxlen=max_turns)
 
-    def ended(self, exchange: Exchange, is_answered: bool, now: float) -> None:
+    def ended(self, entry: SessionEntry, exchange: Exchange, is_answered: bool, now: float) -> None:
         """Keep the span of a turn that is over."""
-        values = _values(exchange, now, is_answered)
-        self._ended[self._next_serial] = values
-        self._serials.setdefault(values[0], deque()).append(self._next_serial)
-        self._next_serial += 1
-        if len(self._ended) > self._max_turns:
-            session_id = self._ended.popitem(last=False)[1][0]
-            serials = self._serials[session_id]
-            serials.popleft()
-            if not serials:
-                del self._serials[session_id]
+        self._ended.append((entry, _phases(exchange, now, is_answered)))
 
     def of(self, session_ids: Collection[str], since: float) -> Iterator[Span]:
         """Return the turns of these sessions that have ended since then, newest first."""
-        for ended in map(Span._make, reversed(self._ended.values())):
-            if ended.ended_at is not None and ended.ended_at < since:
+        for entry, phases in reversed(self._ended):
+            span = Span(entry.id, *phases)
+            if span.ended_at is not None and span.ended_at < since:
                 return
-            if ended.session_id in session_ids:
-                yield ended
-
-    def forget_session(self, session_id: SessionId) -> None:
-        """Drop the turns of a session."""
-        for serial in self._serials.pop(session_id, ()):
-            del self._ended[serial]
+            if entry.id in session_ids:
+                yield span
 
 
 def running_span(exchange: Exchange) -> Span:
     """Return the span of a turn that is in the gateway now."""
-    return Span(*_values(exchange, None, is_answered=False))
+    assert exchange.recognition is not None
+    return Span(exchange.recognition.session_id, *_phases(exchange, None, is_answered=False))
 
 
-def _values(exchange: Exchange, ended_at: float | None, is_answered: bool) -> _Values:
+def _phases(exchange: Exchange, ended_at: float | None, is_answered: bool) -> _Phases:
     recognition, times, dispatch = exchange.recognition, exchange.timings, exchange.dispatch
     assert recognition is not None
     return (
-        recognition.session_id,
         recognition.turn_index,
         dispatch.replica_id if dispatch is not None else "",
         times.received_at,
@@ -135,6 +122,21 @@ class SessionEntry:
         if any(exchange.timings.leased_at is not None for exchange in self.open):
             return SessionState.RUNNING
         return SessionState.WAITING if self.open else SessionState.IDLE
+
+
+_FORGOTTEN = Recognition(
+    session_id="",
+    family_id="",
+    parent_id=None,
+    turn_index=0,
+    kind=TurnKind.SIDE,
+    source="",
+    confidence=0.0,
+    is_retry=False,
+    blocks=(),
+    chars=0,
+)
+"""Of an entry that the table no longer has."""
 
 
 class SessionTable:
@@ -191,7 +193,7 @@ class SessionTable:
         entry.open = () if len(entry.open) == 1 else tuple([one for one in entry.open if one is not exchange])
         if not entry.open:
             del self._busy[entry.id]
-        self.timeline.ended(exchange, is_answered, now)
+        self.timeline.ended(entry, exchange, is_answered, now)
         if exchange.dispatch is not None:
             entry.replica = exchange.dispatch.replica_id
         if exchange.reply.usage.prompt_tokens is not None and entry.recognition is recognition:
@@ -237,6 +239,6 @@ class SessionTable:
     def _forget(self, entry: SessionEntry) -> None:
         del self._entries[entry.id]
         self._ended.pop(entry.id, None)
-        self.timeline.forget_session(entry.id)
         for part in (*self._own, *self._shared):
             part.forget_session(entry.tenant, entry.id)
+        entry.recognition = _FORGOTTEN  # the timeline still holds the entry

@@ -143,15 +143,16 @@ def test_however_many_turns_there_were_a_snapshot_is_bounded() -> None:
 
 def test_the_timeline_forgets_the_oldest_and_tells_of_the_asked_sessions_alone() -> None:
     timeline = Timeline(max_turns=2)
+    entries = {name: SessionEntry(replace(WHO, session_id=name), "t", 0.0, 0.0) for name in ("s1", "s2")}
     for number, session in enumerate(["s1", "s1", "s2", "s1"]):
-        timeline.ended(exchange(recognition=replace(WHO, session_id=session)), True, 10.0 + number)
+        timeline.ended(entries[session], exchange(recognition=entries[session].recognition), True, 10.0 + number)
     assert [span.ended_at for span in timeline.of({"s1"}, 0.0)] == [13.0]
     assert [span.ended_at for span in timeline.of({"s1", "s2"}, 13.0)] == [13.0]
 
 
 def test_a_turn_that_was_not_answered_is_told_apart() -> None:
     timeline = Timeline()
-    timeline.ended(exchange(outcome=Outcome.ENGINE_CUT), False, 10.0)
+    timeline.ended(SessionEntry(WHO, "t", 0.0, 0.0), exchange(outcome=Outcome.ENGINE_CUT), False, 10.0)
     assert [span.is_answered for span in timeline.of({"s1"}, 0.0)] == [False]
 
 
