@@ -14,7 +14,6 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from gateway.cli.demo_fleet import Arm, Fleet, FleetShape, PlannedSession, SessionRecord, draw, table
-from gateway.config.settings import Settings
 from gateway.transport.aiohttp_upstream import AiohttpUpstream
 
 SHAPE = FleetShape(
@@ -39,7 +38,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace, settings: Settings) -> int:
+def run(arguments: argparse.Namespace) -> int:
     failures: list[BaseException] = []
     try:
         asyncio.run(_run(arguments.png))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+from importlib import import_module
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -34,7 +36,14 @@ def test_help_lists_every_command_with_examples(capsys: pytest.CaptureFixture[st
     assert all(word in text for word in ("serve", "engine", "demo", "doctor", "check", "OPENAI_BASE_URL="))
 
 
-@pytest.mark.parametrize("command", ["serve", "engine", "demo", "doctor", "check"])
+@pytest.mark.parametrize("name", main.COMMANDS)
+def test_every_command_takes_what_the_table_says_that_it_gets(name: str) -> None:
+    run = import_module(f"gateway.cli.{name}").run
+    configured = ["settings"] if main.COMMANDS[name].is_configured else []
+    assert list(signature(run).parameters) == ["arguments", *configured]
+
+
+@pytest.mark.parametrize("command", main.COMMANDS)
 def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_of(command, "--help") == 0
     assert f"turngate {command}" in capsys.readouterr().out
