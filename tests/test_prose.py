@@ -16,8 +16,9 @@ from tests.test_tree import PRODUCT, ROOT, files, tree
 
 DOCUMENTS = [
     *(ROOT / "docs").glob("*.md"),
-    *(ROOT / name for name in ("README.md", "benchmarks/README.md")),
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "benchmarks/README.md", "deploy/Dockerfile")),
     *(ROOT / "deploy").rglob("*.yaml"),
+    *(ROOT / "deploy").rglob("*.tpl"),
 ]
 PEOPLE = ("people", "person", "operator", "operators", "user", "users", "anyone", "those", "engineer", "engineers")
 VERBS = (

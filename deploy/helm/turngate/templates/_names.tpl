@@ -18,13 +18,13 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- $config := deepCopy .Values.config }}
 {{- $listen := mergeOverwrite (dict) (default dict $config.listen) (dict "host" "0.0.0.0" "port" 8080) }}
 {{- if not (or $config.keys $listen.open) }}
-{{- fail "nobody is asked for a key: set config.keys, or say config.listen.open: true" }}
+{{- fail "no client is asked for a key: set config.keys, or say config.listen.open: true" }}
 {{- end }}
 {{- $_ := set $config "listen" $listen }}
 {{- if .Values.admin.enabled }}
 {{- $admin := mergeOverwrite (dict) (default dict $config.admin) (dict "host" "0.0.0.0" "port" (int .Values.admin.port)) }}
 {{- if not (or $admin.key $admin.open) }}
-{{- fail "everybody in the cluster could see what all tenants do: set config.admin.key, or say config.admin.open: true" }}
+{{- fail "anything in the cluster could see what all tenants do: set config.admin.key, or say config.admin.open: true" }}
 {{- end }}
 {{- $_ := set $config "admin" $admin }}
 {{- end }}
