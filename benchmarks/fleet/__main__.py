@@ -19,7 +19,7 @@ from pathlib import Path
 
 from benchmarks.fleet import report
 from benchmarks.fleet.arms import ARMS
-from benchmarks.fleet.cells import Cell, run_cell
+from benchmarks.fleet.cells import Cell, run_cell, workload_of
 from benchmarks.fleet.engines import ENGINES, PARALLEL, measured_chars_per_token
 from benchmarks.fleet.fleets import FLEETS, SUITES, Job
 from benchmarks.results import command_parser, write
@@ -72,7 +72,7 @@ async def run(job: Job, parallel: int, store: CellStore) -> None:
             async with slots:
                 started = time.monotonic()
                 try:
-                    cell = await run_cell(fleet, fresh, arm, seed, chars_per_token)
+                    cell = await run_cell(job.fleet, fresh, arm, seed, chars_per_token)
                 except CELL_FAILURES as error:
                     why = (str(error).splitlines() or [type(error).__name__])[-1]
                     say(f"{job.name} seed {seed} {arm} FAILED: {why}")
@@ -101,7 +101,11 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--suite", choices=SUITES, help="a list of such runs, instead of the options above")
-    parser.add_argument("--resume", action="store_true", help="keep the cells that the result file has")
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="keep the cells that the result file has of this fleet as it is drawn now",
+    )
     parser.add_argument(
         "--again", nargs="+", choices=ARMS, metavar="ARM", default=[], help="arms that --resume does not keep"
     )
@@ -113,7 +117,12 @@ async def main(options: argparse.Namespace) -> None:
     own = [Job(options.engine, fleet, tuple(options.arms), tuple(options.seeds)) for fleet in options.fleet]
     for job in SUITES[options.suite] if options.suite else own:
         stored = report.load(options.results / f"{job.name}.json") if options.resume and options.results else {}
-        kept = {key: cell for key, cell in stored.items() if cell.arm not in options.again}
+        fleet = FLEETS[job.fleet]
+        kept = {
+            key: cell
+            for key, cell in stored.items()
+            if cell.arm not in options.again and cell.workload == workload_of(fleet, cell.seed)
+        }
         parallel = options.parallel or PARALLEL[job.engine]
         note = f"Up to {parallel} cells at a time, seeds interleaved." if parallel > 1 else "One cell at a time."
         await run(job, parallel, CellStore(job.name, options.results, note, kept))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.fleet.clients import (
+    Client,
     DeclaringClient,
     DynamoSessionClient,
     NamedSessionClient,
@@ -16,10 +17,8 @@ from benchmarks.fleet.clients import (
     StrictPriorityClient,
 )
 from benchmarks.fleet.engines import Engine
-from benchmarks.fleet.fleets import FleetSpec
 from benchmarks.fleet.peers import smg, vllm_router, vllm_router_programs
 from gateway.cli.demo import command
-from gateway.cli.demo_fleet import Client
 from gateway.core.transport import Upstream
 
 ANY = ("embedded", "dynamo", "vllm")
@@ -30,14 +29,16 @@ DYNAMO = ("dynamo",)
 class ArmContext:
     """What an arm's client may need to know of its run."""
 
-    fleet: FleetSpec
+    declares_turns: bool
+    """Whether even unmodified clients of this fleet say how many turns follow."""
+    session_cap: int
     upstream: Upstream
     base_url: str
     model: str
 
 
 def unmodified(setting: ArmContext) -> Client:
-    return Client()
+    return DeclaringClient() if setting.declares_turns else Client()
 
 
 def straight(engine: Engine) -> AbstractAsyncContextManager[str]:
@@ -86,7 +87,7 @@ ARMS = {
     ),
     "session-cap": Arm(
         "an oracle: clients that together keep at most the best number of sessions alive",
-        client=lambda setting: SessionCapClient(setting.fleet.session_cap),
+        client=lambda setting: SessionCapClient(setting.session_cap),
     ),
     "turns": Arm("Turngate, default settings", gateway()),
     "turns-capacity-80": Arm("Turngate, policy.capacity_tokens at 80 % of the cache's size", with_capacity(0.8)),

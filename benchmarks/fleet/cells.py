@@ -6,14 +6,18 @@ import asyncio
 import os
 import statistics
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
+from hashlib import blake2b
 
 from benchmarks.fleet.arms import ARMS, ArmContext
 from benchmarks.fleet.engines import Fresh
-from benchmarks.fleet.fleets import FleetSpec
-from gateway.cli.demo_fleet import Fleet, PlannedSession, SessionRecord, draw, quantile
+from benchmarks.fleet.fleets import FLEETS, SESSION_CAP, SESSION_CAPS
+from benchmarks.fleet.player import Author, Player
+from benchmarks.simulation.fleets import AgentFleet
+from benchmarks.simulation.workloads import AgentRun, ModelCall, everyone
+from gateway.cli.demo_fleet import ModelClient, SessionRecord, quantile
 from gateway.transport.aiohttp_upstream import AiohttpUpstream
 
 SHORTEST_FIFO_WAIT_S = 1.0
@@ -41,24 +45,34 @@ class FleetFigures:
     worst_wait_over_fifo: float
     """Longest wait for a first token of a session, as a multiple of the wait that its place in the arrivals
     would have got from the same starts in order of arrival (counted as SHORTEST_FIFO_WAIT_S at least)."""
+    waited_s: float = 0.0
+    """For first tokens, all turns together."""
+    held_s: float = 0.0
+    """Part of `waited_s` that the gateway states as its own queue."""
+    mean_of_class_s: Mapping[str, float] = field(default_factory=dict)
+    """Mean completion by class of sessions."""
 
 
 def figures(
-    fleet: FleetSpec,
-    planned: Sequence[PlannedSession],
-    records: Sequence[SessionRecord],
+    runs: Sequence[AgentRun],
+    records: Mapping[str, SessionRecord],
+    block_tokens: int,
     preemptions: int,
     hits_answers: bool,
 ) -> FleetFigures:
-    done = [record for record in records if record.failure is None]
+    """Of a fleet's sessions. Sub-agents are part of the sessions that wait for them: only their tokens, seconds
+    of waiting and errors count."""
+    done = [records[run.id] for run in runs if records[run.id].failure is None]
     if not done:
-        raise RuntimeError(f"no session ran to its end, one because: {records[0].failure}")
+        raise RuntimeError(f"no session ran to its end, one because: {records[runs[0].id].failure}")
     turns = [turn for record in done for turn in record.turns]
+    all_turns = [turn for record in records.values() if record.failure is None for turn in record.turns]
     completions_s = [record.completion_s for record in done]
-    ttft_s = {
-        first: [t.first_token_at - t.wanted_at for t in turns if (t.index == 0) is first] or [0.0]
-        for first in (True, False)
-    }
+    ttft_s = {first: [t.ttft_s for t in turns if (t.index == 0) is first] or [0.0] for first in (True, False)}
+    of_class: dict[str, list[float]] = {}
+    for run in runs:
+        if records[run.id].failure is None:
+            of_class.setdefault(run.label, []).append(records[run.id].completion_s)
     return FleetFigures(
         makespan_s=max(turn.done_at for turn in turns),
         mean_session_s=statistics.mean(completions_s),
@@ -67,28 +81,42 @@ def figures(
         p99_session_s=quantile(completions_s, 0.99),
         p99_ttft_first_s=quantile(ttft_s[True], 0.99),
         p99_ttft_later_s=quantile(ttft_s[False], 0.99),
-        uncached_tokens=sum(turn.prompt_tokens - turn.cached_tokens for turn in turns),
-        floor_tokens=_floor_tokens(fleet, planned, records, hits_answers),
-        prompt_tokens=sum(turn.prompt_tokens for turn in turns),
+        uncached_tokens=sum(turn.prompt_tokens - turn.cached_tokens for turn in all_turns),
+        floor_tokens=_floor_tokens(runs, records, block_tokens, hits_answers),
+        prompt_tokens=sum(turn.prompt_tokens for turn in all_turns),
         preemptions=preemptions,
-        errors=len(records) - len(done),
+        errors=sum(record.failure is not None for record in records.values()),
         longest_first_wait_s=max(ttft_s[True]),
         worst_wait_over_fifo=_worst_wait_over_fifo(done),
+        waited_s=sum(turn.ttft_s for turn in all_turns),
+        held_s=sum(turn.admitted_at - turn.wanted_at for turn in all_turns),
+        mean_of_class_s={label: statistics.mean(values) for label, values in sorted(of_class.items())},
     )
 
 
 def _floor_tokens(
-    fleet: FleetSpec, planned: Sequence[PlannedSession], records: Sequence[SessionRecord], hits_answers: bool
+    runs: Sequence[AgentRun], records: Mapping[str, SessionRecord], block_tokens: int, hits_answers: bool
 ) -> int:
-    floor, is_first = 0, True
-    for session, record in zip(planned, records, strict=True):
-        if record.failure is not None:
-            continue
-        known_tokens = 0 if is_first else session.shared_tokens
-        is_first = False
-        for turn, seen in zip(session.turns, record.turns, strict=True):
-            floor += seen.prompt_tokens - known_tokens // fleet.block_tokens * fleet.block_tokens
-            known_tokens = seen.prompt_tokens + (turn.output_tokens if hits_answers else 0)
+    """By the engine's count of tokens, which adds those of the chat template to those that were drawn."""
+    floor, families = 0, set[str]()
+
+    def add(run: AgentRun, parent: ModelCall | None, parent_tokens: int) -> None:
+        nonlocal floor
+        if records[run.id].failure is not None:
+            return
+        family = run.calls[0].text.parts[0]
+        known_tokens = family[0] if family[1] in families else 0
+        families.add(family[1])
+        if parent is not None and run.calls[0].text.shared(parent.text) >= parent.prompt_tokens:
+            known_tokens = parent_tokens
+        for call, seen in zip(run.calls, records[run.id].turns, strict=True):
+            floor += seen.prompt_tokens - known_tokens // block_tokens * block_tokens
+            known_tokens = seen.prompt_tokens + (call.output_tokens if hits_answers else 0)
+            for child in call.children if call is not run.calls[-1] else ():
+                add(child, call, seen.prompt_tokens)
+
+    for run in runs:
+        add(run, None, 0)
     return floor
 
 
@@ -118,37 +146,61 @@ class Cell:
     sessions: list[list[float]]
     """Arrival and end of those that ran to their end."""
     failures: list[str]
+    workload: str = ""
+    """Digest of what was played; empty: not recorded."""
 
 
-async def run_cell(fleet: FleetSpec, fresh: Fresh, arm_name: str, seed: int, chars_per_token: float) -> Cell:
-    arm = ARMS[arm_name]
+def workload_of(fleet: AgentFleet, seed: int) -> str:
+    """Digest of a fleet's sessions and engines at a seed. A cell stands for its fleet while this is the same."""
+    spec, digest = fleet.world.spec, blake2b(digest_size=8)
+    digest.update(repr((spec.num_blocks, spec.block_tokens, fleet.world.num_replicas)).encode())
+    for run in everyone(fleet.draw(seed)):
+        sizes = [(call.text.parts, call.prompt_tokens, call.output_tokens, call.gap_s) for call in run.calls]
+        digest.update(repr((run.id, run.arrives_at, sizes)).encode())
+    return digest.hexdigest()
+
+
+async def run_cell(fleet_name: str, fresh: Fresh, arm_name: str, seed: int, chars_per_token: float) -> Cell:
+    fleet, arm = FLEETS[fleet_name], ARMS[arm_name]
     load = os.getloadavg()[0]
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(fresh(**arm.engine_options))
         base_url = await stack.enter_async_context(arm.front(engine))
         upstream = AiohttpUpstream()
         stack.push_async_callback(upstream.close)
-        client = arm.client(ArmContext(fleet, upstream, base_url, engine.model))
-        agents = Fleet(upstream, base_url, engine.model, _nothing, chars_per_token, client)
+        cap = SESSION_CAPS.get(fleet_name, SESSION_CAP)
+        context = ArmContext(fleet.world.declares_turns, cap, upstream, base_url, engine.model)
+
+        async def play(runs: Sequence[AgentRun], edition: str = "") -> dict[str, SessionRecord]:
+            model = ModelClient(upstream, base_url, engine.model)
+            return await Player(model, Author(chars_per_token, edition), arm.client(context)).play(
+                runs, within_s(runs)
+            )
+
         if arm.has_history:
-            earlier = draw(replace(fleet.shape, num_sessions=HISTORY_SESSIONS), HISTORY_SEED + seed)
-            await agents.run([replace(session, id=f"earlier-{session.id}") for session in earlier], fleet.within_s)
-        planned = draw(fleet.shape, seed)
+            await play(fleet.draw(HISTORY_SEED + seed)[:HISTORY_SESSIONS], "earlier ")
+        runs = fleet.draw(seed)
         earlier_preemptions = await engine.preemptions()
         async with _lateness() as late_share:
-            records = await agents.run(planned, fleet.within_s)
+            records = await play(runs)
         preemptions = await engine.preemptions() - earlier_preemptions
-    cell_figures = figures(fleet, planned, records, preemptions, engine.hits_answers)
-    failures = sorted({record.failure for record in records if record.failure})
+    cell_figures = figures(runs, records, fleet.world.spec.block_tokens, preemptions, engine.hits_answers)
     return Cell(
         arm_name,
         seed,
         load,
         late_share(),
         cell_figures,
-        [_life(record) for record in records if not record.failure],
-        failures,
+        [_life(records[run.id]) for run in runs if records[run.id].failure is None],
+        sorted({record.failure for record in records.values() if record.failure}),
+        workload_of(fleet, seed),
     )
+
+
+def within_s(runs: Sequence[AgentRun]) -> float:
+    """A run that takes longer has failed."""
+    longest_tools_s = max(sum(call.gap_s for call in run.calls) for run in everyone(runs))
+    return 240.0 + 6.0 * len(list(everyone(runs))) + 2 * runs[-1].arrives_at + 2 * longest_tools_s
 
 
 @asynccontextmanager
@@ -168,10 +220,6 @@ async def _lateness() -> AsyncIterator[Callable[[], float]]:
         yield lambda: late_s / max(1.0, naps * NAP_S)
     finally:
         watcher.cancel()
-
-
-def _nothing() -> None:
-    """Progress is printed per cell."""
 
 
 def _life(record: SessionRecord) -> list[float]:

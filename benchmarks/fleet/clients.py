@@ -1,4 +1,5 @@
-"""Clients that do more than an unmodified one: what some arms ask of an agent, or what an oracle would do."""
+"""Clients of the fleet: an unmodified one, and those that do what some arms ask of an agent, or what an oracle
+would do."""
 
 from __future__ import annotations
 
@@ -6,43 +7,60 @@ import asyncio
 import heapq
 import itertools
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 
 import orjson
 
-from gateway.cli.demo_fleet import TIMEOUTS, Client, PlannedSession
+from benchmarks.simulation.workloads import AgentRun
+from gateway.cli.demo_fleet import TIMEOUTS
 from gateway.core.transport import Upstream
 
 
-def turns_left(session: PlannedSession, index: int) -> int:
+def turns_left(run: AgentRun, index: int) -> int:
     """After turn `index`."""
-    return len(session.turns) - 1 - index
+    return len(run.calls) - 1 - index
+
+
+class Client:
+    """What an agent's client does around its model calls; this one, unmodified, does nothing."""
+
+    def headers(self, run: AgentRun, index: int) -> list[tuple[str, str]]:
+        """Of the call of turn `index`."""
+        return []
+
+    def place(self, run: AgentRun, index: int) -> AbstractAsyncContextManager[None]:
+        """Held during a model call; the turn's clock runs while it is waited for."""
+        return nullcontext()
+
+    async def left(self, run: AgentRun) -> None:
+        """The session has ended, well or not."""
 
 
 class DeclaringClient(Client):
     """Says how many turns follow."""
 
-    def headers(self, session: PlannedSession, index: int) -> list[tuple[str, str]]:
-        return [("x-turngate-remaining-turns", str(turns_left(session, index)))]
+    def headers(self, run: AgentRun, index: int) -> list[tuple[str, str]]:
+        return [("x-turngate-remaining-turns", str(turns_left(run, index)))]
 
 
 class SessionCapClient(Client):
-    """At most `cap` sessions alive, in order of arrival, each held until its end."""
+    """At most `cap` sessions alive, in order of arrival, each held until its end. Sub-agents run under the place
+    of the session that waits for them."""
 
     def __init__(self, cap: int) -> None:
         self._free = asyncio.Semaphore(cap)
         self._alive: set[str] = set()
 
     @asynccontextmanager
-    async def place(self, session: PlannedSession, index: int) -> AsyncIterator[None]:
-        if index == 0:
+    async def place(self, run: AgentRun, index: int) -> AsyncIterator[None]:
+        if index == 0 and run.parent_id is None:
             await self._free.acquire()
-            self._alive.add(session.id)
+            self._alive.add(run.id)
         yield
 
-    async def left(self, session: PlannedSession) -> None:
-        if session.id in self._alive:
-            self._alive.remove(session.id)
+    async def left(self, run: AgentRun) -> None:
+        if run.id in self._alive:
+            self._alive.remove(run.id)
             self._free.release()
 
 
@@ -59,7 +77,7 @@ class SlotsClient(Client):
         self._number = itertools.count()
 
     @asynccontextmanager
-    async def place(self, session: PlannedSession, index: int) -> AsyncIterator[None]:
+    async def place(self, run: AgentRun, index: int) -> AsyncIterator[None]:
         if self._free > 0:
             self._free -= 1
         else:
@@ -83,8 +101,8 @@ class SlotsClient(Client):
 class StrictPriorityClient(Client):
     """Tells Dynamo's router: fewest turns left first."""
 
-    def headers(self, session: PlannedSession, index: int) -> list[tuple[str, str]]:
-        return [("x-dynamo-request-strict-priority", str(1_000 - turns_left(session, index)))]
+    def headers(self, run: AgentRun, index: int) -> list[tuple[str, str]]:
+        return [("x-dynamo-request-strict-priority", str(1_000 - turns_left(run, index)))]
 
 
 class NamedSessionClient(Client):
@@ -93,8 +111,8 @@ class NamedSessionClient(Client):
     def __init__(self, header: str) -> None:
         self._header = header
 
-    def headers(self, session: PlannedSession, index: int) -> list[tuple[str, str]]:
-        return [(self._header, session.id)]
+    def headers(self, run: AgentRun, index: int) -> list[tuple[str, str]]:
+        return [(self._header, run.id)]
 
 
 class DynamoSessionClient(NamedSessionClient):
@@ -106,12 +124,12 @@ class DynamoSessionClient(NamedSessionClient):
         self._url = f"{base_url}/v1/chat/completions"
         self._model = model
 
-    async def left(self, session: PlannedSession) -> None:
+    async def left(self, run: AgentRun) -> None:
         message = {"role": "user", "content": "end"}
         body = orjson.dumps({"model": self._model, "messages": [message], "max_tokens": 1})
         headers = [
             ("content-type", "application/json"),
-            *self.headers(session, 0),
+            *self.headers(run, 0),
             ("x-dynamo-session-final", "true"),
         ]
         reply = await self._upstream.call("POST", self._url, headers, body, TIMEOUTS)

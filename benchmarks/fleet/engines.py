@@ -9,7 +9,7 @@ from typing import Any
 
 import aiohttp
 
-from benchmarks.fleet.fleets import FleetSpec
+from benchmarks.simulation.fleets import AgentFleet
 from gateway.cli.demo import command
 from gateway.cli.demo_fleet import prose
 from tests.real.dynamo import DynamoOptions, dynamo_stack
@@ -41,48 +41,51 @@ Fresh = Callable[..., AbstractAsyncContextManager[Engine]]
 
 
 @asynccontextmanager
-async def embedded(fleet: FleetSpec) -> AsyncIterator[Fresh]:
-    assert fleet.num_workers == 1, "the embedded engine has one worker"
-    capacity = f"embedded.capacity_tokens={fleet.capacity_tokens}"
+async def embedded(fleet: AgentFleet) -> AsyncIterator[Fresh]:
+    assert fleet.world.num_replicas == 1, "the embedded engine has one worker"
+    capacity_tokens = fleet.world.spec.capacity_tokens
+    capacity = f"embedded.capacity_tokens={capacity_tokens}"
 
     @asynccontextmanager
     async def fresh() -> AsyncIterator[Engine]:
         async with command(
             ["engine", "--port", "0", "--set", capacity, "--set", "embedded.slots=256"]
         ) as base_url:
-            yield Engine(base_url, "vllm", "embedded", fleet.capacity_tokens, hits_answers=True)
+            yield Engine(base_url, "vllm", "embedded", capacity_tokens, hits_answers=True)
 
     yield fresh
 
 
 @asynccontextmanager
-async def dynamo(fleet: FleetSpec) -> AsyncIterator[Fresh]:
+async def dynamo(fleet: AgentFleet) -> AsyncIterator[Fresh]:
+    spec = fleet.world.spec
     options = DynamoOptions(
-        num_workers=fleet.num_workers, num_blocks=fleet.num_blocks, block_tokens=fleet.block_tokens
+        num_workers=fleet.world.num_replicas, num_blocks=spec.num_blocks, block_tokens=spec.block_tokens
     )
 
     @asynccontextmanager
     async def fresh(**changes: Any) -> AsyncIterator[Engine]:
         async with dynamo_stack(replace(options, **changes)) as stack:
             metrics_urls = tuple(worker.metrics_url for worker in stack.workers)
-            yield Engine(stack.base_url, "dynamo", stack.model, fleet.capacity_tokens, metrics_urls)
+            yield Engine(stack.base_url, "dynamo", stack.model, options.capacity_tokens, metrics_urls)
 
     yield fresh
 
 
 @asynccontextmanager
-async def vllm(fleet: FleetSpec) -> AsyncIterator[Fresh]:
+async def vllm(fleet: AgentFleet) -> AsyncIterator[Fresh]:
     """One server for all cells: it takes a minute to start."""
-    assert fleet.num_workers == 1, "vLLM runs as one worker here"
+    assert fleet.world.num_replicas == 1, "vLLM runs as one worker here"
+    spec = fleet.world.spec
     options = VllmOptions(
-        SMALL_MODEL_DIR, num_blocks=fleet.num_blocks, block_tokens=fleet.block_tokens, max_context_tokens=16_384
+        SMALL_MODEL_DIR, num_blocks=spec.num_blocks, block_tokens=spec.block_tokens, max_context_tokens=16_384
     )
     async with vllm_server(options) as server:
         engine = Engine(
             server.base_url,
             "vllm",
             server.model,
-            fleet.capacity_tokens,
+            spec.capacity_tokens,
             (server.metrics_url,),
             hits_answers=True,
         )

@@ -1,67 +1,42 @@
-"""The workloads: which sessions run against how large a cache, and which runs together answer a question."""
+"""The fleets that are played on real engines, those of the simulator and more, and which runs together answer a
+question."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
-from gateway.cli.demo_fleet import FleetShape
+from benchmarks.simulation.fleets import BASE, R_PER_S, AgentFleet, Population, poisson
+from benchmarks.simulation.fleets import FLEETS as SIMULATED
+from benchmarks.simulation.simulator import World
+from gateway.embedded.model import EngineSpec
 
-BASE_RATE_PER_S = 40 / 45.0
-"""R: the sessions per second that the base engine finishes when all go straight (`--fleet base`, straight)."""
-
-
-@dataclass(frozen=True, slots=True)
-class FleetSpec:
-    """A workload, and the engine's KV cache under it."""
-
-    shape: FleetShape
-    num_blocks: int
-    """Per worker."""
-    num_workers: int = 1
-    block_tokens: int = 16
-    session_cap: int = 20
-    """Of the arm that knows the best one."""
-
-    @property
-    def capacity_tokens(self) -> int:
-        """Of all workers together."""
-        return self.num_workers * self.num_blocks * self.block_tokens
-
-    @property
-    def within_s(self) -> float:
-        """A run that takes longer has failed."""
-        rate = self.shape.arrival_rate_per_s
-        return 240.0 + (2 * self.shape.num_sessions / rate if rate else 6.0 * self.shape.num_sessions)
+CPU = World(EngineSpec(600, block_tokens=32))
+"""For the 7M model on a CPU: about five sessions fit."""
 
 
-def _open(load: float) -> FleetSpec:
-    return FleetSpec(FleetShape(200, arrival_rate_per_s=load * BASE_RATE_PER_S), 2_500, session_cap=24)
+def _cpu(num_sessions: int) -> AgentFleet:
+    [population] = SIMULATED["cpu16"].populations
+    return AgentFleet([replace(population, num_sessions=num_sessions)], CPU)
 
 
-def _cpu(num_sessions: int) -> FleetSpec:
-    """For the 7M model on a CPU: about five sessions fit."""
-    shape = FleetShape(num_sessions, first_tokens=600, append_tokens=600, output_tokens=(36, 84), gap_s=(0.5, 0.5))
-    return FleetSpec(shape, num_blocks=600, block_tokens=32, session_cap=5)
-
-
-FLEETS = {
-    "below": FleetSpec(FleetShape(8), 8_192),
-    "base": FleetSpec(FleetShape(40), 2_500),
-    "base-37": FleetSpec(FleetShape(37), 2_500),
-    "base-43": FleetSpec(FleetShape(43), 2_500),
-    "base-50": FleetSpec(FleetShape(50), 2_500),
-    "ctl": FleetSpec(FleetShape(40), 8_192),
-    "mixed": FleetSpec(FleetShape(40, (2, 4, 8)), 2_500),
-    "w4": FleetSpec(FleetShape(40), 900, num_workers=4, session_cap=28),
-    "open": _open(1.0),
-    "open-0.8": _open(0.8),
-    "open-1.15": _open(1.15),
+FLEETS: Mapping[str, AgentFleet] = {
+    **SIMULATED,
+    "below": AgentFleet([Population(8)], SIMULATED["ctl"].world, "far from any cliff: 8 sessions where 40 fit"),
+    "base-37": AgentFleet([Population(37)], BASE),
+    "base-43": SIMULATED["b43"],
+    "base-50": AgentFleet([Population(50)], BASE),
+    "open": AgentFleet([Population(200, arrivals=poisson(R_PER_S))], BASE),
+    "open-0.8": AgentFleet([Population(200, arrivals=poisson(0.8 * R_PER_S))], BASE),
+    "open-1.15": SIMULATED["open1.15"],
     "cpu-16": _cpu(16),
     "cpu-32": _cpu(32),
     "cpu-64": _cpu(64),
 }
-"""`below` is far from any cliff (8 sessions where 40 fit), `ctl` has no pressure either. In `base` about 20 of the
-sessions fit, in `w4` 5 or 6 per worker. Each `open` fleet arrives at that multiple of BASE_RATE_PER_S."""
+
+SESSION_CAP = 20
+SESSION_CAPS = {"w4": 28, "open": 24, "open-0.8": 24, "open-1.15": 24, "cpu-16": 5, "cpu-32": 5, "cpu-64": 5}
+"""Of the arm that knows the best cap; SESSION_CAP on other fleets."""
 
 
 OURS = ("straight", "turns")
@@ -71,8 +46,10 @@ PROXIES = ("smg", "vllm-router", "vllm-router-programs")
 DYNAMOS = ("dynamo-priority", "dynamo-affinity", "thunderagent", "thunderagent-1s")
 OTHERS = (*CAPS, *DYNAMOS, *PROXIES, "batch-agent-16")
 OPEN_OTHERS = ("session-cap", "thunderagent-1s", "vllm-router-programs", "batch-agent-16")
+PEERS = ("dynamo-affinity", "vllm-router-programs", "batch-agent-16")
 FIVE = (1, 2, 3, 4, 5)
 THREE = (1, 2, 3)
+TWO = (1, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,4 +88,18 @@ SUITES = {
         Job("vllm", "cpu-16", OURS, THREE, (*CAPS, *PROXIES, "batch-agent-10"), (1,)),
         *(Job("vllm", fleet, OURS, THREE) for fleet in ("cpu-32", "cpu-64")),
     ),
+    "no-harm": (
+        *(
+            Job("dynamo", fleet, OURS, FIVE, PEERS, TWO)
+            for fleet in ("base", "mixed", "w4", "heavy", "sub", "subf", "chat")
+        ),
+        *(
+            Job("dynamo", fleet, OURS, TWO, PEERS, TWO)
+            for fleet in (
+                *("n80", "n120", "open1.5", "ctl", "bursts", "pauses", "chatwarm", "giant"),
+                *("declared", "classes", "w4x80", "fam4lo", "fam4hi"),
+            )
+        ),
+    ),
 }
+"""`no-harm`: the gateway against going straight on every shape of fleet, beside the peers that do most."""

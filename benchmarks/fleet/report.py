@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import orjson
@@ -21,8 +22,10 @@ COLUMNS: Sequence[tuple[str, Callable[[FleetFigures], float]]] = (
     ("p99 session s", lambda f: f.p99_session_s),
     ("p99 TTFT turn 1 s", lambda f: f.p99_ttft_first_s),
     ("p99 TTFT later s", lambda f: f.p99_ttft_later_s),
+    ("waited s", lambda f: f.waited_s),
     ("uncached tokens", lambda f: f.uncached_tokens),
 )
+"""`waited`: for first tokens, all turns together."""
 
 
 def data_of(cells: Cells) -> dict[str, dict[int, Cell]]:
@@ -61,6 +64,9 @@ def table(cells: Cells, note: str) -> str:
     ]
     lines += [_row(arm, runs, arms.get(BASELINE, {})) for arm, runs in arms.items()]
     lines += ["", *(f"- `{arm}`: {ARMS[arm].what}." for arm in arms)]
+    classes = sorted({label for runs in arms.values() for run in runs.values() for label in run.mean_of_class_s})
+    if len(classes) > 1:
+        lines += ["", *_classes(arms, classes)]
     if any(arrived for cell in cells.values() for arrived, *_ in cell.sessions if arrived > 1):
         lines += ["", *_waits(arms)]
     failures = sorted({f"- `{cell.arm}`: {failure}" for cell in cells.values() for failure in cell.failures})
@@ -91,6 +97,22 @@ def _cell(
     if len(pairs) == 1:
         return f"{shown} (**{of_sums:.3f}x**)"
     return f"{shown} (**{of_sums:.3f}x**; {statistics.median(ratios):.3f} [{min(ratios):.3f}-{max(ratios):.3f}])"
+
+
+def _classes(arms: Mapping[str, Mapping[int, FleetFigures]], classes: Sequence[str]) -> Iterable[str]:
+    yield "Mean session by class:"
+    yield ""
+    yield "| arm | " + " | ".join(f"{label} s" for label in classes) + " |"
+    yield "|---" * (len(classes) + 1) + "|"
+    baseline = arms.get(BASELINE, {})
+    measures = [partial(_mean_of_class_s, label=label) for label in classes]
+    for arm, runs in arms.items():
+        means = [_cell(runs, {} if arm == BASELINE else baseline, of) for of in measures]
+        yield f"| {arm} | " + " | ".join(means) + " |"
+
+
+def _mean_of_class_s(run: FleetFigures, label: str) -> float:
+    return run.mean_of_class_s[label]
 
 
 def _waits(arms: Mapping[str, Mapping[int, FleetFigures]]) -> Iterable[str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
-from gateway.cli.demo_fleet import Arm, Fleet, FleetShape, PlannedSession, SessionRecord, draw, table
+from gateway.cli.demo_fleet import Arm, Fleet, FleetShape, ModelClient, PlannedSession, SessionRecord, draw, table
 from gateway.transport.aiohttp_upstream import AiohttpUpstream
 
 SHAPE = FleetShape(
@@ -89,7 +89,7 @@ async def _arm(sessions: list[PlannedSession], pool_tokens: int, is_gated: bool)
             base_url = await stack.enter_async_context(command(["serve", "--port", "0", "--engine", engine]))
         upstream = AiohttpUpstream()
         stack.push_async_callback(upstream.close)
-        records = await Fleet(upstream, base_url, MODEL, progress.step).run(sessions)
+        records = await Fleet(ModelClient(upstream, base_url, MODEL), progress.step).run(sessions)
     progress.end()
     if failures := [record.failure for record in records if record.failure]:
         raise RuntimeError(f"{len(failures)} sessions failed, one with: {failures[0]}")

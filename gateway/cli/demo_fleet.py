@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,6 +76,7 @@ def draw(shape: FleetShape, seed: int) -> list[PlannedSession]:
 # ---- the demo's agents
 
 TIMEOUTS = Timeouts(connect_s=10.0, first_byte_s=600.0, idle_s=600.0)
+CALL_FAILURES = (RuntimeError, UpstreamRefused, UpstreamCut)
 _WORDS = ("state", "cache", "agent", "index", "token", "queue", "slots", "merge", "patch", "build")
 
 
@@ -91,6 +92,11 @@ class TurnRecord:
     done_at: float = 0.0
     prompt_tokens: int = 0
     cached_tokens: int = 0
+
+    @property
+    def ttft_s(self) -> float:
+        """The gateway's queue included."""
+        return self.first_token_at - self.wanted_at
 
 
 @dataclass(slots=True)
@@ -109,104 +115,41 @@ class SessionRecord:
 def prose(name: str, num_chars: int) -> str:
     """Filler text of that length that depends on `name` alone."""
     rng = random.Random(name)  # noqa: S311 - filler text
-    words = (rng.choice(_WORDS) + str(rng.randrange(10_000)) for _ in range(num_chars // 5))
+    words = (rng.choice(_WORDS) + str(rng.randrange(10_000)) for _ in range(-(-num_chars // 5)))
     return " ".join(words)[:num_chars]
 
 
-class Client:
-    """What an agent's client does around its model calls; this one, unmodified, does nothing."""
+class ModelClient:
+    """Streaming chat calls to one base URL on one connection pool; its clock starts with it."""
 
-    def headers(self, session: PlannedSession, index: int) -> list[tuple[str, str]]:
-        """Of the call of turn `index`."""
-        return []
-
-    def place(self, session: PlannedSession, index: int) -> AbstractAsyncContextManager[None]:
-        """Held during a model call; the turn's clock runs while it is waited for."""
-        return nullcontext()
-
-    async def left(self, session: PlannedSession) -> None:
-        """The session has ended, well or not."""
-
-
-class Fleet:
-    """Runs planned sessions against one base URL, all on one connection pool."""
-
-    def __init__(
-        self,
-        upstream: Upstream,
-        base_url: str,
-        model: str,
-        on_turn: Callable[[], None],
-        chars_per_token: float = CHARS_PER_TOKEN,
-        client: Client | None = None,
-    ) -> None:
+    def __init__(self, upstream: Upstream, base_url: str, model: str) -> None:
         self._upstream = upstream
-        self._chars_per_token = chars_per_token
         self._url = f"{base_url}/v1/chat/completions"
         self._model = model
-        self._on_turn = on_turn
-        self._client = client or Client()
-        self._started_at = 0.0
-
-    async def run(self, sessions: Sequence[PlannedSession], within_s: float | None = None) -> list[SessionRecord]:
-        """A session that fails, or is not done in time, says so in its record."""
         self._started_at = time.monotonic()
-        records = [SessionRecord(session.id, session.arrives_at) for session in sessions]
-        with suppress(TimeoutError):
-            async with asyncio.timeout(within_s), asyncio.TaskGroup() as group:
-                for session, record in zip(sessions, records, strict=True):
-                    group.create_task(self._attend(session, record))
-        return records
 
-    def _now(self) -> float:
+    def now(self) -> float:
         return time.monotonic() - self._started_at
 
-    def _prose(self, name: str, num_tokens: int) -> str:
-        return prose(name, round(num_tokens * self._chars_per_token))
-
-    async def _attend(self, session: PlannedSession, record: SessionRecord) -> None:
-        try:
-            await self._session(session, record)
-        except (RuntimeError, UpstreamRefused, UpstreamCut) as error:
-            record.failure = str(error) or type(error).__name__
-        except asyncio.CancelledError:
-            record.failure = "not done in time"
-            raise
-        finally:
-            await self._client.left(session)
-
-    async def _session(self, session: PlannedSession, record: SessionRecord) -> None:
-        await asyncio.sleep(session.arrives_at)
-        record.arrived_at = self._now()
-        shared = self._prose(session.family_id, session.shared_tokens)
-        messages: list[dict[str, Any]] = [{"role": "system", "content": shared}]
-        known_tokens = session.shared_tokens
-        for index, turn in enumerate(session.turns):
-            name = f"{session.id} {index}"
-            messages.append({"role": "user", "content": self._prose(name, turn.prompt_tokens - known_tokens)})
-            record.turns.append(TurnRecord(index, self._now()))
-            async with self._client.place(session, index):
-                answer = await self._call(session, record.turns[-1], turn, messages)
-            messages.append({"role": "assistant", "content": answer})
-            known_tokens = turn.prompt_tokens + turn.output_tokens
-            self._on_turn()
-            if index + 1 < len(session.turns):
-                await asyncio.sleep(turn.gap_s)
-
-    async def _call(
-        self, session: PlannedSession, record: TurnRecord, turn: PlannedTurn, messages: list[dict[str, Any]]
+    async def call(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        output_tokens: int,
+        record: TurnRecord,
+        headers: Sequence[tuple[str, str]] = (),
     ) -> str:
+        """The answer, of exactly that many tokens; what happened is noted in the record."""
         body = {
             "model": self._model,
             "messages": messages,
-            "max_tokens": turn.output_tokens,
+            "max_tokens": output_tokens,
             "temperature": 0,
             "ignore_eos": True,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        headers = [("content-type", "application/json"), *self._client.headers(session, record.index)]
-        reply = await self._upstream.call("POST", self._url, headers, orjson.dumps(body), TIMEOUTS)
+        all_headers = [("content-type", "application/json"), *headers]
+        reply = await self._upstream.call("POST", self._url, all_headers, orjson.dumps(body), TIMEOUTS)
         if reply.status != 200:
             refusal = await reply.read(10_000)
             raise RuntimeError(f"{self._url} answered {reply.status}: {refusal.decode(errors='replace')}")
@@ -217,7 +160,7 @@ class Fleet:
                 data = data_of(event)
                 if data is not None and data != b"[DONE]":
                     words.append(self._read(orjson.loads(data), record, queue_ms))
-        record.done_at = self._now()
+        record.done_at = self.now()
         reply.close(reuse=True)
         return "".join(words)
 
@@ -232,8 +175,54 @@ class Fleet:
         choices = event.get("choices") or [{}]
         words = obj(choices[0], "delta").get("content") or ""
         if words and not record.first_token_at:
-            record.first_token_at = self._now()
+            record.first_token_at = self.now()
         return str(words)
+
+
+class Fleet:
+    """Runs planned sessions; all send the same headers."""
+
+    def __init__(
+        self, model: ModelClient, on_turn: Callable[[], None], headers: Sequence[tuple[str, str]] = ()
+    ) -> None:
+        self._model = model
+        self._on_turn = on_turn
+        self._headers = headers
+
+    async def run(self, sessions: Sequence[PlannedSession], within_s: float | None = None) -> list[SessionRecord]:
+        """A session that fails, or is not done in time, says so in its record."""
+        records = [SessionRecord(session.id, session.arrives_at) for session in sessions]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s), asyncio.TaskGroup() as group:
+                for session, record in zip(sessions, records, strict=True):
+                    group.create_task(self._attend(session, record))
+        return records
+
+    async def _attend(self, session: PlannedSession, record: SessionRecord) -> None:
+        try:
+            await self._session(session, record)
+        except CALL_FAILURES as error:
+            record.failure = str(error) or type(error).__name__
+        except asyncio.CancelledError:
+            record.failure = "not done in time"
+            raise
+
+    async def _session(self, session: PlannedSession, record: SessionRecord) -> None:
+        await asyncio.sleep(session.arrives_at)
+        record.arrived_at = self._model.now()
+        shared = prose(session.family_id, CHARS_PER_TOKEN * session.shared_tokens)
+        messages = [{"role": "system", "content": shared}]
+        known_tokens = session.shared_tokens
+        for index, turn in enumerate(session.turns):
+            text = prose(f"{session.id} {index}", CHARS_PER_TOKEN * (turn.prompt_tokens - known_tokens))
+            messages.append({"role": "user", "content": text})
+            record.turns.append(TurnRecord(index, self._model.now()))
+            answer = await self._model.call(messages, turn.output_tokens, record.turns[-1], self._headers)
+            messages.append({"role": "assistant", "content": answer})
+            known_tokens = turn.prompt_tokens + turn.output_tokens
+            self._on_turn()
+            if index + 1 < len(session.turns):
+                await asyncio.sleep(turn.gap_s)
 
 
 # ---- the figures: one row per arm, and the ratio of each to going straight
@@ -277,12 +266,7 @@ class Arm:
     def ttft_p99_s(self, is_first: bool) -> float:
         """p99 time to first token of first turns, or of all later ones; the gateway's queue included."""
         return quantile(
-            [
-                turn.first_token_at - turn.wanted_at
-                for session in self.sessions
-                for turn in session.turns
-                if (turn.index == 0) is is_first
-            ],
+            [turn.ttft_s for session in self.sessions for turn in session.turns if (turn.index == 0) is is_first],
             0.99,
         )
 

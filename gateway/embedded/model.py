@@ -52,7 +52,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """The size and speed of one engine. Its KV capacity in tokens is `num_blocks * block_tokens`."""
+    """The size and speed of one engine."""
 
     num_blocks: int
     block_tokens: int = 16
@@ -62,6 +62,10 @@ class EngineSpec:
     timing: Timing = Timing()
     priority_scheduling: bool = False
     """Whether `ModelRequest.priority` counts. Without it the queue is first come, first served."""
+
+    @property
+    def capacity_tokens(self) -> int:
+        return self.num_blocks * self.block_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +177,7 @@ class EngineModel:
 
     @property
     def capacity_tokens(self) -> int:
-        return self.spec.num_blocks * self.spec.block_tokens
+        return self.spec.capacity_tokens
 
     def submit(self, request: ModelRequest) -> None:
         """Queue a request, whose id must not be live. Raises NeverFits."""

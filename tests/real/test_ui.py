@@ -16,7 +16,7 @@ import pytest
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 
-from gateway.cli.demo_fleet import Client, Fleet, FleetShape, PlannedSession, draw
+from gateway.cli.demo_fleet import Fleet, FleetShape, ModelClient, draw
 from gateway.cli.screen import Screen
 from gateway.cli.top import read_snapshot
 from gateway.transport.aiohttp_upstream import AiohttpUpstream
@@ -39,11 +39,6 @@ SHAPE = FleetShape(
 DEADLINE_S = 120.0
 
 
-class WithKey(Client):
-    def headers(self, session: PlannedSession, index: int) -> list[tuple[str, str]]:
-        return [("authorization", f"Bearer {KEY}")]
-
-
 @pytest.fixture
 def pictures(tmp_path: Path) -> Path:
     """Where they go; `make pictures` keeps them."""
@@ -62,7 +57,8 @@ async def test_a_person_sees_the_fleet_and_is_told_when_it_is_gone(
     sizes = {f"{part}__capacity_tokens": CAPACITY_TOKENS for part in ("policy", "embedded")}
     sections = {"engines": engines, "keys": keys, "policy__slots_per_replica": 8} | sizes
     async with gateway(**sections) as running:
-        fleet = Fleet(upstream, running.base_url, "embedded", lambda: None, client=WithKey())
+        model = ModelClient(upstream, running.base_url, "embedded")
+        fleet = Fleet(model, lambda: None, [("authorization", f"Bearer {KEY}")])
         agents = asyncio.create_task(fleet.run(draw(SHAPE, seed=2), DEADLINE_S))
         command: list[str | Path] = [parts.BROWSER_PYTHON, ROOT / "tests/real/inside/look.py"]
         command += [parts.CHROMIUM_COMMAND, parts.CHROMIUM_LIBRARIES, f"{running.base_url}/ui", KEY, picture]

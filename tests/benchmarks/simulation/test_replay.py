@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.simulation.replay import replay
 from gateway.app import App
-from gateway.cli.demo_fleet import Fleet, FleetShape, draw
+from gateway.cli.demo_fleet import Fleet, FleetShape, ModelClient, draw
 from gateway.config.settings import Settings
 from gateway.telemetry import factlog
 from gateway.telemetry.factlog import FactLog
@@ -35,7 +35,8 @@ async def recorded(tmp_path: Path) -> Path:
     app, upstream = App(settings), AiohttpUpstream()
     try:
         await app.start()
-        await Fleet(upstream, f"http://127.0.0.1:{app.port}", "embedded", lambda: None).run(draw(SHAPE, 1))
+        model = ModelClient(upstream, f"http://127.0.0.1:{app.port}", "embedded")
+        await Fleet(model, lambda: None).run(draw(SHAPE, 1))
     finally:
         await upstream.close()
         await app.stop()
