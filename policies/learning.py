@@ -6,60 +6,164 @@ from collections.abc import Sequence
 
 from policies.types import Family, IdleTimes, Session, TurnId
 
-PREFILL_TOKENS_PER_S = 8_000.0
+PREFILL_TOKEN_S, OUTPUT_TOKEN_S = 1.25e-4, 0.018
 CYCLE_S = 3.0
-"""Assumed until both have been seen: a 32B-class model on one 80 GB GPU, and agents with short tools."""
-FEWEST_TOKENS = 256
-"""A shorter prefill measures the engine's overhead rather than its speed."""
+"""Assumed until they have been seen: a 32B-class model on one 80 GB GPU, and agents with short tools."""
+BASE_ITERATIONS = 2.0
+"""Iterations of decoding that a prefill of no tokens takes: it waits for half a one, then its own decodes beside
+it, and each has its overhead."""
+WIDTH_TOKENS = 128.0
+"""Difference in size from which on two prefills show more of the time of a token than the guess does."""
+MEMORY = 32
+"""Samples that count, about: with each further one a sample loses this part of its weight."""
+FEWEST_PREFILLS, OUTLIER = 4, 1.25
+LEAST_TOKEN_S, MOST_TOKEN_S = 1e-6, 0.1
+"""Bounds of the time of a prompt token."""
+GUESSED_RETURNS = 8
+"""Returns to an evicted prefix that weigh as much as the guess that it is computed again."""
+LEAST_OUTPUT_TOKEN_S = 1e-4
+"""No engine decodes one sequence faster: such an answer came whole, its first byte with its last."""
+
+
+class Line:
+    """Fits y = intercept + slope x by least squares, the newest samples weighing most."""
+
+    __slots__ = ("_x", "_xx", "_xy", "_y", "num")
+
+    def __init__(self) -> None:
+        self.num = self._x = self._xx = self._xy = self._y = 0.0
+
+    @property
+    def mean(self) -> float | None:
+        """Of y; None without samples."""
+        return self._y / self.num if self.num else None
+
+    def saw(self, x: float, y: float) -> None:
+        """Record a sample."""
+        keep = 1 - 1 / MEMORY
+        self.num, self._x, self._y = keep * self.num + 1, keep * self._x + x, keep * self._y + y
+        self._xx, self._xy = keep * self._xx + x * x, keep * self._xy + x * y
+
+    def fit(self, at_zero: float, slope: float = 0.0, width: float = 0.0) -> tuple[float, float]:
+        """Return (intercept, slope), neither below 0. The guesses decide where the samples show little: `at_zero`
+        counts as one more sample at x = 0, and `slope` as one that lies `width` beside the others."""
+        num, y = self.num + 1, self._y + at_zero
+        xx, xy = self._xx + width * width, self._xy + slope * width * width
+        spread = num * xx - self._x * self._x
+        if spread <= 0:
+            return at_zero, slope
+        fitted = max(0.0, (num * xy - self._x * y) / spread)
+        intercept = (y - fitted * self._x) / num
+        return (intercept, fitted) if intercept >= 0 else (0.0, xy / xx)
 
 
 class Pace:
-    """Throughput of one pool, and the cycle of its sessions: how long one decodes and waits for its tool. Written
-    by the Scheduler."""
+    """How fast one pool is, and the turns of its sessions. Written by the Scheduler.
+
+    With x tokens to compute, and no other prefill beside it, the first byte of a turn comes after
+    `prefill_base_s + prefill_token_s x`. Its own decoding takes `decode_s`, and its session is idle for `gap_s`.
+    """
 
     def __init__(self) -> None:
-        self._prefill_tokens_per_s: float | None = None
-        self._cycle_s: float | None = None
-        self._others_tokens: float | None = None
+        self.prefill_base_s, self.prefill_token_s = BASE_ITERATIONS * OUTPUT_TOKEN_S, PREFILL_TOKEN_S
+        self.cycle_s = CYCLE_S
+        """Time in which a session decodes and waits for its tool; the prefill of others while it decodes is in
+        it."""
+        self.gap_s: float | None = None
+        """Idle time between two turns of a session."""
+        self.turn_tokens: float | None = None
+        """Tokens of a prompt that its session had not sent before."""
         self.prefilled_tokens = 0.0
         """Prompt tokens that the pool has computed since the start."""
-        self._alone: dict[TurnId, tuple[float, float]] = {}
-        """Prefills that began while no other one ran: (begin, tokens)."""
+        self._others_tokens: float | None = None
+        """That the pool computes for others while one decodes."""
+        self._prefills, self._output_tokens = Line(), Line()
+        """Seconds to the first byte by tokens computed; seconds per output token by running turns."""
+        self._num_output_tokens: float | None = None
+        self._num_returns = self._evicted_tokens = self._reload_s = 0.0
+        """Of prompts that came back after their eviction: tokens evicted, and the time that they took; forgotten
+        like samples."""
+        self.counts_cached = False
+        """Whether its engine has ever reported a cached token."""
+        self._alone: tuple[TurnId, float] | None = None
+        """The prefill that runs alone, and since when."""
 
     @property
-    def cycle_s(self) -> float:
-        """Time in which a session decodes and waits for its tool."""
-        return CYCLE_S if self._cycle_s is None else self._cycle_s
+    def own_cycle_s(self) -> float:
+        """The cycle of a session that the prefill of others does not delay."""
+        return max(0.0, self.cycle_s - (self._others_tokens or 0.0) * self.prefill_token_s)
 
     @property
     def cycle_tokens(self) -> float:
-        """Tokens that the pool can prefill in one cycle of a session that the prefill of others does not delay:
-        the most that a turn of a session is worth."""
-        if self._prefill_tokens_per_s is None or self._cycle_s is None or self._others_tokens is None:
-            return PREFILL_TOKENS_PER_S * CYCLE_S
-        return max(0.0, self._prefill_tokens_per_s * self._cycle_s - self._others_tokens)
+        """Tokens that the pool can prefill in one such cycle: the most that a turn of a session is worth."""
+        return self.own_cycle_s / self.prefill_token_s
+
+    @property
+    def miss_token_s(self) -> float:
+        """Time that the pool needs per token to have an evicted prefix again: by computing it, unless a lower tier
+        of its cache still has it."""
+        if not self._evicted_tokens:
+            return self.prefill_token_s
+        seen_s = self._reload_s / self._evicted_tokens
+        guessed_s = GUESSED_RETURNS * self.prefill_token_s
+        return (guessed_s + self._num_returns * seen_s) / (GUESSED_RETURNS + self._num_returns)
+
+    def decode_s(self, num_running: float) -> float | None:
+        """Time from the first byte of a turn to its end beside so many running turns, itself included, and
+        without the prefill of others; None where nothing is known."""
+        mean_s = self._output_tokens.mean
+        if mean_s is None or self._num_output_tokens is None:
+            return None
+        base_s, each_s = self._output_tokens.fit(mean_s)
+        return self._num_output_tokens * (base_s + each_s * num_running)
 
     def prefill_s(self, tokens: float) -> float:
         """Time to compute so many prompt tokens, with nothing beside them."""
-        return tokens / (self._prefill_tokens_per_s or PREFILL_TOKENS_PER_S)
+        return self.prefill_base_s + self.prefill_token_s * tokens
 
-    def prefill_began(self, turn_id: TurnId, tokens: float, is_alone: bool, now: float) -> None:
-        self._alone.clear()  # a second prefill slows down the first
-        if is_alone and tokens >= FEWEST_TOKENS:
-            self._alone[turn_id] = now, tokens
+    def prefill_began(self, turn_id: TurnId, is_alone: bool, now: float) -> None:
+        self._alone = (turn_id, now) if is_alone else None  # a second prefill slows down the first
 
-    def prefill_ended(self, turn_id: TurnId, tokens: float, now: float) -> None:
-        """Its first byte came."""
+    def prefill_ended(self, turn_id: TurnId, tokens: float, now: float) -> float | None:
+        """Its first byte came. Return the time since it began if it was alone."""
         self.prefilled_tokens += tokens
-        began_at, alone_tokens = self._alone.pop(turn_id, (now, 0.0))
-        if now > began_at:
-            self._prefill_tokens_per_s = blend(self._prefill_tokens_per_s, alone_tokens / (now - began_at))
+        if self._alone is None or self._alone[0] != turn_id:
+            return None
+        began_at, self._alone = self._alone[1], None
+        return now - began_at
 
-    def saw_cycle(self, cycle_s: float, others_tokens: float) -> None:
-        """Record the cycle of a session: decoding and the wait for its tool. Queues and its own prefill are not in
-        it; the prefill of others while it decoded is."""
+    def saw_prefill(self, tokens: float, prefill_s: float) -> None:
+        """Record how long a prefill of so many tokens took alone. One that took much longer than those before
+        waited for room in the engine, and counts as OUTLIER times as long as expected."""
+        if self._prefills.num > FEWEST_PREFILLS:
+            prefill_s = min(prefill_s, OUTLIER * self.prefill_s(tokens))
+        self._prefills.saw(tokens, prefill_s)
+        base_s = BASE_ITERATIONS * (self._output_tokens.mean or OUTPUT_TOKEN_S)
+        self.prefill_base_s, token_s = self._prefills.fit(base_s, PREFILL_TOKEN_S, WIDTH_TOKENS)
+        self.prefill_token_s = min(MOST_TOKEN_S, max(LEAST_TOKEN_S, token_s))
+
+    def saw_return(self, tokens: float, evicted_tokens: float, prefill_s: float) -> None:
+        """Record how long the prefill of a prompt took alone that counts as evicted in part. `tokens`: those that
+        its session had not sent before."""
+        most_s = 2 * self.prefill_token_s * evicted_tokens  # else it waited for room in the engine
+        extra_s = min(most_s, max(0.0, prefill_s - self.prefill_s(tokens)))
+        keep = 1 - 1 / MEMORY
+        self._num_returns = keep * self._num_returns + 1
+        self._evicted_tokens = keep * self._evicted_tokens + evicted_tokens
+        self._reload_s = keep * self._reload_s + extra_s
+
+    def saw_decode(self, decode_s: float, others_tokens: float, output_tokens: int, num_running: int) -> None:
+        """Record a decoding, while the pool computed so many prompt tokens for others."""
+        own_s = max(0.0, decode_s - self.prefill_token_s * others_tokens)
+        self._output_tokens.saw(num_running, own_s / output_tokens)
+        self._num_output_tokens = blend(self._num_output_tokens, output_tokens)
+
+    def saw_cycle(self, decode_s: float, gap_s: float, others_tokens: float) -> None:
+        """Record the cycle of a session that came back. Queues and its own prefill are not in it. `others_tokens`:
+        of the prefill of others while it decoded."""
+        self.cycle_s = decode_s + gap_s if self.gap_s is None else blend(self.cycle_s, decode_s + gap_s)
+        self.gap_s = blend(self.gap_s, gap_s)
         self._others_tokens = blend(self._others_tokens, others_tokens)
-        self._cycle_s = blend(self._cycle_s, cycle_s)
 
 
 # ---- what finished turns teach

@@ -19,6 +19,7 @@ from policies import learning
 from policies.admission import Admission, Limits
 from policies.fleet import Fleet, FleetView, Pool, continues_prompt, option, view_of
 from policies.idle import IdleSessions, Timers
+from policies.ledger import shared_length
 from policies.policy import Policy
 from policies.slots import Slots
 from policies.types import (
@@ -58,8 +59,9 @@ class Scheduler:
         self._policy, self._limits = policy, limits
         self._fleet = Fleet(policy.forecast, limits.max_sessions)
         self._admission = Admission(self._fleet, policy, limits)
-        self._ready: dict[TurnId, tuple[Pool, Reason, float]] = {}
-        """Turns that wait for a slot only: (pool, reason, tokens that its cache should miss)."""
+        self._ready: dict[TurnId, tuple[Pool, Reason, float, float]] = {}
+        """Turns that wait for a slot only: (pool, reason, tokens that its cache should miss, those of them that it
+        had before)."""
         self._resting: dict[TurnId, Turn] = {}
         """Turns that may not go yet: see `Turn.not_before`."""
         self._rests = Timers()
@@ -179,9 +181,9 @@ class Scheduler:
             self._warm_ups.came_back(session)
             if not session.num_running and not session.num_waiting:
                 learning.saw_gap(family, session, now - session.idle_since)
-                home = self._fleet.home(session)
+                home = self._fleet.pools.get(session.replica_id or "")
                 if home is not None:
-                    home.pace.saw_cycle(session.decode_s + now - session.idle_since, session.others_tokens)
+                    home.pace.saw_cycle(session.decode_s, now - session.idle_since, session.others_tokens)
             learning.saw_continuation(family, session)
         session.num_begun += 1
         learning.saw_bound(family, turn.max_output_tokens)
@@ -329,7 +331,7 @@ class Scheduler:
     def _make_ready(self, turn: Turn, pool: Pool, reason: Reason, now: float) -> None:
         """Make the session resident in the pool. From here on the turn waits for a slot of it only."""
         session, family = self._fleet.sessions[turn.session_id], self._fleet.families[turn.family_id]
-        is_side = turn.kind is TurnKind.SIDE
+        is_side, last_blocks = turn.kind is TurnKind.SIDE, session.blocks
         if is_side:
             rank, expected_blocks = 0.0, pool.ledger.expected_blocks(turn.blocks)
         else:
@@ -339,7 +341,10 @@ class Scheduler:
             if session.num_begun == 1 and has_company:
                 learning.saw_first_prompt(family, pool.last_tokens(turn, new_blocks))
         pool.queue.put(turn, (is_side, rank, turn.arrived_at), now)
-        self._ready[turn.id] = (pool, reason, pool.missing_tokens(turn, expected_blocks))
+        evicted_tokens = 0.0
+        if expected_blocks < len(last_blocks) and not is_side:
+            evicted_tokens = pool.tokens(max(0, shared_length(last_blocks, turn.blocks) - expected_blocks))
+        self._ready[turn.id] = (pool, reason, pool.missing_tokens(turn, expected_blocks), evicted_tokens)
 
     def _dispatch(self, now: float, decisions: list[Decision]) -> None:
         """Give free slots to ready turns."""
@@ -350,9 +355,9 @@ class Scheduler:
 
     def _dispatched(self, turn: Turn, pool: Pool, now: float) -> Dispatch:
         session = self._fleet.sessions[turn.session_id]
-        _, reason, missing_tokens = self._ready.pop(turn.id)
+        _, reason, missing_tokens, evicted_tokens = self._ready.pop(turn.id)
         session.num_waiting, session.num_running = session.num_waiting - 1, session.num_running + 1
-        self._slots.occupy(turn, pool, missing_tokens, now)
+        self._slots.occupy(turn, pool, missing_tokens, evicted_tokens, now)
         # While it waited, tokens per character may have been learned to be fewer.
         expected_cached_tokens = max(0, round(pool.prompt_tokens(turn) - missing_tokens))
         hints = self._slots.hints(turn, pool, self._is_shared(now))

@@ -11,6 +11,7 @@ from policies.admission_queue import AdmissionQueue
 from policies.capacity import MET
 from policies.fleet import Fleet, Pool
 from policies.forecast import expected_turns, output_tokens
+from policies.learning import LEAST_OUTPUT_TOKEN_S
 from policies.types import Ending, Hints, Left, Session, Turn, TurnId, TurnKind
 
 
@@ -22,11 +23,15 @@ class RunningTurn:
     pool: Pool
     missing_tokens: float
     """Tokens of its prompt that the cache should not have."""
+    evicted_tokens: float
+    """Those of them that it had before."""
     began_at: float
     """When its prefill began; after its first byte, when its decoding did."""
     started_at: float
-    prefilled_tokens: float = 0.0
-    """Tokens that its replica had computed for all turns when its first byte came."""
+    prefilled_tokens: float
+    """Tokens that its replica had computed for all turns when it began, then when its first byte came."""
+    alone_s: float | None = None
+    """Time of its prefill, if no other one ran beside it."""
 
 
 LEAST_MS, LEAST_TOKENS = 50.0, 64.0
@@ -45,11 +50,13 @@ class Slots:
         self._fleet, self._queue_of = fleet, queue_of
         self._running: dict[TurnId, RunningTurn] = {}
 
-    def occupy(self, turn: Turn, pool: Pool, missing_tokens: float, now: float) -> None:
+    def occupy(self, turn: Turn, pool: Pool, missing_tokens: float, evicted_tokens: float, now: float) -> None:
         """Give the turn a slot of the pool."""
-        pool.pace.prefill_began(turn.id, missing_tokens, not pool.replica.queued_prefill_tokens, now)
+        pace = pool.pace
+        pace.prefill_began(turn.id, not pool.replica.queued_prefill_tokens, now)
         pool.replica.occupy_slot(turn.id, round(missing_tokens))
-        self._running[turn.id] = RunningTurn(turn, pool, missing_tokens, now, now)
+        running = RunningTurn(turn, pool, missing_tokens, evicted_tokens, now, now, pace.prefilled_tokens)
+        self._running[turn.id] = running
         if len(self._fleet.tenants.known) > 1:
             family = self._fleet.families[self._fleet.sessions[turn.session_id].family_id]
             expected_tokens = missing_tokens + output_tokens(family)
@@ -93,7 +100,7 @@ class Slots:
             return
         pace = running.pool.pace
         running.pool.replica.end_prefill(turn_id)
-        pace.prefill_ended(turn_id, running.missing_tokens, now)
+        running.alone_s = pace.prefill_ended(turn_id, running.missing_tokens, now)
         running.began_at, running.prefilled_tokens = now, pace.prefilled_tokens
 
     def free(self, fact: Left, now: float) -> Turn | None:
@@ -112,11 +119,39 @@ class Slots:
         if usage.prompt_tokens is not None and usage.cached_tokens is not None:
             computed_tokens = usage.prompt_tokens - usage.cached_tokens
         if fact.ending is Ending.COMPLETE and turn.kind is not TurnKind.SIDE:
-            session.decode_s = now - running.began_at
-            session.others_tokens = pool.pace.prefilled_tokens - running.prefilled_tokens
+            self._time(running, session, fact, now)
             self._judge_cache(running, session, fact, computed_tokens)
             self._learn(turn, session, pool, fact)
         return turn
+
+    def _time(self, running: RunningTurn, session: Session, fact: Left, now: float) -> None:
+        """Learn from the times of a complete turn. Where the engine says how many tokens it computed, that counts;
+        one that never finds a cached token may not say it."""
+        pace, usage, alone_s = running.pool.pace, fact.usage, running.alone_s
+        session.decode_s = now - running.began_at
+        session.others_tokens = pace.prefilled_tokens - running.prefilled_tokens
+        missing_tokens, evicted_tokens = running.missing_tokens, running.evicted_tokens
+        new_tokens = max(0.0, missing_tokens - evicted_tokens)
+        pace.turn_tokens = learning.blend(pace.turn_tokens, new_tokens)
+        num_output = usage.output_tokens or 0
+        if num_output > 1 and session.decode_s < LEAST_OUTPUT_TOKEN_S * num_output:  # its answer came whole
+            session.decode_s = max(0.0, now - running.started_at - pace.prefill_s(missing_tokens))
+            alone_s = None
+        if num_output:
+            num_running = 1 + len(running.pool.replica.running)
+            pace.saw_decode(session.decode_s, session.others_tokens, num_output, num_running)
+        if alone_s is None:
+            return
+        computed_tokens = missing_tokens
+        if usage.prompt_tokens is not None and (usage.cached_tokens or pace.counts_cached):
+            pace.counts_cached = True
+            computed_tokens = usage.prompt_tokens - (usage.cached_tokens or 0)
+        elif usage.prompt_tokens is not None:
+            computed_tokens = min(missing_tokens, usage.prompt_tokens)
+        if not evicted_tokens:
+            pace.saw_prefill(computed_tokens, alone_s)
+        else:
+            pace.saw_return(new_tokens, evicted_tokens, alone_s)
 
     def _charge(self, running: RunningTurn, session: Session, fact: Left, now: float) -> None:
         """Charge the fair shares. An answer of unknown length counts as long as those of its family."""
