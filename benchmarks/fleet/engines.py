@@ -9,9 +9,9 @@ from typing import Any
 
 import aiohttp
 
+from benchmarks.fleet.player import prose
 from benchmarks.simulation.fleets import AgentFleet
 from gateway.cli.demo import command
-from gateway.cli.demo_fleet import prose
 from tests.real.dynamo import DynamoOptions, dynamo_stack
 from tests.real.gateway import sample
 from tests.real.parts import SMALL_MODEL_DIR
@@ -105,7 +105,7 @@ than 1 %; vLLM computes."""
 
 
 async def measured_chars_per_token(engine: Engine) -> float:
-    """Of the filler text, by the engine's own tokenizer."""
+    """Of the texts that the fleets send, by the engine's own tokenizer."""
     num_chars = 20_000
     message = {"role": "user", "content": prose("calibration", num_chars)}
     body = {"model": engine.model, "messages": [message], "max_tokens": 1}

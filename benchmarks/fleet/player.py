@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import TypeAlias
 
 from benchmarks.fleet.clients import Client
 from benchmarks.simulation.workloads import AgentRun, ModelCall, Text, everyone
 from gateway.cli.demo_fleet import CALL_FAILURES, ModelClient, SessionRecord, TurnRecord
-from gateway.cli.demo_fleet import prose as uncached_prose
 
 Message: TypeAlias = Mapping[str, str]
 NOT_DONE = "not done in time"
 
-prose = lru_cache(64)(uncached_prose)
-"""A family's prompt is written once, not once per session."""
+VOCABULARY = (
+    "the of to in is and for with that from this not are be as it on by or an file name list type code test line "
+    "path data time read open find call last next each same new old only when then than into over set get put add "
+    "use run make take give keep write close value class error"
+)
+WORDS = VOCABULARY.split()
+
+
+def prose(name: str, num_chars: int) -> str:
+    """Plain words that depend on `name` alone, of that many characters: 4.5 per token on Dynamo's small model, as
+    the simulator's worlds have it."""
+    rng = random.Random(name)
+    return " ".join(rng.choices(WORDS, k=num_chars // 3 + 1))[:num_chars]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +40,18 @@ class Author:
     edition: str = ""
     """Texts of two editions agree in their system prompts alone."""
 
-    def messages(self, text: Text, start: int, end: int) -> list[Message]:
-        """The tokens of a text from `start` to `end`, one message per part."""
+    def messages(self, text: Text, start: int, end: int, surplus_tokens: int = 0) -> list[Message]:
+        """The tokens of a text from `start` to `end`, one message per part, the first one shorter by the
+        surplus."""
         found: list[Message] = []
         at = start
         for part_end, name in text.parts:
             upto = min(part_end, end)
             if upto > at:
                 role, title = ("user", f"{self.edition}{name} {at}") if at else ("system", name)
-                found.append({"role": role, "content": prose(title, round((upto - at) * self.chars_per_token))})
-                at = upto
+                num_tokens = max(1, upto - at - surplus_tokens)
+                found.append({"role": role, "content": prose(title, round(num_tokens * self.chars_per_token))})
+                at, surplus_tokens = upto, 0
         return found
 
 
@@ -50,14 +62,21 @@ class Conversation:
     text: Text = Text()
     known_tokens: int = 0
     messages: Sequence[Message] = ()
+    surplus_tokens: int = 0
+    """What the engine counts beyond `known_tokens`: the chat template, and answers that it cuts into other tokens
+    than those that it generated. The next message makes up for it."""
 
     def prompt(self, call: ModelCall, author: Author) -> Conversation:
         """The prompt of the next call, which continues this conversation if its text does. A sub-agent may
         continue its parent's, and a text that was compacted begins again."""
         if call.text.shared(self.text) < self.known_tokens:
             return Conversation().prompt(call, author)
-        more = author.messages(call.text, self.known_tokens, call.prompt_tokens)
+        more = author.messages(call.text, self.known_tokens, call.prompt_tokens, self.surplus_tokens)
         return Conversation(call.text, call.prompt_tokens, (*self.messages, *more))
+
+    def counted(self, prompt_tokens: int) -> Conversation:
+        """With the engine's own count of this prompt; 0: it states none."""
+        return replace(self, surplus_tokens=prompt_tokens - self.known_tokens if prompt_tokens else 0)
 
     def answered(self, answer: str, output_tokens: int) -> Conversation:
         messages = (*self.messages, {"role": "assistant", "content": answer})
@@ -105,6 +124,7 @@ class Player:
             async with self._client.place(run, index):
                 headers = self._client.headers(run, index)
                 answer = await self._model.call(prompt.messages, call.output_tokens, turn, headers)
+            prompt = prompt.counted(turn.prompt_tokens)
             conversation = prompt.answered(answer, call.output_tokens)
             if index + 1 < len(run.calls):
                 await self._between(call, prompt)

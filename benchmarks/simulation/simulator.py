@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -170,6 +171,7 @@ class Simulation:
         self._busy: set[str] = set()
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._sequence = itertools.count()
+        self._unasked = itertools.count(0, 1 << 24)
         self._now = 0.0
         self._wake_at: float | None = None
         self._open: dict[str, _OpenCall] = {}
@@ -333,8 +335,13 @@ class Simulation:
 
     def _submit(self, replica_id: str, name: str, call: ModelCall, output_tokens: int) -> None:
         block_tokens = self._world.spec.block_tokens
-        known_tokens = call.prompt_tokens + (output_tokens if self._world.rehits_outputs else 0)
-        blocks = call.text.chain(block_tokens)[: known_tokens // block_tokens]
+        num_blocks = (call.prompt_tokens + output_tokens) // block_tokens
+        blocks = call.text.chain(block_tokens)[:num_blocks]
+        if not self._world.rehits_outputs:
+            # The answer's blocks stay in the cache until they are evicted, and nothing asks for them again.
+            num_prompt_blocks = call.prompt_tokens // block_tokens
+            first = next(self._unasked)
+            blocks[num_prompt_blocks:] = array("Q", range(first, first + num_blocks - num_prompt_blocks))
         self._models[replica_id].submit(ModelRequest(name, blocks, call.prompt_tokens, output_tokens))
         if replica_id not in self._busy:
             self._busy.add(replica_id)

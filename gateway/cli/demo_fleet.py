@@ -115,7 +115,7 @@ class SessionRecord:
 def prose(name: str, num_chars: int) -> str:
     """Filler text of that length that depends on `name` alone."""
     rng = random.Random(name)  # noqa: S311 - filler text
-    words = (rng.choice(_WORDS) + str(rng.randrange(10_000)) for _ in range(-(-num_chars // 5)))
+    words = (rng.choice(_WORDS) + str(rng.randrange(10_000)) for _ in range(num_chars // 5))
     return " ".join(words)[:num_chars]
 
 

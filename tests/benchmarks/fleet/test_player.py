@@ -23,6 +23,8 @@ from gateway.transport.aiohttp_upstream import AiohttpUpstream
 from tests.deadline import DEADLINE_S
 
 CHARS = 4
+BY_CHANCE = 15
+"""Characters: two texts may begin with the same words."""
 SMALL = Population(
     3,
     fixed(3),
@@ -50,6 +52,8 @@ class Engine:
     """Answers with as many tokens as it is asked for, and keeps what it saw."""
 
     refused: frozenset[str] = frozenset()
+    overhead_tokens: int = 0
+    """Of each message, as a chat template adds them."""
     prompts: dict[str, str] = field(default_factory=dict)
     roles: dict[str, list[str]] = field(default_factory=dict)
     events: list[tuple[str, str]] = field(default_factory=list)
@@ -63,7 +67,8 @@ class Engine:
         if call in self.refused:
             return web.Response(status=500)
         text = f"[{call}]".ljust(CHARS * body["max_tokens"], ".")[: CHARS * body["max_tokens"]]
-        usage = {"prompt_tokens": len(self.prompts[call]) // CHARS, "completion_tokens": body["max_tokens"]}
+        num_tokens = len(self.prompts[call]) // CHARS + self.overhead_tokens * len(body["messages"])
+        usage = {"prompt_tokens": num_tokens, "completion_tokens": body["max_tokens"]}
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
         for event in ({"choices": [{"delta": {"content": text}}]}, {"choices": [], "usage": usage}):
@@ -111,6 +116,16 @@ async def test_each_prompt_has_the_tokens_that_were_drawn(fleet: AgentFleet) -> 
     assert {record.failure for record in records.values()} == {None}
 
 
+@pytest.mark.parametrize("fleet", [FORKS, FAMILIES], ids=["forks", "families"])
+async def test_tokens_that_the_engine_adds_do_not_pile_up(fleet: AgentFleet) -> None:
+    engine, runs = Engine(overhead_tokens=4), fleet.draw(1)
+    records = await played(engine, runs)
+    for name, call in calls_of(runs).items():
+        run_id, _, index = name.partition(" ")
+        turn = records[run_id].turns[int(index)]
+        assert 0 <= turn.prompt_tokens - call.prompt_tokens <= 4 * 2 + 4, name
+
+
 @pytest.mark.parametrize("fleet", [FORKS, FAMILIES, CHATS], ids=["forks", "families", "chats"])
 async def test_two_prompts_agree_as_far_as_their_texts_do(fleet: AgentFleet) -> None:
     engine, runs = Engine(), fleet.draw(1)
@@ -119,7 +134,7 @@ async def test_two_prompts_agree_as_far_as_their_texts_do(fleet: AgentFleet) -> 
     for (one, first), (other, second) in itertools.combinations(calls.items(), 2):
         agreed = min(first.text.shared(second.text), first.prompt_tokens, second.prompt_tokens)
         by_chance = common(engine.prompts[one], engine.prompts[other]) - CHARS * agreed
-        assert 0 <= by_chance <= 9, (one, other)  # two texts may begin with the same word
+        assert 0 <= by_chance <= BY_CHANCE, (one, other)
 
 
 async def test_system_prompt_is_the_family_s_and_the_rest_is_said_in_turns() -> None:
@@ -158,7 +173,7 @@ async def test_another_edition_has_the_families_and_none_of_the_sessions() -> No
     await played(again, runs, "earlier ")
     for name, call in calls_of(runs).items():
         agreed = common(engine.prompts[name], again.prompts[name])
-        assert 0 <= agreed - CHARS * call.text.parts[0][0] <= 9
+        assert 0 <= agreed - CHARS * call.text.parts[0][0] <= BY_CHANCE
 
 
 async def test_session_that_fails_says_why_and_its_parent_goes_on() -> None:
