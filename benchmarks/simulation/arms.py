@@ -9,13 +9,14 @@ from typing import TypeAlias
 
 from benchmarks.simulation.oracle import RequestCap, SumLedger, session_cap, shortest_first, shortest_in_bounds
 from benchmarks.simulation.placement import least_loaded, round_robin
+from benchmarks.simulation.router import Ungated
 from benchmarks.simulation.simulator import Decider, SimulatedTurn, Simulation, SimulationResult, World
 from benchmarks.simulation.workloads import AgentRun
 from gateway.cli.demo_fleet import quantile
 from policies.admission import Limits
 from policies.admission_queue import FAIR
 from policies.deadline import EarliestDeadline
-from policies.fifo import Fifo, Passthrough
+from policies.fifo import Fifo
 from policies.scheduler import Scheduler
 from policies.turns import Turns
 
@@ -32,7 +33,7 @@ CAPS = (16, 18, 20, 22, 24, 28)
 
 
 def _straight(_runs: Sequence[AgentRun], _world: World) -> Decider:
-    return Scheduler(Passthrough(), Limits())
+    return Ungated()
 
 
 def _fifo(_runs: Sequence[AgentRun], _world: World) -> Decider:

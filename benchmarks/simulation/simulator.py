@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from benchmarks.simulation.router import ROUTED, KvRouter
 from benchmarks.simulation.workloads import AgentRun, ModelCall
 from gateway.embedded.model import EngineModel, EngineSpec, ModelRequest, Step
 from policies.types import (
@@ -168,10 +169,12 @@ class Simulation:
         self._scheduler = scheduler
         self._world = world
         self._models = {f"r{number}": EngineModel(world.spec) for number in range(world.num_replicas)}
+        self._router = KvRouter(self._models)
         self._busy: set[str] = set()
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._sequence = itertools.count()
         self._unasked = itertools.count(0, 1 << 24)
+        """Ids of blocks that no text has."""
         self._now = 0.0
         self._wake_at: float | None = None
         self._open: dict[str, _OpenCall] = {}
@@ -335,13 +338,16 @@ class Simulation:
 
     def _submit(self, replica_id: str, name: str, call: ModelCall, output_tokens: int) -> None:
         block_tokens = self._world.spec.block_tokens
+        num_prompt_blocks = call.prompt_tokens // block_tokens
         num_blocks = (call.prompt_tokens + output_tokens) // block_tokens
         blocks = call.text.chain(block_tokens)[:num_blocks]
         if not self._world.rehits_outputs:
             # The answer's blocks stay in the cache until they are evicted, and nothing asks for them again.
-            num_prompt_blocks = call.prompt_tokens // block_tokens
             first = next(self._unasked)
             blocks[num_prompt_blocks:] = array("Q", range(first, first + num_blocks - num_prompt_blocks))
+        if replica_id == ROUTED:
+            replica_id = self._router.place(name, blocks[:num_prompt_blocks], call.prompt_tokens)
+            self._open[name].simulated.replica_id = replica_id
         self._models[replica_id].submit(ModelRequest(name, blocks, call.prompt_tokens, output_tokens))
         if replica_id not in self._busy:
             self._busy.add(replica_id)
@@ -372,9 +378,11 @@ class Simulation:
             if prefilled.is_first and prefilled.id in self._open:
                 simulated = self._open[prefilled.id].simulated
                 simulated.first_token_at, simulated.cached_tokens = self._now, prefilled.cached_tokens
+                self._router.prefilled(prefilled.id)
                 self._tell(FirstByte(prefilled.id))
         for name in step.finished:
             if (session_id := self._warming.pop(name, None)) is None:
+                self._router.ended(name)
                 self._answered(name)
             else:
                 self._tell(WarmedUp(session_id, is_done=True))

@@ -157,6 +157,22 @@ def test_an_engine_that_finds_its_own_answers_again_computes_less() -> None:
     assert 0.9 * answers < never - always < 1.1 * answers
 
 
+def test_an_answer_takes_room_in_the_cache_until_it_is_evicted() -> None:
+    def session(name: str, *sizes: tuple[int, int, float], arrives_at: float = 0.0) -> AgentRun:
+        text = Text((640, name))
+        return AgentRun(name, name, arrives_at, tuple(ModelCall(text, *size) for size in sizes))
+
+    returning = session("returning", (320, 1, 60.0), (330, 1, 0.0))
+    runs = [
+        returning,
+        session("talks", (17, 300, 0.0), arrives_at=1.0),
+        session("asks", (161, 1, 0.0), arrives_at=30),
+    ]
+    result = Simulation(straight(), World(EngineSpec(40))).run(runs)
+    [last] = [turn for turn in result.turns if turn.session_id == "returning" and turn.index == 1]
+    assert last.cached_tokens == 320 - 10 * 16
+
+
 def test_a_refused_client_comes_back_and_its_wait_counts_from_the_first_time() -> None:
     class Refusing:
         def __init__(self) -> None:
