@@ -137,8 +137,8 @@ def _children(
             family_id = f"{population.label}.sub"
             prefix = Text((asked.shared_tokens, family_id))
         calls = _calls(replace(population, turns=asked.turns), own, prefix, rng)
-        label = f"{population.label}/sub"
-        children.append(AgentRun(own, family_id, 0.0, tuple(calls), label, parent_id=name))
+        child = AgentRun(own, family_id, 0.0, tuple(calls), f"{population.label}/sub", first_kind=TurnKind.SINGLE)
+        children.append(replace(child, parent_id=name, names_parent=asked.shared_tokens is None))
     return tuple(children)
 
 

@@ -250,7 +250,7 @@ class Simulation:
             blocks=call.text.chain(BLOCK_CHARS / world.chars_per_token)[: chars // BLOCK_CHARS],
             chars=chars,
             kind=TurnKind.SIDE if index < 0 else first_kind,
-            parent_id=run.parent_id,
+            parent_id=run.parent_id if run.names_parent else None,
             remaining_turns=len(run.calls) - index - 1 if world.declares_turns and index >= 0 else None,
             deadline_at=None if run.deadline_s is None else self._now + run.deadline_s,
             max_wait_s=world.max_wait_s,

@@ -85,6 +85,8 @@ class AgentRun:
     side: tuple[ModelCall, ...] = ()
     """Requests for titles and the like, sent together with the first call."""
     parent_id: str | None = None
+    names_parent: bool = True
+    """Whether a gateway learns the parent: from a header, or since the prompt continues the parent's."""
     deadline_s: float | None = None
     """Time after which it does not want a call to begin any more. None: it says none."""
 

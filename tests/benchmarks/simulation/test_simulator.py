@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from benchmarks.simulation.fleets import AgentFleet, Population, SubAgents, fixed
 from benchmarks.simulation.simulator import CachedTokens, Decider, Simulation, SimulationResult, World
 from benchmarks.simulation.workloads import BOUNDED, HEAVY, AgentRun, ModelCall, Text, mixed, plain, with_children
 from gateway.cli.demo_fleet import FleetShape
@@ -204,3 +205,15 @@ def test_classes_tenants_and_families_reach_the_scheduler() -> None:
     runs = [replace(run, tenant=run.label) for run in mixed((BOUNDED, HEAVY), 6, 1, 0.05, 0.1)]
     arrived = [fact.turn for fact in facts_of(runs) if isinstance(fact, Arrived)]
     assert {(turn.tenant, turn.family_id) for turn in arrived} == {("bounded", "bounded"), ("heavy", "heavy")}
+
+
+def test_parent_reaches_the_scheduler_where_a_gateway_can_know_it() -> None:
+    shape = Population(4, fixed(2), sub_agents=SubAgents(1, fixed(1), fixed(1)))
+    forked = AgentFleet([shape], WORLD).draw(1)
+    own = AgentFleet([replace(shape, sub_agents=SubAgents(1, fixed(1), fixed(1), 60))], WORLD).draw(1)
+    for runs, is_known in ((forked, True), (own, False)):
+        children = {child.id: run.id for run in runs for call in run.calls for child in call.children}
+        told = {t.session_id: t.parent_id for f in facts_of(runs) if isinstance(f, Arrived) for t in [f.turn]}
+        assert [told[child] for child in children] == [
+            parent if is_known else None for parent in children.values()
+        ]
