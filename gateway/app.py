@@ -170,7 +170,8 @@ class App:
         client = EngineClient(upstream, settings.probing.timeout_s)
         warm_ups = WarmUps(settings.policy.warm_up_bytes, forward, self.settings.of_clients)
         background_calls = BackgroundCalls(warm_ups, monitor, client, gate.tell)
-        gate.add_listeners(observer.record_decisions, background_calls.carry_out)
+        gate.add_listeners(observer.record_decisions)
+        gate.background = background_calls.carry_out
         kv_events = KvEventHearing(gate.tell, observer.evicted)
         tools = self._own_tools(upstream, observer)
         toolbox = tools.toolbox(identity.residency) if tools is not None else None

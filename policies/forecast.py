@@ -179,7 +179,8 @@ class Reserve:
         self._stages: dict[FamilyId, dict[Stage, int]] = {}
         self._families: dict[FamilyId, Sequence[float]] = {}
         self._touched: dict[FamilyId, Family] = {}
-        self._placed: dict[SessionId, tuple[Stage, int]] = {}
+        self._placed: dict[SessionId, tuple[int, int | None, int]] = {}
+        """The stage at which a resident counts, and its part of `tail_chars`."""
         self._sum: list[float] = []
         self.tail_chars = 0
         """Characters of the residents' prompts behind their last whole block."""
@@ -206,7 +207,7 @@ class Reserve:
         if stages is None:
             stages = self._stages[family.id] = {}
         stages[stage] = stages.get(stage, 0) + 1
-        self._placed[session.id] = stage, tail_chars
+        self._placed[session.id] = *stage, tail_chars
         self.tail_chars += tail_chars
         self._touched[family.id] = family
 
@@ -215,9 +216,9 @@ class Reserve:
         placed = self._placed.pop(session_id, None)
         if placed is None:
             return
-        stage, tail_chars = placed
+        num_begun, remaining_turns, tail_chars = placed
         self.tail_chars -= tail_chars
-        stages = self._stages[family.id]
+        stages, stage = self._stages[family.id], (num_begun, remaining_turns)
         if stages[stage] == 1:
             del stages[stage]
         else:

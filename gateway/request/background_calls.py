@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from itertools import chain
 from typing import Any
 
 import orjson
 
 from gateway.config.live_settings import RequestSettings
 from gateway.core.json_edit import splice
-from gateway.core.transport import HeaderList, Timeouts, UpstreamCut, UpstreamRefused, taken
+from gateway.core.transport import Timeouts, UpstreamCut, UpstreamRefused, taken
 from gateway.dialects.base import Dialect
 from gateway.engines.client import EngineClient
 from gateway.engines.monitor import Monitor
@@ -20,13 +21,13 @@ from gateway.engines.poller import RunningEngine
 from gateway.request.engine_errors import EngineFailed
 from gateway.request.model_call import Forward, ModelCall
 from gateway.request.upstream_request import Call
-from policies.types import Decision, Fact, Release, SessionId, WarmedUp, WarmUp, value
+from policies.types import Fact, Release, SessionId, WarmedUp, WarmUp, value
 
 MAX_ANSWER_BYTES = 2**20
 WITHIN_S = 60.0
 OWN_BYTES = 1024
 """Approximate memory of a kept call beside its body and its headers."""
-HEADER_BYTES = 200
+HEADER_BYTES = 120
 """Approximate memory of a header beside its text."""
 _DROPPED = ("stream_options", "min_tokens")
 
@@ -36,13 +37,14 @@ class _Kept:
     engine: RunningEngine
     dialect: Dialect
     url: str
-    headers: HeaderList
+    headers: tuple[str, ...]
+    """Names and values in turn: the garbage collector passes over a tuple of texts, and looks at each pair."""
     body: bytes
 
     @property
     def num_bytes(self) -> int:
-        headers = sum(HEADER_BYTES + len(name) + len(value) for name, value in self.headers)
-        return OWN_BYTES + len(self.url) + headers + len(self.body)
+        headers_bytes = HEADER_BYTES * len(self.headers) // 2 + sum(map(len, self.headers))
+        return OWN_BYTES + len(self.url) + headers_bytes + len(self.body)
 
 
 class WarmUps:
@@ -60,7 +62,8 @@ class WarmUps:
             return
         if (old := self._kept.pop(session_id, None)) is not None:
             self._num_bytes -= old.num_bytes
-        new = self._kept[session_id] = _Kept(call.engine, dialect, sent.url, sent.headers, sent.body)
+        headers = tuple(chain.from_iterable(sent.headers))
+        new = self._kept[session_id] = _Kept(call.engine, dialect, sent.url, headers, sent.body)
         self._num_bytes += new.num_bytes
         while self._num_bytes > self._max_bytes:
             self._num_bytes -= self._kept.popitem(last=False)[1].num_bytes
@@ -83,7 +86,8 @@ class WarmUps:
 
 async def _computed(forward: Forward, kept: _Kept, timeouts: Timeouts) -> bool:
     """Return whether the engine answered. Raises EngineFailed, UpstreamCut."""
-    call = Call("POST", kept.url, kept.headers, _for_one_token(kept))
+    headers = list(zip(kept.headers[::2], kept.headers[1::2], strict=True))
+    call = Call("POST", kept.url, headers, _for_one_token(kept))
     reply = await forward.send(kept.engine, call, timeouts)
     await taken(reply, MAX_ANSWER_BYTES)
     return reply.status == 200
@@ -110,13 +114,12 @@ class BackgroundCalls:
         self._warm_ups, self._monitor, self._asking, self._tell = warm_ups, monitor, asking, tell
         self._under_way: set[asyncio.Task[None]] = set()
 
-    def carry_out(self, _fact: Fact, decisions: Iterable[Decision], _now: float, _took_s: float) -> None:
-        """A `gate.Listener`: carries out the decisions that are about no turn."""
-        for decision in decisions:
-            if isinstance(decision, WarmUp):
-                self._run(self._warm_up(decision))
-            elif isinstance(decision, Release) and len(self._under_way) < MOST:
-                self._release(decision)
+    def carry_out(self, decision: WarmUp | Release) -> None:
+        """Carry out a decision that is about no turn."""
+        if isinstance(decision, WarmUp):
+            self._run(self._warm_up(decision))
+        elif len(self._under_way) < MOST:
+            self._release(decision)
 
     def _release(self, decision: Release) -> None:
         engine = self._monitor.target(decision.replica_id).engine

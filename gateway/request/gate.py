@@ -149,8 +149,6 @@ Listener: TypeAlias = Callable[[Fact, list[Decision], float, float], None]
 """Gets every fact with its decisions, its time, and the seconds that deciding took."""
 
 
-_ABOUT_NO_TURN = (WarmUp, Release)
-"""Decisions that a listener carries out."""
 KEPT_AGE_S = 600.0
 """A client that gave up and asks again within this time keeps the arrival of its first request."""
 MOST_KEPT = 10_000
@@ -244,6 +242,8 @@ class Gate:
         self._scheduler = scheduler
         self._clock = clock
         self._listeners: list[Listener] = []
+        self.background: Callable[[WarmUp | Release], None] | None = None
+        """Carries out the decisions that are about no turn. None: they are left out."""
         self._tickets: dict[TurnId, Ticket] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._wake_at: float | None = None
@@ -315,7 +315,9 @@ class Gate:
         self._wake_at = None
 
     def _carry_out(self, decision: Decision) -> None:
-        if isinstance(decision, _ABOUT_NO_TURN):
+        if isinstance(decision, WarmUp | Release):
+            if self.background is not None:
+                self.background(decision)
             return
         ticket = self._tickets.get(decision.turn_id)
         if ticket is None or ticket.decided is not None:

@@ -127,12 +127,14 @@ class ModelCall:
         exchange, engine = self._exchange, self._target.engine
         if exchange.timings.engine_asked_at is None:
             exchange.timings.engine_asked_at = self._forward.clock()
+        else:
+            exchange.reply = Reply()
         if exchange.trace is not None:
             headers = exchange.trace.begin_call(
                 exchange, engine.adapter.kind, engine.address.base_url, call.headers
             )
             call = replace(call, headers=headers)
-        exchange.reply, self.sent = Reply(), call
+        self.sent = call
         reply = await self._forward.send(engine, call, exchange.settings.timeouts)
         if self._answer is not None:
             self._answer.close()

@@ -11,7 +11,7 @@ from collections import OrderedDict, deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 from gateway.exchange import Exchange, Recognition
 from policies.types import SessionId, SessionState, TurnKind
@@ -36,8 +36,9 @@ class Span(NamedTuple):
     is_answered: bool
 
 
-_Phases: TypeAlias = tuple[int, str, float, float | None, float | None, float | None, tuple[float, ...], bool]
-"""The values of a Span behind its session."""
+Of = TypeVar("Of")
+_Phases: TypeAlias = tuple[Of, int, str, float, float | None, float | None, float | None, tuple[float, ...], bool]
+"""The values of a Span, of the session in any form."""
 
 
 class Timeline:
@@ -48,16 +49,16 @@ class Timeline:
     """
 
     def __init__(self, max_turns: int = MAX_TURNS) -> None:
-        self._ended: deque[tuple[SessionEntry, _Phases]] = deque(maxlen=max_turns)
+        self._ended: deque[_Phases[SessionEntry]] = deque(maxlen=max_turns)
 
     def ended(self, entry: SessionEntry, exchange: Exchange, is_answered: bool, now: float) -> None:
         """Keep the span of a turn that is over."""
-        self._ended.append((entry, _phases(exchange, now, is_answered)))
+        self._ended.append(_phases(entry, exchange, now, is_answered))
 
     def of(self, session_ids: Collection[str], since: float) -> Iterator[Span]:
         """Return the turns of these sessions that have ended since then, newest first."""
-        for entry, phases in reversed(self._ended):
-            span = Span(entry.id, *phases)
+        for turn in reversed(self._ended):
+            entry, span = turn[0], Span(turn[0].id, *turn[1:])
             if span.ended_at is not None and span.ended_at < since:
                 return
             if entry.id in session_ids:
@@ -67,13 +68,14 @@ class Timeline:
 def running_span(exchange: Exchange) -> Span:
     """Return the span of a turn that is in the gateway now."""
     assert exchange.recognition is not None
-    return Span(exchange.recognition.session_id, *_phases(exchange, None, is_answered=False))
+    return Span(*_phases(exchange.recognition.session_id, exchange, None, is_answered=False))
 
 
-def _phases(exchange: Exchange, ended_at: float | None, is_answered: bool) -> _Phases:
+def _phases(of: Of, exchange: Exchange, ended_at: float | None, is_answered: bool) -> _Phases[Of]:
     recognition, times, dispatch = exchange.recognition, exchange.timings, exchange.dispatch
     assert recognition is not None
     return (
+        of,
         recognition.turn_index,
         dispatch.replica_id if dispatch is not None else "",
         times.received_at,
@@ -186,7 +188,7 @@ class SessionTable:
 
     def close_request(self, exchange: Exchange, is_answered: bool, now: float) -> None:
         """Record the end of a request; harmless for one that was never recognised."""
-        recognition = exchange.recognition
+        recognition, dispatch = exchange.recognition, exchange.dispatch
         entry = self._entries.get(recognition.session_id) if recognition is not None else None
         if entry is None or exchange not in entry.open:
             return
@@ -194,10 +196,11 @@ class SessionTable:
         if not entry.open:
             del self._busy[entry.id]
         self.timeline.ended(entry, exchange, is_answered, now)
-        if exchange.dispatch is not None:
-            entry.replica = exchange.dispatch.replica_id
-        if exchange.reply.usage.prompt_tokens is not None and entry.recognition is recognition:
-            entry.prompt_tokens = exchange.reply.usage.prompt_tokens
+        if dispatch is not None:
+            entry.replica = dispatch.replica_id
+        prompt_tokens = exchange.reply.usage.prompt_tokens
+        if prompt_tokens is not None and entry.recognition is recognition:
+            entry.prompt_tokens = prompt_tokens
         entry.last_at = now
         self._entries.move_to_end(entry.id)
 

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.engines import sglang
 from gateway.request.background_calls import OWN_BYTES
-from policies.types import Release, Tick, WarmUp
+from policies.types import Release, WarmUp
 from tests.path.conftest import Gateway, Start
 from tests.path.fake_engine import FakeEngine, cuts_after
 
@@ -77,7 +77,7 @@ async def test_a_warm_up_that_the_engine_breaks_off_is_told_to_have_failed(
 async def test_the_scheduler_is_told_how_each_warm_up_ended(start: Start, engine: FakeEngine) -> None:
     gateway = await start(engine)
     session_id = await answered(gateway, "/v1/chat/completions")
-    gateway.app.parts.background_calls.carry_out(Tick(), [WarmUp(session_id, "e1", 2_000)], 0.0, 0.0)
+    gateway.app.parts.background_calls.carry_out(WarmUp(session_id, "e1", 2_000))
     await engine.has_seen(2)
     await gateway.is_empty()
 
@@ -90,6 +90,6 @@ async def test_an_engine_that_holds_sessions_is_told_which_it_need_not_keep(
     [running] = gateway.app.parts.monitor.engines
     assert sglang.SGLang().closing("s", running.abilities) is None, "it was not seen to hold any"
     running.abilities.refused_fields.discard("session_id")
-    gateway.app.parts.background_calls.carry_out(Tick(), [Release("s", "e1")], 0.0, 0.0)
+    gateway.app.parts.background_calls.carry_out(Release("s", "e1"))
     call = await engine.has_seen(1)
     assert (call.path, call.body) == ("/close_session", {"session_id": "s"})

@@ -10,22 +10,27 @@ from gateway.core.transport import HeaderList, sendable
 
 RawHeaders = list[tuple[bytes, bytes]]
 _FIRST = itemgetter(0)
-_MOST_NAME_BYTES = 64
+_KNOWN_NAMES: dict[bytes, str] = {}
+_MOST_NAMES, _MOST_NAME_BYTES = 1024, 64
 """Longer names are not remembered: a client could send a new one with each request."""
 
 
-@lru_cache(maxsize=1024)
-def _known_name(raw: bytes) -> str:
-    return raw.decode("ascii")
-
-
 def _name(raw: bytes) -> str:
-    return _known_name(raw) if len(raw) <= _MOST_NAME_BYTES else raw.decode("ascii")
+    name = raw.decode("ascii")
+    if len(raw) <= _MOST_NAME_BYTES:
+        if len(_KNOWN_NAMES) >= _MOST_NAMES:
+            _KNOWN_NAMES.clear()
+        _KNOWN_NAMES[raw] = name
+    return name
 
 
 def decoded(raw: RawHeaders) -> list[tuple[str, str]]:
     """Decode headers. Bytes that are no UTF-8 become surrogates."""
-    return [(_name(name), value.decode("utf-8", "surrogateescape")) for name, value in raw]
+    known = _KNOWN_NAMES
+    try:
+        return [(known.get(name) or _name(name), value.decode()) for name, value in raw]
+    except UnicodeDecodeError:
+        return [(known.get(name) or _name(name), value.decode(errors="surrogateescape")) for name, value in raw]
 
 
 def size_bytes(target: bytes, raw: RawHeaders) -> int:
