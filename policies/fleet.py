@@ -200,12 +200,13 @@ class Fleet:
         self.families.move_to_end(turn.family_id)
         return family
 
-    def session(self, turn: Turn) -> Session:
+    def session(self, turn: Turn, family: Family) -> Session:
+        """Return the session of a turn, which may be new in this family."""
         session = self.sessions.get(turn.session_id)
         if session is None:
             session = Session(turn.session_id, turn.family_id, turn.tenant, turn.parent_id)
             self.sessions[turn.session_id] = session
-            self.family(turn).num_sessions += 1
+            family.num_sessions += 1
             if (pool := self.pools.get(turn.cached_at or "")) is not None:
                 pool.ledger.hold(session.id, turn.blocks)
                 pool.ledger.release(session.id)

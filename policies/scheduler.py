@@ -166,7 +166,8 @@ class Scheduler:
 
     def _begin(self, turn: Turn, now: float) -> Session:
         """Record an arriving turn in its session and its family."""
-        session, family = self._fleet.session(turn), self._fleet.family(turn)
+        family = self._fleet.family(turn)
+        session = self._fleet.session(turn, family)
         if turn.kind is TurnKind.SIDE:
             return session
         is_shared = self._is_shared(now)

@@ -41,9 +41,12 @@ def obj(body: Mapping[str, Any], key: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+_OBJECTS = frozenset((dict,))
+
+
 def has_only_objects(values: list[Any]) -> bool:
     """Whether a list holds objects only. The check runs in C."""
-    return {dict}.issuperset(map(type, values))
+    return _OBJECTS.issuperset(map(type, values))
 
 
 # ---- text that is kept or logged

@@ -31,6 +31,7 @@ PRIORITY_HEADER = "X-Vllm-Priority"
 RANK_HEADER = "X-data-parallel-rank"
 SESSION_HEADER = "X-Session-ID"
 _SESSION_NAME = SESSION_HEADER.lower()
+_PRIORITY_NAME, _RANK_NAME = PRIORITY_HEADER.lower(), RANK_HEADER.lower()
 
 # The header is read since vLLM pull request 51089; 0.32 is the oldest release that was seen to order by it. It
 # overrides the body and also reaches /v1/messages, whose body has no `priority`.
@@ -62,7 +63,7 @@ class Vllm(EngineAdapter):
     salt_paths = frozenset((CHAT, COMPLETIONS, RESPONSES))
     names_responses = True
     claim_keys = frozenset(("priority",))
-    claim_headers = frozenset((PRIORITY_HEADER.lower(), RANK_HEADER.lower()))
+    claim_headers = frozenset((_PRIORITY_NAME, _RANK_NAME))
 
     def abilities(self) -> Abilities:
         return Abilities(lower_goes_first=True)
@@ -90,7 +91,7 @@ class Vllm(EngineAdapter):
         if hints.session_id and not (_SESSION_NAME in request.headers or "session_id" in request.body):
             headers.append((SESSION_HEADER, hints.session_id))
             names.append("session")
-        has_own = honoured.keys or PRIORITY_HEADER.lower() in honoured.headers
+        has_own = honoured.keys or _PRIORITY_NAME in honoured.headers
         if hints.urgency and not has_own and _takes_priority(abilities):
             if is_at_least(abilities.version, _PRIORITY_HEADER_SINCE):
                 headers.append((PRIORITY_HEADER, str(-hints.urgency)))
@@ -100,7 +101,7 @@ class Vllm(EngineAdapter):
                 names.append("priority")
         if request.response_id and "request_id" not in abilities.refused_fields:
             put["request_id"] = request.response_id
-        pin = RANK_HEADER if pool and path in _RANK_PATHS and RANK_HEADER.lower() not in honoured.headers else ""
+        pin = RANK_HEADER if pool and path in _RANK_PATHS and _RANK_NAME not in honoured.headers else ""
         if pin:
             headers.append((pin, pool))
         return Outgoing(tuple(headers), put, dropped.keys.difference(put), tuple(names), dropped.headers, pin=pin)

@@ -40,11 +40,14 @@ class _Kept:
     headers: tuple[str, ...]
     """Names and values in turn: the garbage collector passes over a tuple of texts, and looks at each pair."""
     body: bytes
+    num_bytes: int
 
-    @property
-    def num_bytes(self) -> int:
-        headers_bytes = HEADER_BYTES * len(self.headers) // 2 + sum(map(len, self.headers))
-        return OWN_BYTES + len(self.url) + headers_bytes + len(self.body)
+    @staticmethod
+    def of(engine: RunningEngine, dialect: Dialect, sent: Call, body: bytes) -> _Kept:
+        headers = tuple(chain.from_iterable(sent.headers))
+        headers_bytes = HEADER_BYTES * len(sent.headers) + sum(map(len, headers))
+        num_bytes = OWN_BYTES + len(sent.url) + headers_bytes + len(body)
+        return _Kept(engine, dialect, sent.url, headers, body, num_bytes)
 
 
 class WarmUps:
@@ -62,8 +65,7 @@ class WarmUps:
             return
         if (old := self._kept.pop(session_id, None)) is not None:
             self._num_bytes -= old.num_bytes
-        headers = tuple(chain.from_iterable(sent.headers))
-        new = self._kept[session_id] = _Kept(call.engine, dialect, sent.url, headers, sent.body)
+        new = self._kept[session_id] = _Kept.of(call.engine, dialect, sent, sent.body)
         self._num_bytes += new.num_bytes
         while self._num_bytes > self._max_bytes:
             self._num_bytes -= self._kept.popitem(last=False)[1].num_bytes

@@ -149,6 +149,7 @@ Listener: TypeAlias = Callable[[Fact, list[Decision], float, float], None]
 """Gets every fact with its decisions, its time, and the seconds that deciding took."""
 
 
+_ABOUT_NO_TURN = (WarmUp, Release)
 KEPT_AGE_S = 600.0
 """A client that gave up and asks again within this time keeps the arrival of its first request."""
 MOST_KEPT = 10_000
@@ -315,7 +316,7 @@ class Gate:
         self._wake_at = None
 
     def _carry_out(self, decision: Decision) -> None:
-        if isinstance(decision, WarmUp | Release):
+        if isinstance(decision, _ABOUT_NO_TURN):
             if self.background is not None:
                 self.background(decision)
             return

@@ -81,8 +81,9 @@ class Families:
 
     def find(
         self, key: bytes, tools: tuple[bytes, ...], system: bytes, messages: Sequence[bytes], group: bytes | None
-    ) -> FamilyRecord:
-        """Return the family of a first turn; a new one if there is none. `group`: its `prompt_cache_key`.
+    ) -> tuple[FamilyRecord, Head]:
+        """Return the family of a first turn, a new one if there is none, and its head. `group`: its
+        `prompt_cache_key`.
 
         A request without tools under the system text of a family that offers them is of that family.
         """
@@ -104,7 +105,7 @@ class Families:
                 self._by_mark.setdefault(mark, family)
             self._forget()
         self._by_id.move_to_end(family.id)
-        return family
+        return family, head
 
     def _join(self, group: int, family: FamilyRecord | None, id_: FamilyId) -> FamilyRecord | None:
         if family is None:

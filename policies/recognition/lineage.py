@@ -198,7 +198,7 @@ class Lineage:
 
     def _begin(self, match: Match, prompt: Prompt, now: float) -> Sighting:
         call = prompt.call
-        family = self._families.find(call.key, call.tools, call.system, call.messages, call.group)
+        family, head = self._families.find(call.key, call.tools, call.system, call.messages, call.group)
         if call.expects_tools and not call.tools:
             _mark_side(family, call)
         parent = match.conversation if match.rule is Rule.FORK else None
@@ -215,7 +215,7 @@ class Lineage:
             num_turns=1,
         )
         conversation.id = self._new_id(conversation, prompt)
-        blocks = self._blocks(call, _known_blocks(parent, prompt))
+        blocks = self._blocks(call, _known_blocks(parent, prompt) or head.blocks(call.tools_first))
         self._conversations.add(conversation, now)
         self._conversations.advance(conversation, prompt.chain, now)
         if _has_clues(conversation) and not prompt.has_history():
@@ -227,7 +227,7 @@ class Lineage:
         assert conversation is not None
         call = prompt.call
         if call.name is not None:
-            _mark_side(self._families.find(call.key, call.tools, call.system, call.messages, None), call)
+            _mark_side(self._families.find(call.key, call.tools, call.system, call.messages, None)[0], call)
         blocks = self._blocks(call)
         return Sighting(
             session_id=conversation.id,

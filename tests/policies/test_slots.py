@@ -30,8 +30,7 @@ class Engine:
     ) -> None:
         """Run a turn. `believed`: the tokens that its cache should miss, and those of them that were evicted."""
         made = turn(name)
-        self.fleet.family(made)
-        self.fleet.session(made).num_running += 1
+        self.fleet.session(made, self.fleet.family(made)).num_running += 1
         self.slots.occupy(made, self.pool, *believed, self.now)
         prefill_s, decode_s = BASE_S + TOKEN_S * computed, OUTPUT_TOKEN_S * output
         self.now += prefill_s + (0.0 if is_streamed else decode_s)

@@ -50,7 +50,7 @@ def test_a_family_is_found_by_few_of_its_blocks_however_long_its_system_text(num
         """The family of tools that share this much of the first ones', and are this long."""
         kept = int(shared * len(tool))
         other = (tool[:kept] + b"another end " * len(tool))[: int(length * len(tool))]
-        return families.find(KEY, (other,), b"system", [], None)
+        return families.find(KEY, (other,), b"system", [], None)[0]
 
     first = found(1.0)
     assert 0 < len(first.marks) <= 2**8 + 1
