@@ -177,6 +177,11 @@ class Fleet:
         """Return the healthy replicas that serve the turn's model and have not failed it."""
         return [pool for pool in self.pools.values() if pool.may_serve(turn)]
 
+    def tokens_per_char(self, turn: Turn) -> float:
+        """Return the ratio of the turn's model."""
+        pools = self.pools.values()
+        return next((pool.ratio.value for pool in pools if pool.may_serve(turn)), TokenRatio.PRIOR)
+
     def blocks_of(self, tenant: str, pool: Pool) -> float:
         """Return the blocks of a pool that a tenant holds, over its weight."""
         part = pool.parts.get(tenant)

@@ -125,8 +125,10 @@ def append_tokens(family: Family) -> float:
 
 
 def private_tokens(family: Family) -> float:
-    """Tokens of a first prompt that are not the family's."""
-    return MOST_TOKENS if family.private_tokens is None else family.private_tokens
+    """Tokens of a first prompt that are not the family's; all of the only one that has arrived."""
+    if family.private_chars is not None:
+        return family.private_chars * family.tokens_per_char
+    return min(MOST_TOKENS, family.first_chars * family.tokens_per_char or MOST_TOKENS)
 
 
 def output_tokens(family: Family) -> float:

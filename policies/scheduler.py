@@ -186,6 +186,10 @@ class Scheduler:
                 if home is not None:
                     home.pace.saw_cycle(session.decode_s, now - session.idle_since, session.others_tokens)
             learning.saw_continuation(family, session)
+        else:
+            parent = self._fleet.sessions.get(session.parent_id or "")
+            learning.saw_first_prompt(family, turn, parent)
+            family.tokens_per_char = self._fleet.tokens_per_char(turn)
         session.num_begun += 1
         learning.saw_bound(family, turn.max_output_tokens)
         self._relearn(family)
@@ -337,10 +341,7 @@ class Scheduler:
             rank, expected_blocks = 0.0, pool.ledger.expected_blocks(turn.blocks)
         else:
             rank = self._policy.rank(turn, session, family)
-            has_company = pool.ledger.num_residents > 0
-            new_blocks, expected_blocks = self._fleet.hold(session, turn, pool)
-            if session.num_begun == 1 and has_company:
-                learning.saw_first_prompt(family, pool.last_tokens(turn, new_blocks))
+            _, expected_blocks = self._fleet.hold(session, turn, pool)
         pool.queue.put(turn, (is_side, rank, turn.arrived_at), now)
         evicted_tokens = 0.0
         if expected_blocks < len(last_blocks) and not is_side:

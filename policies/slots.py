@@ -192,5 +192,6 @@ class Slots:
         prompt_tokens = fact.usage.prompt_tokens or round(pool.prompt_tokens(turn))
         if fact.usage.prompt_tokens:
             pool.ratio.saw(turn.chars, fact.usage.prompt_tokens)
+            family.tokens_per_char = pool.ratio.value
         learning.saw_answer(family, session, prompt_tokens, fact.usage.output_tokens, turn.is_retry)
         learning.saw_tools(family, session, fact.tool_names, fact.tool_s)

@@ -158,8 +158,14 @@ class Family:
     """continued[k]: sessions that began a further turn after k turns."""
     append_tokens: float | None = None
     """Mean growth of the prompt from one turn to the next. None: not seen yet."""
-    private_tokens: float | None = None
-    """Mean tokens of a first prompt that no sibling shares. None: no sibling yet."""
+    first_blocks: Blocks = ()
+    """Of the first prompt that arrived last."""
+    first_chars: int = 0
+    """Length of that prompt."""
+    private_chars: float | None = None
+    """Mean length of a first prompt behind the prefix that the one before has, too. None: no sibling yet."""
+    tokens_per_char: float = 0.25
+    """Of its model, as last known."""
     output_tokens: float | None = None
     """Mean length of an answer."""
     most_output_tokens: int | None = None

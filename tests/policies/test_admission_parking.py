@@ -11,7 +11,7 @@ from tests.policies.turns_of import done, turn
 
 
 def test_token_turns_add_up_what_a_session_holds_over_its_turns() -> None:
-    family = Family("f", private_tokens=100.0, append_tokens=10.0, output_tokens=5.0)
+    family = Family("f", private_chars=400.0, append_tokens=10.0, output_tokens=5.0)
     assert token_turns(family, 1, 0) == 105
     assert token_turns(family, 3, 2) == (100 + 20 + 5) + (100 + 30 + 5) + (100 + 40 + 5)
 

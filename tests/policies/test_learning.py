@@ -4,7 +4,18 @@ import random
 
 import pytest
 
-from policies.learning import LEAST_TOKEN_S, OUTPUT_TOKEN_S, PREFILL_TOKEN_S, Line, Pace
+from policies.forecast import MOST_TOKENS, private_tokens
+from policies.learning import (
+    LEAST_TOKEN_S,
+    OUTPUT_TOKEN_S,
+    PREFILL_TOKEN_S,
+    Line,
+    Pace,
+    TokenRatio,
+    saw_first_prompt,
+)
+from policies.types import BLOCK_CHARS, Family, Session
+from tests.policies.turns_of import TOKENS_PER_BLOCK, chain, turn
 
 BASE_S, TOKEN_S = 0.04, 0.000_2
 
@@ -114,3 +125,55 @@ def test_a_line_is_never_below_zero() -> None:
         intercept, slope = line.fit(rng.uniform(0, 1), rng.choice((0.0, 0.1)), rng.choice((0.0, 100.0)))
         assert intercept >= 0
         assert slope >= 0
+
+
+# ---- what a first prompt shows when it arrives
+
+
+def private(*prompts: tuple[tuple[str, int], ...]) -> Family:
+    family = Family("f")
+    for number, parts in enumerate(prompts):
+        saw_first_prompt(family, turn(f"t{number}", *parts), None)
+    return family
+
+
+def test_what_no_sibling_sent_is_a_first_prompts_own_when_it_arrives() -> None:
+    family = private((("shared", 8), ("a", 2)), (("shared", 8), ("b", 4)))
+    assert family.private_chars == 4 * BLOCK_CHARS
+    family.tokens_per_char = 0.25
+    assert private_tokens(family) == 4 * TOKENS_PER_BLOCK
+
+
+def test_the_only_prompt_of_a_family_bounds_the_guess_of_what_is_private() -> None:
+    assert private_tokens(Family("new")) == MOST_TOKENS
+    assert private_tokens(private((("tiny", 1),))) == TOKENS_PER_BLOCK
+    assert private_tokens(private((("huge", 500),))) == MOST_TOKENS
+
+
+def test_a_sub_agent_that_continues_its_parents_prompt_does_not_own_it() -> None:
+    family = private((("shared", 2), ("parent", 1)))
+    parent = Session("p", "f", "t", blocks=chain(("shared", 2), ("parent", 20)))
+    saw_first_prompt(family, turn("c", ("shared", 2), ("parent", 20), ("child", 3)), parent)
+    assert family.private_chars == 3 * BLOCK_CHARS
+
+
+# ---- tokens per character
+
+
+def test_the_first_answer_corrects_the_ratio_of_a_sample() -> None:
+    ratio = TokenRatio()
+    assert ratio.value == TokenRatio.PRIOR
+    ratio.suppose(0.3)
+    assert ratio.value == 0.3
+    ratio.saw(10_000, 2_000)
+    ratio.suppose(0.3)
+    assert ratio.value == 0.2
+
+
+def test_long_prompts_count_for_the_ratio_by_their_length() -> None:
+    ratio = TokenRatio()
+    ratio.saw(40, 40)  # of a chat's first line the template is most
+    ratio.saw(40_000, 8_000)
+    assert ratio.value == pytest.approx(0.2, rel=0.01)
+    ratio.saw(0, 20)
+    assert ratio.value == pytest.approx(0.2, rel=0.01)

@@ -67,7 +67,7 @@ def test_what_waits_for_a_parent_that_was_named_holds_up_its_own_tenant_only() -
         fleet.arrive(of("third", turn("runs", ("runs", 50), remaining=0)))
         fleet.arrive(of("one", turn("parent", ("p", 10), remaining=0)))
         fleet.arrive(of("one", turn("child", ("child", 70), at=1.0, remaining=0), parent_id="parent"))
-        assert ids(fleet.arrive(of(tenant, turn("small", ("small", 20), at=2.0, remaining=0)))) == goes
+        assert ids(fleet.arrive(of(tenant, turn("small", ("small", 5), at=2.0, remaining=0)))) == goes
 
 
 def test_lengths_that_are_declared_are_not_believed_while_other_tenants_are_about() -> None:
