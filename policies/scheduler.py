@@ -23,6 +23,7 @@ from policies.ledger import shared_length
 from policies.policy import Policy
 from policies.slots import Slots
 from policies.types import (
+    SIDE,
     Arrived,
     CacheLost,
     Decision,
@@ -133,7 +134,7 @@ class Scheduler:
         """Take a turn in. Return whether a turn at the gate may go that could not before: this one, or others
         where its prompt is shorter than the session's last."""
         self._fleet.tenants.arrived(turn, now)
-        if turn.kind is TurnKind.SIDE:
+        if turn.kind is SIDE:
             turn = self._gated_side(turn, now)
         session = self._begin(turn, now)
         shrinks = len(turn.blocks) < len(session.blocks)
@@ -168,7 +169,7 @@ class Scheduler:
         """Record an arriving turn in its session and its family."""
         family = self._fleet.family(turn)
         session = self._fleet.session(turn, family)
-        if turn.kind is TurnKind.SIDE:
+        if turn.kind is SIDE:
             return session
         is_shared = self._is_shared(now)
         if is_shared and session.num_begun and not continues_prompt(session, turn):
@@ -198,7 +199,7 @@ class Scheduler:
     def _route(self, turn: Turn, session: Session, now: float, decisions: list[Decision]) -> None:
         """Send a turn on its way: 1. its session is resident; 2. no replica can serve it; 3. it needs no
         residency; 4. it waits at the gate."""
-        needs_residency = self._policy.gates_residency and turn.kind is not TurnKind.SIDE
+        needs_residency = self._policy.gates_residency and turn.kind is not SIDE
         home = self._fleet.home(session)
         if needs_residency and home is not None and home.may_serve(turn):
             self._make_ready(turn, home, Reason.RESIDENT, now)
@@ -207,7 +208,7 @@ class Scheduler:
         elif needs_residency:
             self._wait(turn, session, pools, now, decisions)
         else:
-            reason = Reason.SIDE if turn.kind is TurnKind.SIDE else Reason.FREE
+            reason = Reason.SIDE if turn.kind is SIDE else Reason.FREE
             self._make_ready(turn, self._choose(turn, pools), reason, now)
 
     def _wait(
@@ -241,7 +242,7 @@ class Scheduler:
             if turn is None:
                 return  # it was refused
             self._fleet.sessions[turn.session_id].num_waiting -= 1
-        elif fact.ending is Ending.COMPLETE and turn.kind is not TurnKind.SIDE:
+        elif fact.ending is Ending.COMPLETE and turn.kind is not SIDE:
             self._relearn(self._fleet.families[turn.family_id])
         self._rest(turn, now)
 
@@ -251,7 +252,7 @@ class Scheduler:
         if self._idle.rest(session, now):
             for oldest in self._fleet.beyond_bound():
                 self._forget(oldest)
-        if turn.kind is TurnKind.SIDE:
+        if turn.kind is SIDE:
             self._sides.discard(session.id)
         elif self._sides and turn.id in self._sides:
             self._sides.discard(turn.id)
@@ -336,7 +337,7 @@ class Scheduler:
     def _make_ready(self, turn: Turn, pool: Pool, reason: Reason, now: float) -> None:
         """Make the session resident in the pool. From here on the turn waits for a slot of it only."""
         session, family = self._fleet.sessions[turn.session_id], self._fleet.families[turn.family_id]
-        is_side, last_blocks = turn.kind is TurnKind.SIDE, session.blocks
+        is_side, last_blocks = turn.kind is SIDE, session.blocks
         if is_side:
             rank, expected_blocks = 0.0, pool.ledger.expected_blocks(turn.blocks)
         else:

@@ -12,7 +12,16 @@ from policies.capacity import MET
 from policies.fleet import Fleet, Pool
 from policies.forecast import expected_turns, output_tokens
 from policies.learning import LEAST_OUTPUT_TOKEN_S
-from policies.types import Ending, Hints, Left, Session, Turn, TurnId, TurnKind
+from policies.types import (
+    SIDE,
+    Ending,
+    Hints,
+    Left,
+    Session,
+    Turn,
+    TurnId,
+    TurnKind,
+)
 
 
 @dataclass(slots=True)
@@ -76,7 +85,7 @@ class Slots:
         session = self._fleet.sessions[turn.session_id]
         family = self._fleet.families[turn.family_id]
         remaining = expected_turns(family, session.num_begun, session.remaining_turns)
-        own = 0.0 if is_shared or turn.kind is TurnKind.SIDE else 80.0 / (1.0 + remaining)
+        own = 0.0 if is_shared or turn.kind is SIDE else 80.0 / (1.0 + remaining)
         return Hints(
             urgency=round(min(100.0, max(-100.0, own + 10 * turn.priority_class))),
             remaining_turns=None if is_shared else remaining,
@@ -118,7 +127,7 @@ class Slots:
         computed_tokens = running.missing_tokens
         if usage.prompt_tokens is not None and usage.cached_tokens is not None:
             computed_tokens = usage.prompt_tokens - usage.cached_tokens
-        if fact.ending is Ending.COMPLETE and turn.kind is not TurnKind.SIDE:
+        if fact.ending is Ending.COMPLETE and turn.kind is not SIDE:
             self._time(running, session, fact, now)
             self._judge_cache(running, session, fact, computed_tokens)
             self._learn(turn, session, pool, fact)

@@ -25,7 +25,7 @@ from gateway.request.model_call import Forward, ModelCall
 from gateway.request.stored_responses import Home, Homes
 from gateway.request.upstream_response import UpstreamResponse
 from gateway.telemetry.observer import Observer
-from policies.types import Dispatch, Ending, Refusal, ReplicaId, Turn, TurnKind
+from policies.types import SIDE, Dispatch, Ending, Refusal, ReplicaId, Turn
 
 T = TypeVar("T")
 
@@ -273,7 +273,7 @@ class TurnAnswer:
                     raise
             self._remember(dispatch)
             is_answered = answer.outcome is Outcome.ANSWERED
-            if is_answered and answering.warm_ups is not None and turn.kind is not TurnKind.SIDE:
+            if is_answered and answering.warm_ups is not None and turn.kind is not SIDE:
                 answering.warm_ups.keep(turn.session_id, exchange.dialect, call)
             _leave(ticket, exchange, Ending.COMPLETE if is_answered else Ending.FAILED)
             return answer

@@ -34,7 +34,7 @@ from gateway.sessions.session_locations import Trail
 from gateway.sessions.session_table import SessionTable
 from gateway.telemetry.logs import OUR_NOTE
 from gateway.telemetry.observer import Observer
-from policies.types import ReplicaId, SessionEnded, Turn, TurnKind
+from policies.types import SIDE, ReplicaId, SessionEnded, Turn, TurnKind
 
 if TYPE_CHECKING:
     from gateway.tools.toolbox import Toolbox
@@ -217,7 +217,7 @@ class TurnHandler:
 
     def _recognise(self, exchange: Exchange, script: Script) -> Recognition:
         found = self.identity.recognise(exchange, script, self.clock())
-        if found.kind is TurnKind.SIDE and isinstance(exchange.request, InProcessRequest):
+        if found.kind is SIDE and isinstance(exchange.request, InProcessRequest):
             # Clients ask for titles beside their turns. A request of the gateway's own is a whole task.
             return replace(found, kind=TurnKind.SINGLE)
         return found
@@ -225,7 +225,7 @@ class TurnHandler:
     def _for_side_model(self, exchange: Exchange, recognition: Recognition) -> Payload:
         """Return the payload, of a side request for the side model. Raises Refused."""
         models = exchange.settings.models
-        if recognition.kind is not TurnKind.SIDE or models.side_model is None:
+        if recognition.kind is not SIDE or models.side_model is None:
             return exchange.payload
         return exchange.payload.for_model(served_as(models.side_model, models, self.monitor.engines))
 

@@ -19,7 +19,7 @@ from gateway.exchange import Exchange, Payload
 from gateway.telemetry.metrics import Metrics
 from policies.learning import TokenRatio
 from policies.recognition.prefix_breaks import Break, Breaks, Cuts, Found, Volatile
-from policies.types import TurnKind
+from policies.types import SIDE
 
 MAX_FAMILIES = 512
 
@@ -58,7 +58,7 @@ class PrefixBreaks:
         """Compare the first prompt of a session, as it will be sent, with its siblings'. None: it is no first
         prompt, or has no siblings."""
         of = exchange.recognition
-        if of is None or of.turn_index or of.is_retry or of.kind is TurnKind.SIDE:
+        if of is None or of.turn_index or of.is_retry or of.kind is SIDE:
             return None
         found = self._breaks.saw(
             of.family_id, owner_of(exchange), script.tools, script.system, script.messages, tools_first

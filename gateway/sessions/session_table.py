@@ -14,7 +14,7 @@ from itertools import chain, islice
 from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 from gateway.exchange import Exchange, Recognition
-from policies.types import SessionId, SessionState, TurnKind
+from policies.types import SIDE, SessionId, SessionState, TurnKind
 
 MAX_TURNS = 5_000
 ENDED_KEPT_S = 60.0
@@ -172,7 +172,7 @@ class SessionTable:
         entry = self._entries.get(session_id)
         if entry is None:
             entry = self._entries[session_id] = SessionEntry(recognition, exchange.caller.tenant, now, now)
-        if recognition.kind is TurnKind.SIDE:
+        if recognition.kind is SIDE:
             entry.num_side_requests += 1
         else:
             entry.recognition = recognition

@@ -14,7 +14,7 @@ from gateway.exchange import Exchange, Recognition, Trace
 from gateway.telemetry.factlog import FactLog
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.receipts import Receipts, overhead_s, queued_s, receipt, values_of
-from policies.types import Decision, Dispatch, Fact, ReplicaId, TurnKind
+from policies.types import SIDE, Decision, Dispatch, Fact, ReplicaId
 
 
 class Tracing(Protocol):
@@ -176,7 +176,7 @@ class Observer:
         metrics.turns.add(1, recognition.kind, dispatch.reason)
         metrics.wait.observe(queued_s(times) or 0.0, dispatch.reason)
         if times.first_byte_at is not None:
-            turn = "side" if recognition.kind is TurnKind.SIDE else "later" if recognition.turn_index else "first"
+            turn = "side" if recognition.kind is SIDE else "later" if recognition.turn_index else "first"
             metrics.ttft.observe(times.first_byte_at - times.received_at, turn)
         self._count_cache(exchange, recognition, dispatch)
 
@@ -187,7 +187,7 @@ class Observer:
             return
         self.metrics.cached_tokens.add(dispatch.expected_cached_tokens, replica, "expected")
         self.metrics.cached_tokens.add(usage.cached_tokens, replica, "actual")
-        if recognition.kind is not TurnKind.SIDE:
+        if recognition.kind is not SIDE:
             again = self._recomputation.of(
                 recognition.session_id, replica, usage.prompt_tokens, usage.cached_tokens
             )
