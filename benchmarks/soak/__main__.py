@@ -120,28 +120,30 @@ def _agree(seen: ClientOutcome, status: int, outcomes: Sequence[str]) -> bool:
     return outcomes[0] not in _NO_FAILURE
 
 
-async def soak(seconds: float, num_clients: int, faults: float, seed: int, ttl_s: float = TTL_S) -> SoakRun:
-    """`ttl_s`: of sessions. Raises RuntimeError when a process does not start."""
+async def soak(seconds: float, num_clients: int, faults: float, seed: int, pace: float = 1.0) -> SoakRun:
+    """`pace`: by how much clients, outages and time-outs are quicker. Raises RuntimeError when a process does not
+    start."""
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
         engines = []
         for n in range(2):
             engine = ["benchmarks.soak.engine", "--seed", str(seed + n), "--faults", str(faults)]
+            engine += ["--pace", str(pace)]
             engines.append((await stack.enter_async_context(_process(engine, folder / f"engine{n}")))[0])
         config, log = folder / "turngate.yaml", folder / "gateway.log"
-        config.write_text(yaml.safe_dump(_settings(engines, ttl_s)))
+        config.write_text(yaml.safe_dump(_settings(engines, pace)))
         address, pid = await stack.enter_async_context(
             _process(["gateway", "serve", "--config", str(config)], log)
         )
-        clients = Clients(f"http://{address}", seed)
+        clients = Clients(f"http://{address}", seed, pace)
         http = await stack.enter_async_context(aiohttp.ClientSession(clients.base_url))
-        await asyncio.sleep(SAMPLE_S)
+        await asyncio.sleep(SAMPLE_S / pace)
         run = SoakRun(clients, before := await _at_rest(http, pid, engines), before)
         traffic = asyncio.create_task(clients.run(num_clients))
         try:
             until = time.monotonic() + seconds
             while time.monotonic() < until and not traffic.done():
-                await asyncio.sleep(SAMPLE_S)
+                await asyncio.sleep(SAMPLE_S / pace)
                 run.rss_bytes.append((time.monotonic(), (await _metrics(http))["process_resident_memory_bytes"]))
             clients.is_over = True
             await traffic
@@ -157,7 +159,7 @@ async def soak(seconds: float, num_clients: int, faults: float, seed: int, ttl_s
         return run
 
 
-def _settings(engines: Sequence[str], ttl_s: float) -> dict[str, object]:
+def _settings(engines: Sequence[str], pace: float) -> dict[str, object]:
     """Time-outs short enough that silent engines are met often; memories that are full after minutes."""
     return {
         "listen": {"port": 0},
@@ -165,9 +167,9 @@ def _settings(engines: Sequence[str], ttl_s: float) -> dict[str, object]:
         "models": {"aliases": {"with-tools": "m"}},
         "probing": {"hints": False},
         "policy": {"slots_per_replica": 12, "max_wait_s": 20, "max_wait_plain_s": 20, "warm_up_bytes": 2**22},
-        "stream": {"silent_queue_s": 2, "keep_alive_s": 1},
-        "timeouts": {"connect_s": 1, "first_byte_s": 5, "idle_s": 2, "shutdown_grace_s": 5},
-        "identity": {"session_ttl_s": ttl_s, "max_sessions": 500},
+        "stream": {"silent_queue_s": 2 / pace, "keep_alive_s": 1 / pace},
+        "timeouts": {"connect_s": 1, "first_byte_s": 5 / pace, "idle_s": 2 / pace, "shutdown_grace_s": 5},
+        "identity": {"session_ttl_s": TTL_S / pace, "max_sessions": 500},
         "receipts": {"keep_s": 60},
         "tools": {"use": [{"use": "benchmarks.soak.tools:build", "models": ["with-tools"]}]},
         "logging": {"format": "json"},

@@ -20,6 +20,8 @@ HANGS_S = 120.0
 """A request that takes longer is stuck: engines go silent for no more than their time-outs allow."""
 THINKS_S = (0.1, 1.2)
 SHARED = "You are one of many agents that share these instructions. " * 40
+MOST_PROMPTS = 40
+"""Of a list."""
 LEAVES, SLOW, NONSENSE = 0.08, 0.02, 0.03
 
 
@@ -49,13 +51,15 @@ class Clients:
 
     base_url: str
     seed: int
+    pace: float = 1.0
+    """By how much they think less, and how much shorter their lists of prompts are."""
     records: dict[str, RequestRecord] = field(default_factory=dict)
     statuses: Counter[int] = field(default_factory=Counter)
     paths: Counter[str] = field(default_factory=Counter)
     is_over: bool = False
 
     async def run(self, num_clients: int) -> None:
-        """Until `is_over`; a session that has begun ends first."""
+        """Until `is_over`; a turn that has begun ends first."""
         connector = aiohttp.TCPConnector(limit=0)
         timeout = aiohttp.ClientTimeout(total=None)
         async with (
@@ -77,9 +81,13 @@ class Clients:
         history = [SHARED, f"Task of {name}: {chance.random()}"]
         num_turns = chance.randint(1, 6)
         for turn in range(num_turns):
+            if self.is_over:
+                return
             if turn == num_turns - 1 and chance.random() < 0.3:
                 headers = {**headers, "X-Turngate-Final": "1"}
             body = shape(history, chance)
+            if isinstance(prompts := body.get("prompt"), list):
+                body["prompt"] = prompts[: max(2, round(MOST_PROMPTS / self.pace))]
             if chance.random() < NONSENSE:
                 body = body | chance.choice(WRONG)
             request_id = f"{name}-{turn}"
@@ -88,7 +96,7 @@ class Clients:
             self.records[request_id] = record
             self.statuses[record.status] += 1
             history += ["words " * 8, f"Go on, step {turn}"]
-            await asyncio.sleep(chance.uniform(*THINKS_S))
+            await asyncio.sleep(chance.uniform(*THINKS_S) / self.pace)
 
     async def _ask(
         self, http: aiohttp.ClientSession, path: str, body: Json, headers: dict[str, str], chance: random.Random
@@ -156,7 +164,9 @@ def _completions(history: list[str], chance: random.Random) -> Json:
 
 
 def _list(history: list[str], chance: random.Random) -> Json:
-    return _completions(history, chance) | {"prompt": [f"{history[0]} {n}" for n in range(chance.randint(2, 40))]}
+    return _completions(history, chance) | {
+        "prompt": [f"{history[0]} {n}" for n in range(chance.randint(2, MOST_PROMPTS))]
+    }
 
 
 SHAPES = (

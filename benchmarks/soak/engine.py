@@ -138,12 +138,14 @@ OUTAGE_S = (0.5, 4.0)
 
 
 class SoakEngine:
-    """Serves one model until it is cancelled; `faults` is the share of calls that go wrong."""
+    """Serves one model until it is cancelled; `faults` is the share of calls that go wrong. `pace`: by how much
+    outages come sooner and end sooner."""
 
-    def __init__(self, seed: int, faults: float, model: str = "m") -> None:
+    def __init__(self, seed: int, faults: float, model: str = "m", pace: float = 1.0) -> None:
         self._chance = random.Random(seed)
         self._faults = faults
         self._model = model
+        self._pace = pace
         self._lacks: set[str] = set()
         self._shown_model = model
         self._running = 0
@@ -160,13 +162,13 @@ class SoakEngine:
         self._port = runner.addresses[0][1]
         print(f"--engine vllm://127.0.0.1:{self._port}", flush=True)
         while True:
-            await asyncio.sleep(self._chance.uniform(5, 25))
+            await asyncio.sleep(self._chance.uniform(5, 25) / self._pace)
             if self._faults:
                 site = await self._outage(runner, site)
 
     async def _outage(self, runner: web.ServerRunner, site: web.TCPSite) -> web.TCPSite:
         """For a while it is away (and comes back with nothing cached), has no metrics, or serves another model."""
-        for_s = self._chance.uniform(*OUTAGE_S)
+        for_s = self._chance.uniform(*OUTAGE_S) / self._pace
         match self._chance.choice(("away", "metrics", "swapped")):
             case "away":
                 await site.stop()
@@ -372,8 +374,9 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     arguments.add_argument("--seed", type=int, default=1)
     arguments.add_argument("--faults", type=float, default=0.2, help="share of calls that fail (%(default)s)")
+    arguments.add_argument("--pace", type=float, default=1.0, help="of outages (%(default)s)")
     given = arguments.parse_args()
-    asyncio.run(SoakEngine(given.seed, given.faults).serve())
+    asyncio.run(SoakEngine(given.seed, given.faults, pace=given.pace).serve())
 
 
 if __name__ == "__main__":

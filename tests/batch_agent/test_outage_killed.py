@@ -56,7 +56,8 @@ class Stage:
         return asyncio.create_task(BatchAgent.run(**given | keywords))
 
     def outage(self) -> Outage:
-        return Outage(tell=self.reports.append)
+        """Whose pauses are shorter."""
+        return Outage(tell=self.reports.append, sleep=lambda seconds: asyncio.sleep(seconds / 20))
 
     async def until_reports(self, num: int) -> None:
         async with asyncio.timeout(DEADLINE_S):

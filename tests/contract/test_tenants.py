@@ -53,7 +53,7 @@ def turns_of_the_quiet(number: int, shape: str, declared: Declared) -> int:
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("number", range(len(POLICIES)), ids=IDS)
 @given(declared=DECLARED)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 def test_what_one_tenant_declares_takes_no_turns_from_another(number: int, shape: str, declared: Declared) -> None:
     assert turns_of_the_quiet(number, shape, declared) >= LEAST * turns_of_the_quiet(number, shape, Declared())
 

@@ -12,22 +12,13 @@ import pytest
 from tests.fuzz.growth import Made, places
 
 PLACES = places()
-MOST_TIMES = 3.0
+MOST_TIMES = 2.5
 """What twice as much may take at most, against once: twice, and room for what else the machine does."""
-SLACK_S = 0.1
-MOST_S = 2.0
-"""Of processor time. Where something was copied for each repeat, these places took 5 s to minutes."""
+SLACK_S = 0.05
+MOST_S = 1.0
+"""Of processor time. Where something was copied for each repeat, these places took a second to minutes."""
 REPEATS = 4
 """Where the law does not hold at the first look."""
-
-
-@pytest.fixture(autouse=True, scope="module")
-def frozen_heap() -> Iterator[None]:
-    """What a whole test run keeps alive is left out of the collections here: they took four fifths of the time."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
@@ -55,8 +46,8 @@ def test_twice_as_much_takes_about_twice_the_time(place: str) -> None:
     num, made = PLACES[place]
     once = twice = float("inf")
     for _ in range(REPEATS):
-        once, twice = min(once, processor_s(made, num)), min(twice, processor_s(made, 2 * num))
+        once, twice = min(once, processor_s(made, num // 2)), min(twice, processor_s(made, num))
         if twice > MOST_S or twice <= MOST_TIMES * once + SLACK_S:
             break
-    assert twice <= MOST_TIMES * once + SLACK_S, f"{num}: {once:.3f} s, {2 * num}: {twice:.3f} s"
+    assert twice <= MOST_TIMES * once + SLACK_S, f"{num // 2}: {once:.3f} s, {num}: {twice:.3f} s"
     assert twice <= MOST_S

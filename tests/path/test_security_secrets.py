@@ -66,9 +66,10 @@ def everything() -> Iterator[Everything]:
 
 
 async def test_what_is_wrong_with_a_request_is_logged_without_it(
-    start: Start, engine: FakeEngine, everything: Everything
+    start: Start, engine: FakeEngine, everything: Everything, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asyncio.get_running_loop().set_debug(True)
+    monkeypatch.setattr("asyncio.constants.DEBUG_STACK_DEPTH", 1)  # a stack holds lines of code, and takes long
     for section in ({}, {"keys": keys("a")}):
         gateway = await start(engine, **section)
         for name, raw in BROKEN.items():

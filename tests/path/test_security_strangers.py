@@ -31,6 +31,8 @@ MARK = "of-a-stranger/"
 _MARKED = re.compile(r"of-a-stranger[/|]([\w-]+)[/|](\d)[/|]", re.IGNORECASE)
 REMEMBERED = {"name_of_a_tool"}
 """The latest tools that were read are remembered, up to some bytes: see tests/sessions/test_identity.py."""
+AT_ONCE = 10_000
+"""Objects that are looked into."""
 HOLDERS = 2
 """A client's connection and an engine's may each hold their last request."""
 
@@ -166,21 +168,29 @@ async def test_nothing_that_a_stranger_chooses_is_kept_or_logged_whole(
 
 def alive() -> set[tuple[str, str]]:
     """Place and number of each long text of a stranger that something in this process holds."""
+    gc.unfreeze()  # frozen objects are not told: see tests/conftest.py
     for cache in gc.get_objects():
         if isinstance(cache, _lru_cache_wrapper) and cache.__module__.startswith(("yarl", "aiohttp")):
             cache.cache_clear()  # of the latest 128 URLs
     cache = None
     gc.collect()
-    found, holders = set(), gc.get_objects()
+    texts: dict[int, str | bytes | bytearray] = {}
+    holders = gc.get_objects()
+    gc.freeze()
     while holders:
-        for held in gc.get_referents(holders.pop()):
-            if isinstance(held, str | bytes | bytearray):
-                if len(held) > LONG / 2:
-                    text = held if isinstance(held, str) else held.decode("latin-1")
-                    found |= {(match[1], match[2]) for match in _MARKED.finditer(text)}
-            elif isinstance(held, tuple | dict) and not gc.is_tracked(held):
-                holders.append(held)
-    return found
+        held = gc.get_referents(*holders[-AT_ONCE:])
+        del holders[-AT_ONCE:]
+        kinds = set(map(type, held))
+        text_kinds = {kind for kind in kinds if issubclass(kind, str | bytes | bytearray)}
+        untracked_kinds = {kind for kind in kinds if issubclass(kind, tuple | dict)}
+        texts |= {id(one): one for one in held if type(one) in text_kinds and len(one) > LONG / 2}
+        holders += [one for one in held if type(one) in untracked_kinds and not gc.is_tracked(one)]
+    return {place for text in texts.values() for place in places_in(text)}
+
+
+def places_in(text: str | bytes | bytearray) -> Iterator[tuple[str, str]]:
+    for match in _MARKED.finditer(text if isinstance(text, str) else text.decode("latin-1")):
+        yield match[1], match[2]
 
 
 def test_a_text_that_is_held_is_found() -> None:

@@ -6,6 +6,6 @@ from benchmarks.soak.__main__ import soak
 
 
 async def test_every_request_ends_once_and_nothing_is_left_behind() -> None:
-    run = await soak(seconds=8, num_clients=12, faults=0.3, seed=11, ttl_s=3)
+    run = await soak(seconds=3, num_clients=12, faults=0.3, seed=11, pace=6)
     assert len(run.clients.records) >= 12
     assert list(run.faults(is_short=True)) == []
