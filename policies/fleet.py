@@ -179,8 +179,10 @@ class Fleet:
 
     def tokens_per_char(self, turn: Turn) -> float:
         """Return the ratio of the turn's model."""
-        pools = self.pools.values()
-        return next((pool.ratio.value for pool in pools if pool.may_serve(turn)), TokenRatio.PRIOR)
+        for pool in self.pools.values():
+            if pool.may_serve(turn):
+                return pool.ratio.value
+        return TokenRatio.PRIOR
 
     def blocks_of(self, tenant: str, pool: Pool) -> float:
         """Return the blocks of a pool that a tenant holds, over its weight."""

@@ -17,6 +17,7 @@ WIDTH_TOKENS = 128.0
 """Difference in size from which on two prefills show more of the time of a token than the guess does."""
 MEMORY = 32
 """Samples that count, about: with each further one a sample loses this part of its weight."""
+KEEP = 1 - 1 / MEMORY
 FEWEST_PREFILLS, OUTLIER = 4, 1.25
 LEAST_TOKEN_S, MOST_TOKEN_S = 1e-6, 0.1
 """Bounds of the time of a prompt token."""
@@ -41,9 +42,8 @@ class Line:
 
     def saw(self, x: float, y: float) -> None:
         """Record a sample."""
-        keep = 1 - 1 / MEMORY
-        self.num, self._x, self._y = keep * self.num + 1, keep * self._x + x, keep * self._y + y
-        self._xx, self._xy = keep * self._xx + x * x, keep * self._xy + x * y
+        self.num, self._x, self._y = KEEP * self.num + 1, KEEP * self._x + x, KEEP * self._y + y
+        self._xx, self._xy = KEEP * self._xx + x * x, KEEP * self._xy + x * y
 
     def fit(self, at_zero: float, slope: float = 0.0, width: float = 0.0) -> tuple[float, float]:
         """Return (intercept, slope), neither below 0. The guesses decide where the samples show little: `at_zero`
@@ -148,10 +148,9 @@ class Pace:
         its session had not sent before."""
         most_s = 2 * self.prefill_token_s * evicted_tokens  # else it waited for room in the engine
         extra_s = min(most_s, max(0.0, prefill_s - self.prefill_s(tokens)))
-        keep = 1 - 1 / MEMORY
-        self._num_returns = keep * self._num_returns + 1
-        self._evicted_tokens = keep * self._evicted_tokens + evicted_tokens
-        self._reload_s = keep * self._reload_s + extra_s
+        self._num_returns = KEEP * self._num_returns + 1
+        self._evicted_tokens = KEEP * self._evicted_tokens + evicted_tokens
+        self._reload_s = KEEP * self._reload_s + extra_s
 
     def saw_decode(self, decode_s: float, others_tokens: float, output_tokens: int, num_running: int) -> None:
         """Record a decoding, while the pool computed so many prompt tokens for others."""
@@ -291,8 +290,7 @@ class TokenRatio:
     def saw(self, chars: int, prompt_tokens: int) -> None:
         """Record the usage of an answer."""
         if chars > 0:
-            keep = 1 - 1 / MEMORY
-            self._tokens, self._chars = keep * self._tokens + prompt_tokens, keep * self._chars + chars
+            self._tokens, self._chars = KEEP * self._tokens + prompt_tokens, KEEP * self._chars + chars
             self.value = _bounded(self._tokens / self._chars)
 
 
