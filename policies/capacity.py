@@ -1,29 +1,64 @@
 """What an engine can take: the size of its KV pool, its slots, and the calls that a rented provider takes at once.
 
-The size is the engine's statement, corrected by the prompts that it turns out to keep.
-
-Decided once per turnover, the time in which the engine computes as many prompt tokens as the pool holds: additive
-increase and multiplicative decrease (Chiu and Jain, 1989). Eviction that an admission caused, because it was
-worth it, is expected and lowers nothing. An engine that states nothing has no bound until it evicts.
+The size is the engine's statement until sessions that return prove another one. An engine evicts first what was
+released first. So a session that is still cached shows that the pool holds its reuse distance (`reuse.py`). A
+session that lost m tokens of its own shows that the pool holds m less than that. The size is the threshold with
+the fewest errors over the last observations. Why a session was admitted plays no part. An engine that states
+nothing has no bound until it evicts.
 """
 
 from __future__ import annotations
 
-LOWERED, RAISED = 0.95, 0.02
-MET = 0.8
-"""A prompt whose cached part is at least this share of the prompt before was found as expected: templates and
-whole blocks take their part of the rest."""
-LOST, KEPT = 0.02, 0.005
-"""Share of what was looked for: missed beyond the plan, it lowers the size; up to the other, it raises it."""
-PLANNED = 1.5
-"""Misses per share by which the residents overflow the pool."""
-FILLED = 0.9
-"""Of the pool by its residents, or nothing is learned of its size."""
-MAX_OVER_STATED = 1.5
-"""Times what the engine states: no engine understates by more."""
-BACK_OFF = 4
-"""Turnovers without any miss that a step beyond what the engine states needs: two, and after each step that was
-one too many so many times more."""
+import math
+from bisect import bisect_left, bisect_right
+from collections import deque
+from typing import NamedTuple
+
+MOST_SHOWN = 32
+"""Bounds from below that count, and bounds from above; older ones are forgotten."""
+NEAR = 0.5, 2.0
+"""Of the size that is believed; bounds beyond say nothing of it."""
+TOLERANCE = 0.02
+"""Part by which a bound may err: tokens that are being decoded, and text behind the last whole block, are not
+counted exactly."""
+PRIOR = 1
+"""Observations against which a statement holds."""
+MAX_OVER_STATED = 2.0
+"""Times what the engine states: what runs has to fit its own memory, whatever else keeps prompts."""
+SAFE, BEYOND = 0.95, 1.1
+"""Of the least bound from above where none from below is near it, and of the greatest from below where none from
+above is: the first errors are cheap, and show the rest."""
+FOUND = 0.2
+"""Part of its own text that a session may miss and count as found."""
+MAX_GRAIN, TEMPLATE_TOKENS = 1_024, 32
+"""Tokens of the largest block that an engine finds again as a whole, and those that a template may change at the
+end of a prompt."""
+
+
+class Shown(NamedTuple):
+    """Bounds of a pool's size, in tokens. Infinite: nothing was missed."""
+
+    least_tokens: float
+    most_tokens: float
+
+
+def shown_by(
+    distance_tokens: float, private_tokens: float, missed_tokens: float, grain_tokens: int, block_tokens: float
+) -> Shown | None:
+    """Return the bounds that the return of a session shows; None where its own text is too short to tell.
+
+    Its private tokens, which no other session touched, are evicted from their end. `grain_tokens`: what the engine
+    finds again as a whole; `block_tokens`: how exactly the private tokens are known.
+    """
+    edge_tokens = min(grain_tokens, MAX_GRAIN) + TEMPLATE_TOKENS
+    if private_tokens < 2 * edge_tokens:
+        return None
+    left_tokens = distance_tokens - min(missed_tokens, private_tokens)
+    if missed_tokens <= max(edge_tokens, FOUND * private_tokens):
+        return Shown(left_tokens, math.inf)
+    if missed_tokens >= private_tokens - edge_tokens - block_tokens:
+        return Shown(0.0, left_tokens)
+    return Shown(left_tokens, left_tokens)
 
 
 class Capacity:
@@ -33,16 +68,12 @@ class Capacity:
         self.stated_tokens: int | None = None
         """By the engine; None: it did not say."""
         self._share = 1.0
-        self._learned_tokens: float | None = None
-        """Size of the whole pool."""
+        self._least: deque[float] = deque(maxlen=MOST_SHOWN)
+        self._most: deque[float] = deque(maxlen=MOST_SHOWN)
+        """Bounds from below and from above, of the whole pool."""
+        self._whole_tokens: float | None = None
         self.tokens: float | None = None
         """Size of this gateway's share. None: no bound is known."""
-        self._num_clean, self._fewest_clean = 0, 2
-        self._begin()
-
-    def _begin(self) -> None:
-        """Begin a turnover: tokens computed, looked for, missed, and expected to be missed."""
-        self._computed_tokens = self._wanted_tokens = self._missed_tokens = self._planned_tokens = 0.0
 
     @property
     def share(self) -> float:
@@ -52,59 +83,50 @@ class Capacity:
     @share.setter
     def share(self, share: float) -> None:
         self._share = share
-        self._learned(self._learned_tokens)
+        self._believe(self._whole_tokens)
 
     def state(self, tokens: int) -> None:
         """The engine reported its size; one that differs from before is another engine."""
         if tokens != self.stated_tokens:
             self.stated_tokens = tokens
-            self._learned(None)
+            self._least.clear()
+            self._most.clear()
+            self._believe(tokens)
 
-    def _learned(self, whole_tokens: float | None) -> None:
-        """Set the size that the pool has shown; None: its engine's statement counts."""
-        self._learned_tokens = whole_tokens
-        if whole_tokens is None:
-            whole_tokens = self.stated_tokens
+    def _believe(self, whole_tokens: float | None) -> None:
+        self._whole_tokens = whole_tokens
         self.tokens = None if whole_tokens is None else self._share * whole_tokens
 
-    def saw(
-        self, computed_tokens: float, wanted_tokens: float, missed_tokens: float, resident_tokens: float
-    ) -> None:
-        """A turn computed so many tokens. Of `wanted_tokens` that should have been cached it missed some, while
-        residents of that size were meant to be kept."""
-        size_tokens = resident_tokens if self.tokens is None else self.tokens
-        if not size_tokens:
-            return  # its size is not known, and it has no residents
-        self._computed_tokens += computed_tokens
-        self._wanted_tokens += wanted_tokens
-        self._missed_tokens += missed_tokens
-        self._planned_tokens += PLANNED * wanted_tokens * max(0.0, resident_tokens / size_tokens - 1)
-        if self._computed_tokens < size_tokens or not self._wanted_tokens:
-            return
-        missed = self._missed_tokens / self._wanted_tokens
-        if missed - self._planned_tokens / self._wanted_tokens > LOST:
-            self._lower(size_tokens / self.share)
-        elif missed <= KEPT and self.tokens is not None:
-            self._raise(self.tokens / self.share, resident_tokens / self.share, is_clean=not missed)
-        self._begin()
+    def saw(self, shown: Shown) -> None:
+        """Take in what a turn has shown of this gateway's share."""
+        least_tokens = (1 - TOLERANCE) * shown.least_tokens / self._share
+        most_tokens = (1 + TOLERANCE) * shown.most_tokens / self._share
+        size_tokens = self._whole_tokens or 0.0
+        if least_tokens > NEAR[0] * size_tokens:
+            self._least.append(least_tokens)
+        if most_tokens < NEAR[1] * (size_tokens or math.inf):
+            self._most.append(most_tokens)
+        if not least_tokens <= (size_tokens or math.inf) <= most_tokens:
+            self._believe(self._fitting())
 
-    def _lower(self, size_tokens: float) -> None:
-        if self.stated_tokens is not None and size_tokens > self.stated_tokens:
-            self._learned(None)
-            self._fewest_clean *= BACK_OFF
+    def _fitting(self) -> float | None:
+        """Return the size with the fewest errors: the stated one unless another has fewer by more than PRIOR."""
+        least, most = sorted(self._least), sorted(self._most)
+        stated_tokens = math.inf if self.stated_tokens is None else float(self.stated_tokens)
+
+        def num_errors(size_tokens: float) -> int:
+            return len(least) - bisect_right(least, size_tokens) + bisect_left(most, size_tokens)
+
+        low = min((0.0, *least), key=lambda size: (num_errors(size), abs(stated_tokens - size)))
+        if num_errors(stated_tokens) <= num_errors(low) + PRIOR:
+            return None if self.stated_tokens is None else stated_tokens
+        num_below = bisect_left(most, low)
+        high = most[num_below] if num_below < len(most) else math.inf
+        if high == math.inf:
+            size = BEYOND * low / (1 - TOLERANCE)
         else:
-            self._learned(LOWERED * size_tokens)
-        self._num_clean = 0
-
-    def _raise(self, size_tokens: float, resident_tokens: float, is_clean: bool) -> None:
-        """Only where the residents fill what they have."""
-        if resident_tokens < FILLED * size_tokens:
-            return
-        self._num_clean = self._num_clean + 1 if is_clean else 0
-        if self.stated_tokens is None or size_tokens < self.stated_tokens:
-            self._learned(size_tokens * (1 + RAISED))
-        elif self._num_clean >= self._fewest_clean:
-            self._learned(min(MAX_OVER_STATED * self.stated_tokens, size_tokens * (1 + RAISED)))
+            size = max(SAFE * high / (1 + TOLERANCE), min((low + high) / 2, BEYOND * low / (1 - TOLERANCE)))
+        return min(size, MAX_OVER_STATED * stated_tokens)
 
 
 # ---- slots of an engine that does not state them

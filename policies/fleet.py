@@ -12,9 +12,10 @@ from itertools import islice, takewhile
 from policies.capacity import Capacity, Concurrency
 from policies.dispatch_queue import DispatchQueue
 from policies.forecast import Forecast, Reserve, expected_turns
-from policies.learning import Pace, TokenRatio
+from policies.learning import Pace, TokenRatio, blend
 from policies.ledger import Ledger, Met
 from policies.policy import Option
+from policies.reuse import ReuseDistances
 from policies.shares import Tenants
 from policies.types import (
     BLOCK_CHARS,
@@ -59,6 +60,11 @@ class Pool:
     ratio: TokenRatio = field(default_factory=TokenRatio)
     pace: Pace = field(default_factory=Pace)
     capacity: Capacity = field(default_factory=Capacity)
+    reuse: ReuseDistances = field(default_factory=ReuseDistances)
+    grain_tokens: int = 0
+    """Divides all numbers of cached tokens so far: its engine finds blocks of so many. 0: not seen yet."""
+    kept_answers: float | None = None
+    """Share of the answers that its engine finds again in the next prompt. None: not seen yet."""
     stated_slots: int | None = None
     """By the engine or the operator. None: neither states them."""
     concurrency: Concurrency = field(default_factory=Concurrency)
@@ -74,6 +80,11 @@ class Pool:
     def resident_tokens(self) -> float:
         """Size of what its residents hold now; a shared block counts once."""
         return (self.ledger.union.resident_blocks * BLOCK_CHARS + self.reserve.tail_chars) * self.ratio.value
+
+    def saw_answer(self, found_tokens: int, family: Family) -> None:
+        """Learn whether the engine keeps answers: a prompt was found, and so many tokens behind it, or fewer."""
+        if (family.output_tokens or 0.0) >= 2 * self.grain_tokens:
+            self.kept_answers = blend(self.kept_answers, float(found_tokens > self.grain_tokens))
 
     def may_serve(self, turn: Turn) -> bool:
         """Whether it is healthy, serves the turn's model and has not failed it."""
@@ -271,6 +282,7 @@ class Fleet:
         self.release(session)
         for pool in self.pools.values():
             pool.ledger.forget(session.id)
+            pool.reuse.forget(session.id)
         del self.sessions[session.id]
         self.families[session.family_id].num_sessions -= 1
 
@@ -308,7 +320,7 @@ class Fleet:
             if session.replica_id == pool.replica.id:
                 self.release(session)
                 session.replica_id = None
-        pool.ledger, pool.concurrency = Ledger(), Concurrency()
+        pool.ledger, pool.concurrency, pool.reuse = Ledger(), Concurrency(), ReuseDistances()
 
 
 def continues_prompt(session: Session, turn: Turn) -> bool:

@@ -3,12 +3,13 @@ session when it ends."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from policies import learning
 from policies.admission_queue import AdmissionQueue
-from policies.capacity import MET
+from policies.capacity import shown_by
 from policies.fleet import Fleet, Pool
 from policies.forecast import expected_turns, output_tokens
 from policies.learning import LEAST_OUTPUT_TOKEN_S
@@ -41,10 +42,16 @@ class RunningTurn:
     """Tokens that its replica had computed for all turns when it began, then when its first byte came."""
     alone_s: float | None = None
     """Time of its prefill, if no other one ran beside it."""
+    distance_chars: int | None = None
+    """Touched since the last prompt of its session. None: there is none that this one continues."""
+    private_chars: int = 0
+    """Of that prompt, no other session has them."""
 
 
 LEAST_MS, LEAST_TOKENS = 50.0, 64.0
 """The least that a turn is charged, so that many small turns do not count as none."""
+MOSTLY = 0.5
+"""Share of the returns of a family that found their last prompt, beyond which a miss says something."""
 LIKELY, LONG_TOKENS = 0.5, 1_024.0
 """Turns still to be expected of a session, and length of its family's answers, from which on an engine may prefill
 the next prompt ahead. For short answers its extra request costs the others more time than it saves (decision
@@ -66,11 +73,24 @@ class Slots:
         pool.replica.occupy_slot(turn.id, round(missing_tokens))
         running = RunningTurn(turn, pool, missing_tokens, evicted_tokens, now, now, pace.prefilled_tokens)
         self._running[turn.id] = running
+        self._touch(running)
         if len(self._fleet.tenants.known) > 1:
             family = self._fleet.families[self._fleet.sessions[turn.session_id].family_id]
             expected_tokens = missing_tokens + output_tokens(family)
             self._queue_of(turn.model).shares.began(turn, max(LEAST_TOKENS, expected_tokens), now)
             pool.queue.shares.began(turn, pool.queue.usual_ms, now)
+
+    def _touch(self, running: RunningTurn) -> None:
+        """Let the turn hold its prompt in the pool. That of a side request is not looked for again."""
+        turn, reuse = running.turn, running.pool.reuse
+        if turn.kind is SIDE:
+            reuse.begin(turn.id, turn.id, turn.blocks, turn.chars)
+            reuse.forget(turn.id)
+            return
+        if reuse.repeats(turn.session_id, turn.blocks):
+            running.distance_chars = reuse.distance_chars(turn.session_id)
+            running.private_chars = reuse.private_chars(turn.session_id)
+        reuse.begin(turn.id, turn.session_id, turn.blocks, turn.chars)
 
     def hints(self, turn: Turn, pool: Pool, is_shared: bool) -> Hints:
         """Return the hints for the turn's engine. Its file owns polarity, range and field names.
@@ -120,16 +140,15 @@ class Slots:
             return None
         turn, pool, usage = running.turn, running.pool, fact.usage
         pool.replica.free_slot(turn.id)
+        answer_tokens = (pool.kept_answers or 0.0) * (usage.output_tokens or 0)
+        pool.reuse.end(turn.id, round(answer_tokens / pool.ratio.value))
         session = self._fleet.sessions[turn.session_id]
         session.num_running -= 1
         if len(self._fleet.tenants.known) > 1:
             self._charge(running, session, fact, now)
-        computed_tokens = running.missing_tokens
-        if usage.prompt_tokens is not None and usage.cached_tokens is not None:
-            computed_tokens = usage.prompt_tokens - usage.cached_tokens
         if fact.ending is Ending.COMPLETE and turn.kind is not SIDE:
             self._time(running, session, fact, now)
-            self._judge_cache(running, session, fact, computed_tokens)
+            self._judge_cache(running, session, fact)
             self._learn(turn, session, pool, fact)
         return turn
 
@@ -179,21 +198,36 @@ class Slots:
             tokens += output_tokens(self._fleet.families[session.family_id])
         self._queue_of(turn.model).shares.ended(turn, max(LEAST_TOKENS, tokens), now)
 
-    def _judge_cache(self, running: RunningTurn, session: Session, fact: Left, computed_tokens: float) -> None:
-        """Tell the pool's capacity whether the engine still had the session's last prompt.
+    def _judge_cache(self, running: RunningTurn, session: Session, fact: Left) -> None:
+        """Tell the pool's capacity what the cached part of the session's last prompt shows.
 
-        It counts only where the prompt should have been cached, and the one before it was. So engines that report
-        no cached tokens, always 0, or never find a prompt again change nothing.
+        A miss counts only where the session was found before, or most of its family are. So engines that report no
+        cached tokens, always 0, or never find a prompt again change nothing.
         """
         cached_tokens, pool = fact.usage.cached_tokens, running.pool
         if cached_tokens is None or not session.prompt_tokens or running.turn.is_retry:
             return
-        found_before, least_tokens = session.found_prefix, MET * session.prompt_tokens
-        session.found_prefix = cached_tokens >= least_tokens
-        is_expected = pool.prompt_tokens(running.turn) - running.missing_tokens >= least_tokens
-        wanted_tokens = session.prompt_tokens if is_expected and found_before else 0
-        missed_tokens = 0 if session.found_prefix else wanted_tokens - cached_tokens
-        pool.capacity.saw(computed_tokens, wanted_tokens, max(0, missed_tokens), pool.resident_tokens)
+        pool.grain_tokens = math.gcd(pool.grain_tokens, cached_tokens)
+        found_before, session.found_prefix = session.found_prefix, False
+        if running.distance_chars is None:
+            return
+        shown = shown_by(
+            pool.tokens(0, running.distance_chars),
+            pool.tokens(0, running.private_chars),
+            max(0, session.prompt_tokens - cached_tokens),
+            pool.grain_tokens,
+            pool.tokens(1),
+        )
+        if shown is None:
+            return
+        family = self._fleet.families[session.family_id]
+        is_credible = found_before or (family.found_share or 0.0) > MOSTLY
+        session.found_prefix = shown.most_tokens == math.inf
+        family.found_share = learning.blend(family.found_share, session.found_prefix)
+        if session.found_prefix:
+            pool.saw_answer(cached_tokens - session.prompt_tokens, family)
+        if session.found_prefix or is_credible:
+            pool.capacity.saw(shown)
 
     def _learn(self, turn: Turn, session: Session, pool: Pool, fact: Left) -> None:
         """Learn from a finished call about its session, its family and its model."""

@@ -128,7 +128,7 @@ class Session:
     tool_s: float | None = None
     """How long they take, where the gateway runs them itself. None: not known."""
     found_prefix: bool = False
-    """Whether its last prompt was cached as far as expected."""
+    """Whether the prompt before its last one was still cached."""
     priority_class: int = 0
     """Class of its last turn. A resident yields to no turn of a lower class."""
     idle_since: float = 0.0
@@ -186,6 +186,8 @@ class Family:
     """Cache of `forecast.curve`; emptied by `learning.is_news`."""
     forecasts: dict[tuple[int, int | None], Sequence[float]] = field(default_factory=dict)
     """Cache of the policy's forecast, by the stage of a session; emptied by `learning.is_news`."""
+    found_share: float | None = None
+    """Share of the returns that found the prompt before in the cache. None: not seen yet."""
     num_lessons: int = 0
     next_lesson: int = 1
     """Number of the lesson that empties the caches."""

@@ -64,6 +64,7 @@ class WarmUps:
         if pool is None:
             return
         pool.replica.free_slot(_slot(fact.session_id))
+        pool.reuse.end(_slot(fact.session_id))
         if session is None or session.num_running or session.num_waiting:
             return
         if fact.is_done:
@@ -86,6 +87,7 @@ class WarmUps:
                 self._fleet.keep(session, pool)
                 self._under_way[session.id] = pool
                 pool.replica.occupy_slot(_slot(session.id), round(missing_tokens))
+                pool.reuse.begin(_slot(session.id), session.id, session.blocks, 0)
                 begun.append((session, WarmUp(session.id, pool.replica.id, round(missing_tokens))))
         return begun
 

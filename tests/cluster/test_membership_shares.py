@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.cluster.membership import EQUAL, shares
-from policies.capacity import Capacity
+from policies.capacity import Capacity, Shown
 from policies.types import Replica
 
 
@@ -28,10 +28,11 @@ def test_a_share_scales_what_may_be_filled_and_not_what_was_learned() -> None:
     capacity.state(1000)
     capacity.share = 0.25
     assert capacity.tokens == 250
-    capacity.saw(250, 250, 250, 200)  # a turnover of the share in which all was missed
-    assert capacity.tokens == pytest.approx(0.95 * 250)
+    for _ in range(2):
+        capacity.saw(Shown(200, 200))
+    assert capacity.tokens == pytest.approx(200)
     capacity.share = 1.0
-    assert capacity.tokens == pytest.approx(950)
+    assert capacity.tokens == pytest.approx(800)
 
 
 def test_a_share_of_slots_is_never_none() -> None:
