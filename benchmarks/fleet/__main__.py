@@ -109,7 +109,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--again", nargs="+", choices=ARMS, metavar="ARM", default=[], help="arms that --resume does not keep"
     )
-    parser.add_argument("--parallel", type=int, help="cells at a time (default: what the engine bears)")
+    parser.add_argument("--parallel", type=int, help="cells at a time (default: what engine and machine bear)")
     return parser.parse_args()
 
 
@@ -123,7 +123,9 @@ async def main(options: argparse.Namespace) -> None:
             for key, cell in stored.items()
             if cell.arm not in options.again and cell.workload == workload_of(fleet, cell.seed)
         }
-        parallel = options.parallel or PARALLEL[job.engine]
+        # Several workers serve their fleet in about half of the time, with twice the requests per second.
+        usual = max(1, PARALLEL[job.engine] // (1 if fleet.world.num_replicas == 1 else 2))
+        parallel = options.parallel or usual
         note = f"Up to {parallel} cells at a time, seeds interleaved." if parallel > 1 else "One cell at a time."
         await run(job, parallel, CellStore(job.name, options.results, note, kept))
 

@@ -112,7 +112,7 @@ def _classes(arms: Mapping[str, Mapping[int, FleetFigures]], classes: Sequence[s
 
 
 def _mean_of_class_s(run: FleetFigures, label: str) -> float:
-    return run.mean_of_class_s[label]
+    return run.mean_of_class_s.get(label, 0.0)
 
 
 def _waits(arms: Mapping[str, Mapping[int, FleetFigures]]) -> Iterable[str]:
