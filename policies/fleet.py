@@ -362,10 +362,13 @@ class ReplicaView:
     residency_tokens: int
     """Union over its residents: a shared block counts once."""
     capacity_tokens: int | None
-    """As its engine states it."""
+    """Size of this gateway's share of its KV pool, as it is believed: stated, or shown by what was found again.
+    None: no bound is known."""
     ceiling_tokens: int | None
-    """Size up to which sessions are admitted, of the capacity that its engine has shown."""
+    """Size up to which sessions are admitted, as a part of that."""
     num_residents: int = 0
+    stated_tokens: int | None = None
+    """Size of the whole pool, as its engine states it."""
 
     @property
     def assumed_slots(self) -> int:
@@ -443,6 +446,7 @@ def _replica(pool: Pool, ceiling: float) -> ReplicaView:
         slots_used=len(replica.running),
         residency_tokens=round(pool.resident_tokens),
         num_residents=pool.ledger.num_residents,
-        capacity_tokens=pool.capacity.stated_tokens,
+        capacity_tokens=None if capacity_tokens is None else round(capacity_tokens),
+        stated_tokens=pool.capacity.stated_tokens,
         ceiling_tokens=None if capacity_tokens is None else round(ceiling * capacity_tokens),
     )

@@ -14,11 +14,14 @@ tokens.
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import NamedTuple
 
 from policies.ledger import shared_length
 from policies.types import BLOCK_CHARS, Blocks, SessionId, TurnId
 
-CHUNK = 256
+CHUNK_BITS = 8
+CHUNK = 1 << CHUNK_BITS
+LAST = CHUNK - 1
 """Releases that are added up one by one; older ones by chunks of so many."""
 MAX_CHUNKS = 1 << 9
 """Chunks that are kept apart; all older ones count as one."""
@@ -53,6 +56,15 @@ class _TouchedRun:
         """Number of its last release. -1: never released."""
 
 
+class Reuse(NamedTuple):
+    """Of the last prompt of a session."""
+
+    distance_chars: int
+    """What was touched since, and the prompt itself."""
+    private_chars: int
+    """The end of it that no other prompt shares or continues; 0 where all is shared."""
+
+
 class ReuseDistances:
     """Of one pool, which owns it. Each turn that begins ends once."""
 
@@ -73,30 +85,32 @@ class ReuseDistances:
     def distance_chars(self, session_id: SessionId) -> int | None:
         """Return how much was touched since the session's last prompt, and that prompt itself; each block counts
         once. None: it is not remembered here."""
-        run = self._last_run(session_id)
-        if run is None:
-            return None
-        if run.num_holders:
-            return self._held_chars
-        chunk, place = divmod(max(0, run.stamp - self._first_stamp), CHUNK)
-        return self._held_chars + sum(self._chunks[chunk][place:]) + sum(self._sums[chunk + 1 :])
-
-    def private_chars(self, session_id: SessionId) -> int:
-        """Return the length of the end of the session's last prompt that no other prompt shares or continues."""
-        run = self._last_run(session_id)
-        return 0 if run is None or run.has_children else run.chars - run.answer_chars
-
-    def repeats(self, session_id: SessionId, blocks: Blocks) -> bool:
-        """Whether a chain begins with the session's last one, but for its last block."""
         run, num_blocks = self._ends.get(session_id, (None, 0))
-        at = max(0, num_blocks - 2)
-        return run is not None and run.end > at and len(blocks) > at and blocks[at] == run.chain[at]
+        return None if run is None or not run.end else self._reuse(run, num_blocks).distance_chars
 
-    def begin(self, turn_id: TurnId, session_id: SessionId, blocks: Blocks, chars: int) -> None:
-        """Let a turn hold its prompt until it ends."""
+    def _reuse(self, run: _TouchedRun, num_blocks: int) -> Reuse:
+        """Return the reuse of a prompt of so many blocks, which ends in this run."""
+        while run.start >= num_blocks and run.parent is not None:  # another turn made it longer, and it was split
+            run = run.parent
+        private_chars = 0 if run.has_children else run.chars - run.answer_chars
+        if run.num_holders:
+            return Reuse(self._held_chars, private_chars)
+        place = max(0, run.stamp - self._first_stamp)
+        chunk = place >> CHUNK_BITS
+        newer_chars = sum(self._chunks[chunk][place & LAST :]) + sum(self._sums[chunk + 1 :])
+        return Reuse(self._held_chars + newer_chars, private_chars)
+
+    def begin(self, turn_id: TurnId, session_id: SessionId, blocks: Blocks, chars: int) -> Reuse | None:
+        """Let a turn hold its prompt until it ends. Return the reuse of the session's last prompt. None: it is not
+        remembered, or this prompt does not begin with all of it but its last block."""
         if not blocks:
-            return  # nothing of it is looked for again
-        run = self._reach(session_id, blocks)
+            return None  # nothing of it is looked for again
+        before, reuse = self._ends.get(session_id), None
+        if before is not None and (run := before[0]).end:
+            at = before[1] - 2 if before[1] > 1 else 0
+            if at < run.end and at < len(blocks) and blocks[at] == run.chain[at]:
+                reuse = self._reuse(run, before[1])
+        run = self._reach(before, blocks)
         self._ends[session_id], self._holds[turn_id] = (run, len(blocks)), run
         node: _TouchedRun | None = run
         while node is not None:
@@ -109,6 +123,7 @@ class ReuseDistances:
         before_chars, run.answer_chars = run.chars, 0
         run.chars = (run.end - run.start) * BLOCK_CHARS + max(0, chars - run.end * BLOCK_CHARS)
         self._held_chars += run.chars - before_chars
+        return reuse
 
     def end(self, turn_id: TurnId, answer_chars: int = 0) -> None:
         """Release the prompt of a turn, and its answer as far as the engine keeps it."""
@@ -130,29 +145,21 @@ class ReuseDistances:
         self._held_chars -= released_chars
         self._count(self._num_releases, released_chars)
         self._num_releases += 1
-        if not self._num_releases % CHUNK:
+        if not self._num_releases & LAST:
             self._next_chunk()
-        for _ in range(len(self._runs) - MAX_RUNS):
+        if len(self._runs) > MAX_RUNS:
             self._drop_oldest()
 
     def forget(self, session_id: SessionId) -> None:
         """Forget where the session's last prompt ends. Its text ages as before."""
         self._ends.pop(session_id, None)
 
-    def _last_run(self, session_id: SessionId) -> _TouchedRun | None:
-        """Return the run in which a session's last prompt ends; None where it is not remembered."""
-        run, num_blocks = self._ends.get(session_id, (None, 0))
-        if run is None or not run.end:
-            return None
-        while run.parent is not None and run.start >= num_blocks:  # another turn made it longer, and it was split
-            run = run.parent
-        return run
-
     # ---- the tree
 
-    def _reach(self, session_id: SessionId, blocks: Blocks) -> _TouchedRun:
-        """Return the run that ends where this chain ends, made where there is none."""
-        last, depth = self._ends.get(session_id, (None, 0))
+    def _reach(self, before: tuple[_TouchedRun, int] | None, blocks: Blocks) -> _TouchedRun:
+        """Return the run that ends where this chain ends, made where there is none. `before`: where the session's
+        last prompt ends."""
+        last, depth = before or (None, 0)
         own = last
         if last is None or last.end != depth or depth > len(blocks) or blocks[depth - 1] != last.chain[depth - 1]:
             last = own = None
@@ -204,8 +211,9 @@ class ReuseDistances:
     # ---- sums over the releases
 
     def _count(self, stamp: int, chars: int) -> None:
-        chunk, place = divmod(max(0, stamp - self._first_stamp), CHUNK)
-        self._chunks[chunk][place] += chars
+        place = max(0, stamp - self._first_stamp)
+        chunk = place >> CHUNK_BITS
+        self._chunks[chunk][place & LAST] += chars
         self._sums[chunk] += chars
 
     def _next_chunk(self) -> None:

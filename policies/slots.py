@@ -13,7 +13,9 @@ from policies.capacity import shown_by
 from policies.fleet import Fleet, Pool
 from policies.forecast import expected_turns, output_tokens
 from policies.learning import LEAST_OUTPUT_TOKEN_S
+from policies.reuse import Reuse
 from policies.types import (
+    BLOCK_CHARS,
     SIDE,
     Ending,
     Hints,
@@ -42,10 +44,8 @@ class RunningTurn:
     """Tokens that its replica had computed for all turns when it began, then when its first byte came."""
     alone_s: float | None = None
     """Time of its prefill, if no other one ran beside it."""
-    distance_chars: int | None = None
-    """Touched since the last prompt of its session. None: there is none that this one continues."""
-    private_chars: int = 0
-    """Of that prompt, no other session has them."""
+    reuse: Reuse | None = None
+    """Of the last prompt of its session. None: there is none that this one continues."""
 
 
 LEAST_MS, LEAST_TOKENS = 50.0, 64.0
@@ -82,15 +82,12 @@ class Slots:
 
     def _touch(self, running: RunningTurn) -> None:
         """Let the turn hold its prompt in the pool. That of a side request is not looked for again."""
-        turn, reuse = running.turn, running.pool.reuse
+        turn, distances = running.turn, running.pool.reuse
         if turn.kind is SIDE:
-            reuse.begin(turn.id, turn.id, turn.blocks, turn.chars)
-            reuse.forget(turn.id)
-            return
-        if reuse.repeats(turn.session_id, turn.blocks):
-            running.distance_chars = reuse.distance_chars(turn.session_id)
-            running.private_chars = reuse.private_chars(turn.session_id)
-        reuse.begin(turn.id, turn.session_id, turn.blocks, turn.chars)
+            distances.begin(turn.id, turn.id, turn.blocks, turn.chars)
+            distances.forget(turn.id)
+        else:
+            running.reuse = distances.begin(turn.id, turn.session_id, turn.blocks, turn.chars)
 
     def hints(self, turn: Turn, pool: Pool, is_shared: bool) -> Hints:
         """Return the hints for the turn's engine. Its file owns polarity, range and field names.
@@ -209,15 +206,11 @@ class Slots:
             return
         pool.grain_tokens = math.gcd(pool.grain_tokens, cached_tokens)
         found_before, session.found_prefix = session.found_prefix, False
-        if running.distance_chars is None:
+        if running.reuse is None:
             return
-        shown = shown_by(
-            pool.tokens(0, running.distance_chars),
-            pool.tokens(0, running.private_chars),
-            max(0, session.prompt_tokens - cached_tokens),
-            pool.grain_tokens,
-            pool.tokens(1),
-        )
+        ratio, missed_tokens = pool.ratio.value, max(0, session.prompt_tokens - cached_tokens)
+        distance_tokens, private_tokens = ratio * running.reuse.distance_chars, ratio * running.reuse.private_chars
+        shown = shown_by(distance_tokens, private_tokens, missed_tokens, pool.grain_tokens, ratio * BLOCK_CHARS)
         if shown is None:
             return
         family = self._fleet.families[session.family_id]

@@ -192,6 +192,7 @@ def _replica(replica: ReplicaView) -> Json:
         "residency_tokens": replica.residency_tokens,
         "ceiling_tokens": replica.ceiling_tokens,
         "capacity_tokens": replica.capacity_tokens,
+        "stated_tokens": replica.stated_tokens,
     }
 
 
@@ -247,9 +248,9 @@ def joined_live(pages: Sequence[Json]) -> Json:
 
 
 def _joined_replica(one: Json, other: Json) -> Json:
-    """Add the shares of two members; the size is what the engine states to both."""
+    """Add the shares of two members; the stated size is what the engine states to both."""
     added: Json = _added(one, other)
-    return added | {"is_up": one["is_up"], "capacity_tokens": one["capacity_tokens"]}
+    return added | {"is_up": one["is_up"], "stated_tokens": one.get("stated_tokens")}
 
 
 _NOT_ADDED = ("last", "wasted_tokens_per_break")

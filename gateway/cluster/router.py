@@ -235,8 +235,8 @@ LARGEST = frozenset(
 )
 """Gauges, without `turngate_`, by which each process states the same fact."""
 _SMALLEST = "process_start_time_seconds"
-_STATED = ("turngate_residency_tokens", ("kind", "capacity"))
-"""The engine states it to every member; used and ceiling are each member's own."""
+_STATED = ("turngate_residency_tokens", ("kind", "stated"))
+"""The engine states it to every member; used, ceiling and capacity are each member's own."""
 
 Key = tuple[str, tuple[tuple[str, str], ...]]
 

@@ -248,7 +248,10 @@ class FleetGauges(Collector):
         slots = _gauge("slots", "Model calls that a replica runs at once", "replica")
         used = _gauge("slots_used", "Model calls that it runs now", "replica")
         residency = _gauge(
-            "residency_tokens", "KV tokens: used by resident sessions, capacity, ceiling", "replica", "kind"
+            "residency_tokens",
+            "KV tokens: used by resident sessions, ceiling, capacity as it is believed, as the engine states it",
+            "replica",
+            "kind",
         )
         for replica in view.replicas[:MAX_LABEL_SETS]:
             up.add_metric([replica.id], replica.is_healthy)
@@ -260,6 +263,8 @@ class FleetGauges(Collector):
                 residency.add_metric([replica.id, "capacity"], replica.capacity_tokens)
             if replica.ceiling_tokens is not None:
                 residency.add_metric([replica.id, "ceiling"], replica.ceiling_tokens)
+            if replica.stated_tokens is not None:
+                residency.add_metric([replica.id, "stated"], replica.stated_tokens)
         yield from (up, slots, used, residency)
 
 

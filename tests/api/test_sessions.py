@@ -111,6 +111,7 @@ def test_replicas_and_counts_are_those_of_the_scheduler() -> None:
         "residency_tokens": 600,
         "ceiling_tokens": 850,
         "capacity_tokens": 1000,
+        "stated_tokens": 1100,
     }
     assert (shown["states"], shown["waiting"]) == (
         {"waiting": 0, "running": 3, "idle": 0},
@@ -251,4 +252,5 @@ def test_live_pages_of_members_share_their_replicas() -> None:
     assert len(joined["sessions"]) == 4
     replica, *_ = joined["replicas"]
     assert len(joined["replicas"]) == len(page["replicas"])
-    assert (replica["residency_tokens"], replica["capacity_tokens"]) == (1200, 1000)
+    assert (replica["residency_tokens"], replica["capacity_tokens"]) == (1200, 2000)
+    assert replica["stated_tokens"] == 1100

@@ -15,7 +15,7 @@ def page(scale: int) -> str:
     Gauge("turngate_slots_used", "Now", registry=registry).set(scale)
     Gauge("turngate_engine_up", "Up", ("engine",), registry=registry).labels("e").set(1)
     residency = Gauge("turngate_residency_tokens", "Tokens", ("kind",), registry=registry)
-    for kind in ("capacity", "used"):
+    for kind in ("stated", "used"):
         residency.labels(kind).set(100)
     return generate_latest(registry).decode()
 
@@ -30,7 +30,7 @@ def test_counters_and_histograms_add_up_and_gauges_are_what_they_mean() -> None:
     assert values["turngate_wait_seconds_bucket", "+Inf"] == 2
     assert values["turngate_slots_used",] == 3
     assert values["turngate_engine_up", "e"] == 1
-    assert values["turngate_residency_tokens", "capacity"] == 100
+    assert values["turngate_residency_tokens", "stated"] == 100
     assert values["turngate_residency_tokens", "used"] == 200
 
 

@@ -173,19 +173,19 @@ def played(capacity: Capacity, rng: random.Random, num_turns: int, spread: float
             sessions[name] = PER_CHAIN_BLOCK * rng.randint(3, 12)
         else:
             name = rng.choice(list(sessions))
-        distance, private = reuse.distance_chars(name), reuse.private_chars(name)
         before = sessions[name]
-        if distance is not None:
+        if reuse.distance_chars(name) is not None:
             sessions[name] += PER_CHAIN_BLOCK * rng.randint(1, 4)
         num_shared = 20 * PER_CHAIN_BLOCK
         num_found = engine.turn([("shared", num_shared), (name, sessions[name])])
         chain = [hash(("shared", i)) for i in range(20)]
         chain += [hash((name, i)) for i in range(sessions[name] // PER_CHAIN_BLOCK)]
-        reuse.begin(f"t{number}", name, chain, BLOCK_CHARS * len(chain))
+        again = reuse.begin(f"t{number}", name, chain, BLOCK_CHARS * len(chain))
         reuse.end(f"t{number}")
-        if distance is not None:
+        if again is not None:
+            distance_tokens, private_tokens = (chars / CHARS_PER_TOKEN for chars in again)
             missed = BLOCK_TOKENS * max(0, num_shared + before - num_found)
-            shown = shown_by(distance / CHARS_PER_TOKEN, private / CHARS_PER_TOKEN, missed, 16, 128)
+            shown = shown_by(distance_tokens, private_tokens, missed, 16, 128)
             if shown is not None:
                 capacity.saw(shown)
         if sessions[name] > PER_CHAIN_BLOCK * 24:

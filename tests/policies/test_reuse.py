@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.reuse import CHUNK, MAX_CHUNKS, MAX_RUNS, ReuseDistances
+from policies.reuse import CHUNK, MAX_CHUNKS, MAX_RUNS, Reuse, ReuseDistances
 from policies.types import BLOCK_CHARS
 from tests.policies.turns_of import chain
 
@@ -73,8 +74,8 @@ def test_text_behind_the_last_whole_block_and_the_answer_count_until_the_session
     distances = ReuseDistances()
     touch(distances, "a", ("a", 2), tail=100, answer=300)
     assert distances.distance_chars("a") == 2 * BLOCK_CHARS + 400
-    assert distances.private_chars("a") == 2 * BLOCK_CHARS + 100
-    touch(distances, "a", ("a", 2), ("more", 1), tail=10)
+    again = distances.begin("again", "a", chain(("a", 2), ("more", 1)), 3 * BLOCK_CHARS + 10)
+    assert again == Reuse(2 * BLOCK_CHARS + 400, 2 * BLOCK_CHARS + 100)
     assert distances.distance_chars("a") == 3 * BLOCK_CHARS + 10
 
 
@@ -82,17 +83,26 @@ def test_what_another_session_shares_is_not_private() -> None:
     distances = ReuseDistances()
     touch(distances, "a", ("shared", 3), ("a", 2))
     touch(distances, "b", ("shared", 3), ("b", 1))
-    assert distances.private_chars("a") == 2 * BLOCK_CHARS
-    assert distances.distance_chars("a") == 6 * BLOCK_CHARS
     assert distances.distance_chars("b") == 4 * BLOCK_CHARS
+    again = distances.begin("again", "a", chain(("shared", 3), ("a", 2)), 5 * BLOCK_CHARS)
+    assert again == Reuse(6 * BLOCK_CHARS, 2 * BLOCK_CHARS)
 
 
-def test_a_prompt_is_repeated_where_only_its_last_block_differs() -> None:
+@pytest.mark.parametrize(
+    ("parts", "is_reused"),
+    [
+        pytest.param([("a", 3), ("end", 1), ("more", 1)], True, id="it continues"),
+        pytest.param([("a", 3), ("other", 5)], True, id="only the last block differs"),
+        pytest.param([("a", 2), ("other", 5)], False, id="it was rewritten"),
+        pytest.param([("a", 2)], False, id="it was cut"),
+    ],
+)
+def test_a_prompt_is_reused_where_only_its_last_block_differs(
+    parts: list[tuple[str, int]], is_reused: bool
+) -> None:
     distances = ReuseDistances()
     touch(distances, "a", ("a", 3), ("end", 1))
-    assert distances.repeats("a", chain(("a", 3), ("other", 5)))
-    assert not distances.repeats("a", chain(("a", 2), ("other", 5)))
-    assert not distances.repeats("b", chain(("a", 3), ("end", 1)))
+    assert (distances.begin("again", "a", chain(*parts), 0) is not None) == is_reused
 
 
 def test_an_end_without_a_beginning_changes_nothing() -> None:

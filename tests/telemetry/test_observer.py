@@ -95,9 +95,10 @@ def test_the_fleet_is_read_at_the_scrape() -> None:
     assert sample(seen, "replica_up", replica="b") == 0
     assert sample(seen, "engine_up", engine="a") == 1
     kinds = {
-        kind: sample(seen, "residency_tokens", replica="a", kind=kind) for kind in ("used", "capacity", "ceiling")
+        kind: sample(seen, "residency_tokens", replica="a", kind=kind)
+        for kind in ("used", "capacity", "ceiling", "stated")
     }
-    assert kinds == {"used": 600, "capacity": 1000, "ceiling": 850}
+    assert kinds == {"used": 600, "capacity": 1000, "ceiling": 850, "stated": 1100}
     assert sample(seen, "residency_tokens", replica="b", kind="capacity") is None
 
 
