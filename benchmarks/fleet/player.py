@@ -26,9 +26,11 @@ WORDS = VOCABULARY.split()
 
 def prose(name: str, num_chars: int) -> str:
     """Plain words that depend on `name` alone, of that many characters: 4.5 per token on Dynamo's small model, as
-    the simulator's worlds have it."""
-    rng = random.Random(name)
-    return " ".join(rng.choices(WORDS, k=num_chars // 3 + 1))[:num_chars]
+    the simulator's worlds have it. All words come equally often, so that equal lengths are equal tokens."""
+    rng, words = random.Random(name), list[str]()
+    for _ in range(num_chars // len(VOCABULARY) + 1):
+        words += rng.sample(WORDS, len(WORDS))
+    return " ".join(words)[:num_chars]
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,6 +72,8 @@ class World:
     declares_end: bool = False
     """Whether clients say when a session has ended."""
     max_wait_s: float = 1e9
+    frontend_s: float = 0.0
+    """Time in which the frontend of the engines reads one call; it reads them one after the other."""
 
 
 @dataclass(slots=True)
@@ -176,6 +178,8 @@ class Simulation:
         self._unasked = itertools.count(0, 1 << 24)
         """Ids of blocks that no text has."""
         self._now = 0.0
+        self._read_at = 0.0
+        """When the frontend has read all calls."""
         self._wake_at: float | None = None
         self._open: dict[str, _OpenCall] = {}
         self._last: dict[str, _OpenCall] = {}
@@ -337,6 +341,14 @@ class Simulation:
         self._submit(warm_up.replica_id, name, call, 1)
 
     def _submit(self, replica_id: str, name: str, call: ModelCall, output_tokens: int) -> None:
+        """Send a call to the engines, whose frontend reads one call after the other."""
+        self._read_at = max(self._now, self._read_at) + self._world.frontend_s
+        if self._world.frontend_s:
+            self._at(self._read_at, lambda: self._start(replica_id, name, call, output_tokens))
+        else:
+            self._start(replica_id, name, call, output_tokens)
+
+    def _start(self, replica_id: str, name: str, call: ModelCall, output_tokens: int) -> None:
         block_tokens = self._world.spec.block_tokens
         num_prompt_blocks = call.prompt_tokens // block_tokens
         num_blocks = (call.prompt_tokens + output_tokens) // block_tokens

@@ -217,3 +217,11 @@ def test_parent_reaches_the_scheduler_where_a_gateway_can_know_it() -> None:
         assert [told[child] for child in children] == [
             parent if is_known else None for parent in children.values()
         ]
+
+
+def test_calls_that_come_together_are_read_one_after_the_other() -> None:
+    runs = [AgentRun(f"s{n}", "f", 0.0, (ModelCall(Text((20, f"s{n}")), 16, 1),)) for n in range(3)]
+    at_once = Simulation(straight(), WORLD).run(runs)
+    read = Simulation(straight(), replace(WORLD, frontend_s=2.0)).run(runs)
+    assert len({turn.first_token_at for turn in at_once.turns}) == 1
+    assert [round(turn.ttft_s) for turn in read.turns] == [2, 4, 6]
