@@ -19,8 +19,7 @@ MOST_SHOWN = 32
 NEAR = 0.5, 2.0
 """Of the size that is believed; bounds beyond say nothing of it."""
 TOLERANCE = 0.02
-"""Part by which a bound may err: tokens that are being decoded, and text behind the last whole block, are not
-counted exactly."""
+"""Part by which a bound may err: text behind the last whole block is not counted exactly."""
 PRIOR = 1
 """Observations against which a statement holds."""
 MAX_OVER_STATED = 2.0
@@ -43,22 +42,29 @@ class Shown(NamedTuple):
 
 
 def shown_by(
-    distance_tokens: float, private_tokens: float, missed_tokens: float, grain_tokens: int, block_tokens: float
+    distance_tokens: float,
+    private_tokens: float,
+    missed_tokens: float,
+    decoding_tokens: float,
+    grain_tokens: int,
+    block_tokens: float,
 ) -> Shown | None:
     """Return the bounds that the return of a session shows; None where its own text is too short to tell.
 
-    Its private tokens, which no other session touched, are evicted from their end. `grain_tokens`: what the engine
-    finds again as a whole; `block_tokens`: how exactly the private tokens are known.
+    Its private tokens, which no other session touched, are evicted from their end. `decoding_tokens`: what the
+    answers that ran then took, within half of it; `grain_tokens`: what the engine finds again as a whole;
+    `block_tokens`: how exactly the private tokens are known.
     """
     edge_tokens = min(grain_tokens, MAX_GRAIN) + TEMPLATE_TOKENS
     if private_tokens < 2 * edge_tokens:
         return None
     left_tokens = distance_tokens - min(missed_tokens, private_tokens)
+    least_tokens, most_tokens = left_tokens + decoding_tokens / 2, left_tokens + 1.5 * decoding_tokens
     if missed_tokens <= max(edge_tokens, FOUND * private_tokens):
-        return Shown(left_tokens, math.inf)
+        return Shown(least_tokens, math.inf)
     if missed_tokens >= private_tokens - edge_tokens - block_tokens:
-        return Shown(0.0, left_tokens)
-    return Shown(left_tokens, left_tokens)
+        return Shown(0.0, most_tokens)
+    return Shown(least_tokens, most_tokens)
 
 
 class Capacity:

@@ -63,6 +63,8 @@ class Pool:
     reuse: ReuseDistances = field(default_factory=ReuseDistances)
     grain_tokens: int = 0
     """Divides all numbers of cached tokens so far: its engine finds blocks of so many. 0: not seen yet."""
+    answering_tokens: float = 0.0
+    """Expected length of the answers of all running turns."""
     kept_answers: float | None = None
     """Share of the answers that its engine finds again in the next prompt. None: not seen yet."""
     stated_slots: int | None = None

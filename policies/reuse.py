@@ -23,6 +23,8 @@ CHUNK_BITS = 8
 CHUNK = 1 << CHUNK_BITS
 LAST = CHUNK - 1
 """Releases that are added up one by one; older ones by chunks of so many."""
+TAIL_CHARS = BLOCK_CHARS // 2
+"""Expected length of a common text behind the last common block."""
 MAX_CHUNKS = 1 << 9
 """Chunks that are kept apart; all older ones count as one."""
 MAX_RUNS = 1 << 16
@@ -68,7 +70,9 @@ class Reuse(NamedTuple):
 class ReuseDistances:
     """Of one pool, which owns it. Each turn that begins ends once."""
 
-    def __init__(self) -> None:
+    def __init__(self, tail_chars: int = TAIL_CHARS) -> None:
+        """`tail_chars`: what two prompts that part share behind their last common block."""
+        self._tail_chars = tail_chars
         self._runs: OrderedDict[int, _TouchedRun] = OrderedDict()
         """By the id of their first block. Those released first come first, children before parents."""
         self._ends: dict[SessionId, tuple[_TouchedRun, int]] = {}
@@ -122,11 +126,14 @@ class ReuseDistances:
             node = node.parent
         before_chars, run.answer_chars = run.chars, 0
         run.chars = (run.end - run.start) * BLOCK_CHARS + max(0, chars - run.end * BLOCK_CHARS)
+        if run.parent is not None:
+            run.chars -= self._tail_chars
         self._held_chars += run.chars - before_chars
         return reuse
 
-    def end(self, turn_id: TurnId, answer_chars: int = 0) -> None:
-        """Release the prompt of a turn, and its answer as far as the engine keeps it."""
+    def end(self, turn_id: TurnId, answer_chars: int = 0, lost_chars: int = 0) -> None:
+        """Release the prompt of a turn and its answer: what the next prompt finds again, and what only takes room
+        until it is evicted."""
         run = self._holds.pop(turn_id, None)
         if run is None:
             return
@@ -143,7 +150,7 @@ class ReuseDistances:
                 self._runs.move_to_end(node.chain[node.start])
             node = node.parent
         self._held_chars -= released_chars
-        self._count(self._num_releases, released_chars)
+        self._count(self._num_releases, released_chars + lost_chars)
         self._num_releases += 1
         if not self._num_releases & LAST:
             self._next_chunk()

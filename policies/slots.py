@@ -44,8 +44,12 @@ class RunningTurn:
     """Tokens that its replica had computed for all turns when it began, then when its first byte came."""
     alone_s: float | None = None
     """Time of its prefill, if no other one ran beside it."""
+    answer_tokens: float = 0.0
+    """Expected length of its answer."""
     reuse: Reuse | None = None
     """Of the last prompt of its session. None: there is none that this one continues."""
+    decoding_tokens: float = 0.0
+    """Half of the answers that its replica decoded when it began: what they took then, on average."""
 
 
 LEAST_MS, LEAST_TOKENS = 50.0, 64.0
@@ -88,6 +92,9 @@ class Slots:
             distances.forget(turn.id)
         else:
             running.reuse = distances.begin(turn.id, turn.session_id, turn.blocks, turn.chars)
+            running.decoding_tokens = running.pool.answering_tokens / 2
+        running.answer_tokens = output_tokens(self._fleet.families[turn.family_id])
+        running.pool.answering_tokens += running.answer_tokens
 
     def hints(self, turn: Turn, pool: Pool, is_shared: bool) -> Hints:
         """Return the hints for the turn's engine. Its file owns polarity, range and field names.
@@ -137,8 +144,10 @@ class Slots:
             return None
         turn, pool, usage = running.turn, running.pool, fact.usage
         pool.replica.free_slot(turn.id)
-        answer_tokens = (pool.kept_answers or 0.0) * (usage.output_tokens or 0)
-        pool.reuse.end(turn.id, round(answer_tokens / pool.ratio.value))
+        answer_chars = (usage.output_tokens or 0) / pool.ratio.value
+        found_chars = round((pool.kept_answers or 0.0) * answer_chars)
+        pool.reuse.end(turn.id, found_chars, round(answer_chars) - found_chars)
+        pool.answering_tokens -= running.answer_tokens
         session = self._fleet.sessions[turn.session_id]
         session.num_running -= 1
         if len(self._fleet.tenants.known) > 1:
@@ -210,7 +219,8 @@ class Slots:
             return
         ratio, missed_tokens = pool.ratio.value, max(0, session.prompt_tokens - cached_tokens)
         distance_tokens, private_tokens = ratio * running.reuse.distance_chars, ratio * running.reuse.private_chars
-        shown = shown_by(distance_tokens, private_tokens, missed_tokens, pool.grain_tokens, ratio * BLOCK_CHARS)
+        edges = pool.grain_tokens, ratio * BLOCK_CHARS
+        shown = shown_by(distance_tokens, private_tokens, missed_tokens, running.decoding_tokens, *edges)
         if shown is None:
             return
         family = self._fleet.families[session.family_id]

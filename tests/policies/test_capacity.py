@@ -45,11 +45,17 @@ def lost(tokens: float) -> Shown:
     ],
 )
 def test_a_return_bounds_the_pool_by_what_is_left_of_its_own_text(missed: float, shown: Shown) -> None:
-    assert shown_by(10_000, 1_000, missed, grain_tokens=16, block_tokens=128) == shown
+    assert shown_by(10_000, 1_000, missed, 0, grain_tokens=16, block_tokens=128) == shown
+
+
+def test_answers_that_are_being_decoded_widen_what_a_return_shows() -> None:
+    assert shown_by(10_000, 1_000, 0, 400, 16, 128) == found(10_200)
+    assert shown_by(10_000, 1_000, 700, 400, 16, 128) == Shown(9_500, 9_900)
+    assert shown_by(10_000, 1_000, 1_000, 400, 16, 128) == lost(9_600)
 
 
 def test_a_text_of_about_a_block_shows_nothing() -> None:
-    assert shown_by(10_000, 90, 0, grain_tokens=16, block_tokens=128) is None
+    assert shown_by(10_000, 90, 0, 0, grain_tokens=16, block_tokens=128) is None
 
 
 # ---- what several show
@@ -164,7 +170,7 @@ SIZE_TOKENS = BLOCK_TOKENS * SIZE_BLOCKS
 
 def played(capacity: Capacity, rng: random.Random, num_turns: int, spread: float) -> list[float | None]:
     """Sessions that grow, return in random order and end; what is believed after each turn."""
-    engine, reuse, believed = Lru(SIZE_BLOCKS), ReuseDistances(), []
+    engine, reuse, believed = Lru(SIZE_BLOCKS), ReuseDistances(tail_chars=0), []
     sessions: dict[str, int] = {}
     for number in range(num_turns):
         at_once = round(spread * rng.uniform(12, 20))
@@ -185,7 +191,7 @@ def played(capacity: Capacity, rng: random.Random, num_turns: int, spread: float
         if again is not None:
             distance_tokens, private_tokens = (chars / CHARS_PER_TOKEN for chars in again)
             missed = BLOCK_TOKENS * max(0, num_shared + before - num_found)
-            shown = shown_by(distance_tokens, private_tokens, missed, 16, 128)
+            shown = shown_by(distance_tokens, private_tokens, missed, 0, 16, 128)
             if shown is not None:
                 capacity.saw(shown)
         if sessions[name] > PER_CHAIN_BLOCK * 24:

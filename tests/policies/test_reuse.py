@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.reuse import CHUNK, MAX_CHUNKS, MAX_RUNS, Reuse, ReuseDistances
+from policies.reuse import CHUNK, MAX_CHUNKS, MAX_RUNS, TAIL_CHARS, Reuse, ReuseDistances
 from policies.types import BLOCK_CHARS
 from tests.policies.turns_of import chain
 
@@ -46,7 +46,7 @@ class Counted:
 def test_distances_equal_those_of_blocks_counted_one_by_one(
     steps: list[tuple[str, str, list[tuple[str, int]]]],
 ) -> None:
-    distances, counted = ReuseDistances(), Counted()
+    distances, counted = ReuseDistances(tail_chars=0), Counted()
     for number, (step, session, parts) in enumerate(steps):
         if step == "begin":
             blocks = chain(*parts)
@@ -63,15 +63,15 @@ def test_distances_equal_those_of_blocks_counted_one_by_one(
 
 
 def touch(
-    distances: ReuseDistances, session: str, *parts: tuple[str, int], tail: int = 0, answer: int = 0
+    distances: ReuseDistances, session: str, *parts: tuple[str, int], tail: int = 0, answer: int = 0, lost: int = 0
 ) -> None:
     blocks = chain(*parts)
     distances.begin(f"turn of {session}", session, blocks, len(blocks) * BLOCK_CHARS + tail)
-    distances.end(f"turn of {session}", answer)
+    distances.end(f"turn of {session}", answer, lost)
 
 
 def test_text_behind_the_last_whole_block_and_the_answer_count_until_the_session_continues() -> None:
-    distances = ReuseDistances()
+    distances = ReuseDistances(tail_chars=0)
     touch(distances, "a", ("a", 2), tail=100, answer=300)
     assert distances.distance_chars("a") == 2 * BLOCK_CHARS + 400
     again = distances.begin("again", "a", chain(("a", 2), ("more", 1)), 3 * BLOCK_CHARS + 10)
@@ -80,7 +80,7 @@ def test_text_behind_the_last_whole_block_and_the_answer_count_until_the_session
 
 
 def test_what_another_session_shares_is_not_private() -> None:
-    distances = ReuseDistances()
+    distances = ReuseDistances(tail_chars=0)
     touch(distances, "a", ("shared", 3), ("a", 2))
     touch(distances, "b", ("shared", 3), ("b", 1))
     assert distances.distance_chars("b") == 4 * BLOCK_CHARS
@@ -100,20 +100,20 @@ def test_what_another_session_shares_is_not_private() -> None:
 def test_a_prompt_is_reused_where_only_its_last_block_differs(
     parts: list[tuple[str, int]], is_reused: bool
 ) -> None:
-    distances = ReuseDistances()
+    distances = ReuseDistances(tail_chars=0)
     touch(distances, "a", ("a", 3), ("end", 1))
     assert (distances.begin("again", "a", chain(*parts), 0) is not None) == is_reused
 
 
 def test_an_end_without_a_beginning_changes_nothing() -> None:
-    distances = ReuseDistances()
+    distances = ReuseDistances(tail_chars=0)
     touch(distances, "a", ("a", 1))
     distances.end("turn of a")
     assert distances.distance_chars("a") == BLOCK_CHARS
 
 
 def test_a_forgotten_session_has_no_distance_and_its_text_ages_as_before() -> None:
-    distances = ReuseDistances()
+    distances = ReuseDistances(tail_chars=0)
     touch(distances, "a", ("a", 1))
     touch(distances, "b", ("b", 1))
     distances.forget("b")
@@ -121,7 +121,7 @@ def test_a_forgotten_session_has_no_distance_and_its_text_ages_as_before() -> No
 
 
 def test_what_was_released_longest_ago_is_dropped_beyond_the_bound() -> None:
-    distances = ReuseDistances()
+    distances = ReuseDistances(tail_chars=0)
     for number in range(MAX_RUNS + 9):
         touch(distances, f"s{number}", (f"s{number}", 1))
     assert distances.distance_chars("s8") is None
@@ -131,9 +131,25 @@ def test_what_was_released_longest_ago_is_dropped_beyond_the_bound() -> None:
 
 
 def test_a_session_that_waits_for_ever_keeps_no_more_than_one_sum() -> None:
-    distances = ReuseDistances()
+    distances = ReuseDistances(tail_chars=0)
     touch(distances, "old", ("old", 5))
     for _ in range((MAX_CHUNKS + 2) * CHUNK):
         touch(distances, "new", ("new", 1))
     assert distances.distance_chars("old") == 6 * BLOCK_CHARS
     assert distances.distance_chars("new") == BLOCK_CHARS
+
+
+def test_an_answer_that_is_never_found_again_takes_room_until_it_is_evicted() -> None:
+    distances = ReuseDistances(tail_chars=0)
+    touch(distances, "a", ("a", 1), lost=70)
+    touch(distances, "b", ("b", 1), lost=30)
+    assert distances.distance_chars("a") == 2 * BLOCK_CHARS + 100
+    touch(distances, "a", ("a", 2))
+    assert distances.distance_chars("b") == 3 * BLOCK_CHARS + 30
+
+
+def test_prompts_that_part_are_expected_to_share_half_a_block_more() -> None:
+    distances = ReuseDistances()
+    touch(distances, "a", ("shared", 2), ("a", 1))
+    touch(distances, "b", ("shared", 2), ("b", 1))
+    assert distances.distance_chars("b") == 3 * BLOCK_CHARS - TAIL_CHARS
