@@ -36,10 +36,10 @@ GAINS = MEASURES[:2]
 
 
 NOTE = """\
-The simulator leaves out the frontend (about 10 ms per call, and 0.1 to 0.6 s of a first token when all sessions
-arrive at once), timers that are late (1 % of an iteration), recognition (it knows sessions, families and forks),
-and the words that a returning answer shares with its first form. A decision of the gate on a knife's edge falls
-otherwise now and then, by which p99 TTFT and small pools differ most: judge those by the mean of several seeds."""
+The simulator leaves out timers that are late (1 % of an iteration), the tokens of the chat template (0.5 % of the
+prompts, which adds 1 to 2 % of the uncached tokens in overload), recognition (it knows sessions, families and
+forks), and the words that a returning answer shares with its first form. A decision of the gate on a knife's edge
+falls otherwise now and then, by which p99 TTFT and small pools differ most: judge those by several seeds."""
 
 
 @dataclass(frozen=True, slots=True)
