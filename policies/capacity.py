@@ -14,10 +14,10 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from typing import NamedTuple
 
-MOST_SHOWN = 32
-"""Bounds from below that count, and bounds from above; older ones are forgotten."""
+MOST_SHOWN = 128
+"""Observations that count; older ones are forgotten."""
 NEAR = 0.5, 2.0
-"""Of the size that is believed; bounds beyond say nothing of it."""
+"""Of the size that is believed. Bounds beyond say nothing of it: a much smaller size is found in steps."""
 TOLERANCE = 0.02
 """Part by which a bound may err: text behind the last whole block is not counted exactly."""
 PRIOR = 1
@@ -74,9 +74,8 @@ class Capacity:
         self.stated_tokens: int | None = None
         """By the engine; None: it did not say."""
         self._share = 1.0
-        self._least: deque[float] = deque(maxlen=MOST_SHOWN)
-        self._most: deque[float] = deque(maxlen=MOST_SHOWN)
-        """Bounds from below and from above, of the whole pool."""
+        self._shown: deque[Shown] = deque(maxlen=MOST_SHOWN)
+        """Of the whole pool."""
         self._whole_tokens: float | None = None
         self.tokens: float | None = None
         """Size of this gateway's share. None: no bound is known."""
@@ -95,8 +94,7 @@ class Capacity:
         """The engine reported its size; one that differs from before is another engine."""
         if tokens != self.stated_tokens:
             self.stated_tokens = tokens
-            self._least.clear()
-            self._most.clear()
+            self._shown.clear()
             self._believe(tokens)
 
     def _believe(self, whole_tokens: float | None) -> None:
@@ -108,16 +106,18 @@ class Capacity:
         least_tokens = (1 - TOLERANCE) * shown.least_tokens / self._share
         most_tokens = (1 + TOLERANCE) * shown.most_tokens / self._share
         size_tokens = self._whole_tokens or 0.0
-        if least_tokens > NEAR[0] * size_tokens:
-            self._least.append(least_tokens)
-        if most_tokens < NEAR[1] * (size_tokens or math.inf):
-            self._most.append(most_tokens)
+        if least_tokens <= NEAR[0] * size_tokens and (
+            most_tokens <= NEAR[0] * size_tokens or most_tokens >= NEAR[1] * (size_tokens or math.inf)
+        ):
+            return
+        self._shown.append(Shown(least_tokens, most_tokens))
         if not least_tokens <= (size_tokens or math.inf) <= most_tokens:
             self._believe(self._fitting())
 
     def _fitting(self) -> float | None:
         """Return the size with the fewest errors: the stated one unless another has fewer by more than PRIOR."""
-        least, most = sorted(self._least), sorted(self._most)
+        least = sorted(shown.least_tokens for shown in self._shown if shown.least_tokens > 0)
+        most = sorted(shown.most_tokens for shown in self._shown if shown.most_tokens < math.inf)
         stated_tokens = math.inf if self.stated_tokens is None else float(self.stated_tokens)
 
         def num_errors(size_tokens: float) -> int:

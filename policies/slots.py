@@ -54,7 +54,7 @@ class RunningTurn:
 
 LEAST_MS, LEAST_TOKENS = 50.0, 64.0
 """The least that a turn is charged, so that many small turns do not count as none."""
-MOSTLY = 0.5
+MOSTLY = 0.75
 """Share of the returns of a family that found their last prompt, beyond which a miss says something."""
 LIKELY, LONG_TOKENS = 0.5, 1_024.0
 """Turns still to be expected of a session, and length of its family's answers, from which on an engine may prefill
