@@ -1,9 +1,9 @@
-"""Admission: which sessions may be resident, judged by cost and worth, both in tokens of prefill.
+"""Admission: which sessions may be resident, judged by what they cost the fleet, in seconds of sessions.
 
-One more session in the batch gains one turn per cycle Z (decode and tool, undelayed). Each token that it makes the
-pool evict is computed again, which delays the r running turns and the session itself. So its turns pay while
-price x evicted x (r + 1) <= Z. A session that waits for a tool is not delayed; where tools are slow, thrash is
-cheap.
+One more session in the batch gains one turn per cycle c (decode and tool). Each token that it makes the pool evict
+takes s seconds to have again, which delays the r running turns and the session itself. So a session pays while
+evicted tokens per turn x s x (r + 1) <= c: n / c(n), the turns per second of n sessions, grows with n as long as
+n dc <= c. Where holding pays less than thrash, the whole gate opens (`throughput.py`).
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
+from typing import TypeAlias
 
 from policies.admission_queue import AdmissionQueue, Bucket
 from policies.fleet import Fleet, Pool, chain_is_cached
 from policies.forecast import (
+    Stage,
     append_tokens,
     chance_of_return,
     expected_turns,
@@ -27,16 +29,20 @@ from policies.forecast import (
 )
 from policies.policy import Policy
 from policies.shares import flow_of
+from policies.throughput import FEWEST_GAPS, Load
 from policies.types import Family, FamilyId, Reason, Refusal, Session, SessionId, Turn, TurnId
+
+Stages: TypeAlias = Mapping[tuple[FamilyId, Stage], float]
+"""Numbers of sessions by family and progress."""
+MOST_IDLE = 64
+"""Idle residents that are asked whether they have ended; beyond it they stand for the others."""
 
 # ---- cost and worth
 
 
-def turn_value_tokens(pool: Pool, price: float) -> float:
-    """Tokens that may be evicted per turn of one more session; a price of 0 allows any number."""
-    if price == 0:
-        return math.inf
-    return pool.pace.cycle_tokens / (price * (pool.num_busy + 1))
+def turn_value_tokens(pool: Pool) -> float:
+    """Tokens that may be evicted per turn of one more session."""
+    return pool.pace.cycle_s / (pool.pace.miss_token_s * (pool.num_busy + 1))
 
 
 def evicted_tokens(pool: Pool, session: Session, family: Family, new_tokens: float) -> float:
@@ -56,29 +62,62 @@ def evicted_tokens(pool: Pool, session: Session, family: Family, new_tokens: flo
     return overflow_tokens / min(turns, len(own))
 
 
-def is_worth_admitting(pool: Pool, session: Session, family: Family, new_tokens: float, price: float) -> bool:
-    """Whether a session that fits now, and adds so many tokens, costs the fleet less than holding it."""
+def is_worth_admitting(pool: Pool, session: Session, family: Family, new_tokens: float, num_waiting: int) -> bool:
+    """Whether a session that fits now, and adds so many tokens, costs the fleet less than holding it.
+
+    While k sessions wait, those of the n residents that end are replaced, for about k / n of a session's stay
+    (Little's law). After that the pool has room, so only that part of the forecast evictions counts.
+    """
     if session.num_begun > 1 and chain_is_cached(pool, session.blocks):
         return True
-    return evicted_tokens(pool, session, family, new_tokens) <= turn_value_tokens(pool, price)
+    share = min(1.0, num_waiting / max(1, pool.ledger.num_residents))
+    return share * evicted_tokens(pool, session, family, new_tokens) <= turn_value_tokens(pool)
+
+
+def is_cheap(pool: Pool, session: Session, family: Family, new_tokens: float) -> bool:
+    """Whether a session costs less than one cycle in all its life, even if each of its tokens evicts another."""
+    growth = pool.reserve.of(family, (session.num_begun, session.remaining_turns))
+    return sum(max(0.0, new_tokens + more) for more in growth) <= turn_value_tokens(pool)
+
+
+def load_of(pool: Pool, families: Mapping[FamilyId, Family], waiting: Stages, now: float) -> Load:
+    """Return the sessions that reside in a pool or wait for it, but for the idle ones that have probably ended.
+    There must be one."""
+    assert pool.capacity.tokens is not None
+    num = own_tokens = turn_tokens = lost_tokens = num_turns = 0.0
+    shared_tokens = pool.resident_tokens
+    for stages, are_residents in ((pool.reserve.stages(), True), (waiting, False)):
+        for (family_id, (num_begun, declared)), weight in stages.items():
+            family = families[family_id]
+            append = append_tokens(family)
+            prompt_tokens = private_tokens(family) + max(0, num_begun - 1) * append
+            left = expected_turns(family, max(1, num_begun), declared)
+            num += weight
+            num_turns += weight * (1 + left)
+            own_tokens += weight * (prompt_tokens + left / 2 * append + output_tokens(family))
+            lost_tokens += weight * left * (prompt_tokens + max(0.0, left - 1) / 2 * append)
+            turn_tokens += weight * append
+            shared_tokens -= weight * prompt_tokens * are_residents
+    idle = list(islice(pool.idle.values(), MOST_IDLE))
+    ended = sum(1 - chance_of_return(session, families[session.family_id], now) for session in idle)
+    ended *= len(pool.idle) / max(1, len(idle))
+    own_tokens = max(1.0, own_tokens / num)
+    room_tokens = max(own_tokens, pool.capacity.tokens - max(0.0, shared_tokens))
+    return Load(max(1.0, num - ended), own_tokens, turn_tokens / num, lost_tokens / num_turns, room_tokens)
 
 
 def outgrows(pool: Pool) -> bool:
-    """Whether the residents exceed the pool by more than one of them is worth. The price here is 1, so that a
-    small excess does not undo an admission that a higher price allowed."""
-    capacity_tokens, resident_tokens = pool.capacity.tokens, pool.resident_tokens
-    if capacity_tokens is None or resident_tokens <= capacity_tokens:
-        return False
-    return resident_tokens > capacity_tokens + turn_value_tokens(pool, 1.0)
+    """Whether the residents and their next answers exceed the pool."""
+    return pool.capacity.tokens is not None and pool.held_tokens > pool.capacity.tokens
 
 
-def should_give_way(pool: Pool, session: Session, family: Family, price: float, now: float) -> bool:
+def should_give_way(pool: Pool, session: Session, family: Family, now: float) -> bool:
     """Whether the room of an idle session is worth more to a session that waits.
 
     If the idle one comes back, its private tokens are computed again, and it waits as long as it spared the other.
     Until then the other one takes a turn per cycle.
     """
-    value_tokens = turn_value_tokens(pool, price)
+    value_tokens = turn_value_tokens(pool)
     private_tokens = pool.tokens(pool.ledger.private_blocks(session.id))
     turns = max(1.0, idle_left_s(session, family, now) / pool.pace.cycle_s)
     return chance_of_return(session, family, now) * (private_tokens + value_tokens) <= turns * value_tokens
@@ -102,7 +141,6 @@ def to_park(
     idle: Iterable[Session],
     families: Mapping[FamilyId, Family],
     num_waiting: int,
-    price: float,
 ) -> list[Session]:
     """Idle residents whose room the waiting turns need more, those with the longest to go first.
 
@@ -112,7 +150,7 @@ def to_park(
     if session.declared_turns is None or pool.capacity.tokens is None:
         return []
     own = token_turns(families[session.family_id], session.num_begun, session.declared_turns)
-    worth_tokens = num_waiting * turn_value_tokens(pool, PARKING_PRICE * price) / pool.capacity.tokens
+    worth_tokens = num_waiting * turn_value_tokens(pool) / (PARKING_PRICE * pool.capacity.tokens)
     found: list[tuple[float, Session]] = []
     for other in idle:
         if not other.declared_turns or other.parent_id is not None or other.tenant != session.tenant:
@@ -130,11 +168,8 @@ def to_park(
 class Limits:
     """Knobs that hold for every policy."""
 
-    ceiling: float = 0.95
-    """Share of a replica's cache that residents may fill; a session that would exceed it now is not admitted."""
-    price: float = 3.0
-    """Weight of the time to compute evicted tokens again against the time that holding wastes. Above 1, since an
-    eviction costs more than its tokens; 0 admits whatever fits now."""
+    ceiling: float = 0.98
+    """Share of a replica's cache that residents and their next answers may fill now."""
     hold_bound_s: float = 60.0
     """Wait after which idle residents yield to a turn that others overtook."""
     max_queue: int = 10_000
@@ -268,26 +303,33 @@ class Admission:
         return self._limits.sub_agents_return and session.parent_id in self._fleet.sessions
 
     def _rank(self, turn: Turn, bucket: Bucket) -> float:
+        """Return the place of a turn among those of its standing. A session in mid-run goes in the order in which
+        it came back, so none that came later prolongs its stall."""
+        if bucket.num_begun > 1 and not self._policy.ranks_turns:
+            return 0.0
         return self._policy.rank(turn, bucket, self._fleet.families[bucket.family_id])
 
     # ---- the decision
 
-    def passes(self, turn: Turn, pools: list[Pool], now: float) -> bool:
-        """Whether a turn that arrives now is admitted at once, since the gate is empty and it fits each of its
-        pools. Equal to `put` and `next`, without their cost."""
-        if self.held or turn.session_id in self._kept:
-            return False
-        for pool in pools:
-            if not self._fits(turn, pool):
-                return False
+    def passes(self, turn: Turn, pools: list[Pool], now: float) -> Reason | None:
+        """Return why a turn that arrives now is admitted at once into any of its pools: it is cheap, or the gate
+        is empty and it fits. None: it is not."""
+        if all(self._is_cheap(turn, pool) for pool in pools):
+            reason = Reason.CHEAP if self.held else Reason.FREE
+        elif self.held or turn.session_id in self._kept or not all(self._fits(turn, pool, now) for pool in pools):
+            return None
+        else:
+            reason = Reason.OPEN if any(pool.switch.is_open for pool in pools) else Reason.FREE
         self.queue_of(turn.model).admitted(now)
-        return True
+        return reason
 
-    def trim(self) -> bool:
-        """Release idle residents where the residents outgrew a pool by more than they are worth, those furthest
-        from their end first, so that the others stop evicting each other. Returns whether one was released."""
+    def trim(self, now: float) -> bool:
+        """Release idle residents where the residents outgrew a pool, those furthest from their end first, so that
+        the others stop evicting each other. Returns whether one was released."""
         trims = False
         for pool in self._fleet.pools.values() if self._policy.gates_residency else ():
+            if not pool.idle or not outgrows(pool) or self._is_open(pool, now):
+                continue
             while pool.idle and outgrows(pool) and pool.ledger.num_residents > 1:
                 self._fleet.release(max(pool.idle.values(), key=self._victim_key))
                 trims = True
@@ -297,15 +339,18 @@ class Admission:
         """Remove the next turn that may be admitted from its queue; None while there is none.
 
         Tenants go in the order of their shares. A turn that was overtaken for too long goes first, and while it
-        does not fit no other overtakes it. Otherwise the policy's order holds, and a new session that does not fit
-        lets smaller ones behind it pass. A sub-agent that does not fit holds up its own tenant only.
+        does not fit no other overtakes it. Otherwise the policy's order holds, and a session that does not fit
+        lets smaller ones behind it pass. While a session in mid-run waits, no new one takes its room,
+        and while a sub-agent waits, no new one of its tenant does.
         """
         for queue in self._queues.values() if self.held else ():
             candidates, is_overdue = queue.candidates(self._limits.tries, self._limits.hold_bound_s, now)
             tried: set[str] = set()
+            is_awaited = False
             held_up: set[str] = set()
             for turn in candidates:
-                if turn.tenant in held_up:
+                bucket = queue.held.bucket(turn.id)
+                if not bucket.is_returning and (is_awaited or turn.tenant in held_up):
                     continue
                 admitted = self._try(turn, now, not tried, turn.tenant not in tried, is_overdue)
                 tried.add(turn.tenant)
@@ -314,11 +359,12 @@ class Admission:
                     queue.admitted(now)
                     del self.held[turn.id]
                     return admitted
-                bucket = queue.held.bucket(turn.id)
-                is_due = self._is_due(turn)
-                if (bucket.is_returning or is_due) and self._could_fit(turn):
-                    if is_due or bucket.num_begun > 1:
-                        break
+                could_fit = self._could_fit(turn)
+                if could_fit and self._is_due(turn):
+                    break
+                if could_fit and bucket.num_begun > 1:
+                    is_awaited = is_awaited or bucket.is_returning
+                elif could_fit and bucket.is_returning:
                     held_up.add(turn.tenant)
         return None
 
@@ -334,13 +380,15 @@ class Admission:
         5. It does not fit beside others, and all others are idle: it gets the pool alone.
         """
         pools = self._fleet.eligible(turn)
-        fitting = [pool for pool in pools if self._fits(turn, pool)]
+        fitting = [pool for pool in pools if self._fits(turn, pool, now)]
+        if any(pool.switch.is_open for pool in fitting):
+            return Admitted(turn, pools, Reason.OPEN)  # into any: the open one must not take the sessions of all
         if fitting:
             return Admitted(turn, fitting, Reason.ADMITTED if self._is_old(turn, now) else Reason.FREE)
         for pool in pools:
-            if is_first and (self._evicts_ended(turn, pool, now) or self._parks(turn, pool)):
+            if is_first and (self._evicts_ended(turn, pool, now) or self._parks(turn, pool, now)):
                 return Admitted(turn, [pool], Reason.ADMITTED)
-            if is_tenants_first and self._evicts_surplus(turn, pool):
+            if is_tenants_first and self._evicts_surplus(turn, pool, now):
                 return Admitted(turn, [pool], Reason.ADMITTED)
         if is_overdue:
             for pool in pools:
@@ -361,15 +409,45 @@ class Admission:
                     return True
         return False
 
-    def _fits(self, turn: Turn, pool: Pool) -> bool:
-        """Whether it fits now, and costs the fleet less than holding it."""
+    def _is_cheap(self, turn: Turn, pool: Pool) -> bool:
+        """Whether holding a first turn costs more than its session does. Among several tenants none is: a flood of
+        them would take the parts of others. Nor is any before the pool has shown its pace."""
+        session, family = self._fleet.sessions[turn.session_id], self._fleet.families[turn.family_id]
+        if pool.capacity.tokens is None or pool.pace.gap_s is None or len(self._fleet.tenants.known) > 1:
+            return False
+        return session.num_begun <= 1 and is_cheap(pool, session, family, pool.new_tokens(turn))
+
+    def _fits(self, turn: Turn, pool: Pool, now: float) -> bool:
+        """Whether it fits now and costs the fleet less than holding it, or holding sessions does not pay."""
         if pool.capacity.tokens is None:
             return True
         new_tokens = pool.new_tokens(turn)
-        if not pool.has_room(new_tokens, self._limits.ceiling):
+        if pool.has_room(new_tokens, self._limits.ceiling):
+            session, family = self._fleet.sessions[turn.session_id], self._fleet.families[turn.family_id]
+            num_waiting = len(self.held) + (turn.id not in self.held)
+            if is_worth_admitting(pool, session, family, new_tokens, num_waiting):
+                return True
+        return self._is_open(pool, now)
+
+    def _is_open(self, pool: Pool, now: float) -> bool:
+        """Whether holding sessions does not pay in the pool. Among several tenants it keeps their parts, and never
+        opens."""
+        if len(self._fleet.tenants.known) > 1:
             return False
-        session, family = self._fleet.sessions[turn.session_id], self._fleet.families[turn.family_id]
-        return is_worth_admitting(pool, session, family, new_tokens, self._limits.price)
+        switch = pool.switch
+        if switch.is_due(now) and len(pool.pace.gaps) >= FEWEST_GAPS:
+            switch.judge(self._load(pool, now), pool.pace, now)
+        return switch.is_open
+
+    def _load(self, pool: Pool, now: float) -> Load:
+        """Return the sessions that use the pool, with its part of those that wait."""
+        part = 1 / max(1, sum(other.replica.is_healthy for other in self._fleet.pools.values()))
+        waiting: dict[tuple[FamilyId, Stage], float] = {}
+        for queue in self._queues.values():
+            for bucket, num in queue.held.counts():
+                key = bucket.family_id, (bucket.num_begun, bucket.declared_turns)
+                waiting[key] = waiting.get(key, 0.0) + part * num
+        return load_of(pool, self._fleet.families, waiting, now)
 
     def _could_fit(self, turn: Turn) -> bool:
         """Whether some pool is large enough for it. A turn that is too large for all waits for a pool of its own
@@ -402,25 +480,25 @@ class Admission:
         """Release residents that have probably ended, until the turn fits."""
         for session in self._victims(turn, pool):
             family = self._fleet.families[session.family_id]
-            if not should_give_way(pool, session, family, self._limits.price, now):
+            if not should_give_way(pool, session, family, now):
                 continue
             self._fleet.release(session)
-            if self._fits(turn, pool):
+            if self._fits(turn, pool, now):
                 return True
         return False
 
-    def _parks(self, turn: Turn, pool: Pool) -> bool:
+    def _parks(self, turn: Turn, pool: Pool, now: float) -> bool:
         """Park residents that have longer to go, the longest first, until the turn fits. They wait until shorter
         sessions have gone."""
         session, idle = self._fleet.sessions[turn.session_id], self._victims(turn, pool)
-        for other in to_park(pool, session, idle, self._fleet.families, len(self.held), self._limits.price):
+        for other in to_park(pool, session, idle, self._fleet.families, len(self.held)):
             self._fleet.release(other)
             other.is_parked = True
-            if self._fits(turn, pool):
+            if self._fits(turn, pool, now):
                 return True
         return False
 
-    def _evicts_surplus(self, turn: Turn, pool: Pool) -> bool:
+    def _evicts_surplus(self, turn: Turn, pool: Pool, now: float) -> bool:
         """Release residents of tenants that hold more of the pool than the turn's tenant, until the turn fits. No
         tenant is left with less than that one."""
         surplus = self._fleet.surplus(turn, pool) if len(self._fleet.tenants.known) > 1 else {}
@@ -429,7 +507,7 @@ class Admission:
             if left_blocks >= 0 and session.priority_class <= turn.priority_class:
                 surplus[session.tenant] = left_blocks
                 self._fleet.release(session)
-                if self._fits(turn, pool):
+                if self._fits(turn, pool, now):
                     return True
         return False
 

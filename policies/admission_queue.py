@@ -217,6 +217,10 @@ class HeldTurns:
             num = sum(entry[:3] < key for entry in of_flow)
         return num + self._num_of_others(flow, num + 1)
 
+    def counts(self) -> Iterator[tuple[Bucket, int]]:
+        """Return the number of turns of each bucket."""
+        return ((bucket, len(turns)) for bucket, turns in self._buckets.items())
+
     def turns(self) -> Iterator[Turn]:
         """Return all turns, in no order."""
         return (turn for turn, _, _ in self._turns.values())

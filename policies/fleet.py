@@ -17,6 +17,7 @@ from policies.ledger import Ledger, Met
 from policies.policy import Option
 from policies.reuse import ReuseDistances
 from policies.shares import Tenants
+from policies.throughput import Switch
 from policies.types import (
     BLOCK_CHARS,
     Blocks,
@@ -60,6 +61,7 @@ class Pool:
     ratio: TokenRatio = field(default_factory=TokenRatio)
     pace: Pace = field(default_factory=Pace)
     capacity: Capacity = field(default_factory=Capacity)
+    switch: Switch = field(default_factory=Switch)
     reuse: ReuseDistances = field(default_factory=ReuseDistances)
     grain_tokens: int = 0
     """Divides all numbers of cached tokens so far: its engine finds blocks of so many. 0: not seen yet."""
@@ -88,6 +90,12 @@ class Pool:
         if (family.output_tokens or 0.0) >= 2 * self.grain_tokens:
             self.kept_answers = blend(self.kept_answers, float(found_tokens > self.grain_tokens))
 
+    @property
+    def held_tokens(self) -> float:
+        """Size of its residents with their next answers."""
+        growth = self.reserve.forecast
+        return self.resident_tokens + (growth[0] if growth else 0.0)
+
     def may_serve(self, turn: Turn) -> bool:
         """Whether it is healthy, serves the turn's model and has not failed it."""
         replica = self.replica
@@ -110,7 +118,7 @@ class Pool:
     def has_room(self, new_tokens: float, ceiling: float) -> bool:
         """Whether its residents may grow by so much now. Its capacity must be known."""
         assert self.capacity.tokens is not None
-        return self.resident_tokens + new_tokens <= ceiling * self.capacity.tokens
+        return self.held_tokens + new_tokens <= ceiling * self.capacity.tokens
 
     def prompt_tokens(self, turn: Turn) -> float:
         return turn.chars * self.ratio.value

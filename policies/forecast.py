@@ -111,8 +111,8 @@ def gaps_of(session: Session, family: Family) -> IdleTimes:
 HORIZON = 8
 """Turns that a forecast looks ahead; further growth is met when it comes nearer."""
 LEAST_TOKENS, MOST_TOKENS = 256.0, 2_048.0
-"""Bounds of the guess for a family whose sessions have not shown a second turn: a turn adds about as much as
-the private part of the first prompt did."""
+"""Bounds of the guess for a family whose sessions have not shown a second turn: a tool result is about as long as
+the private part of the first prompt."""
 OUTPUT_TOKENS = 256.0
 """Length of an answer where nothing is known: that of the median agent turn (facts, scheduling 5)."""
 
@@ -121,7 +121,8 @@ def append_tokens(family: Family) -> float:
     """Tokens that one more turn adds to the prompt, its answer included."""
     if family.append_tokens is not None:
         return family.append_tokens
-    return min(MOST_TOKENS, max(LEAST_TOKENS, private_tokens(family)))
+    guess_tokens = min(MOST_TOKENS, max(LEAST_TOKENS, private_tokens(family)))
+    return guess_tokens + output_tokens(family)
 
 
 def private_tokens(family: Family) -> float:
@@ -193,6 +194,14 @@ class Reserve:
         while self._touched:
             self._refresh(self._touched.popitem()[1])
         return self._sum
+
+    def stages(self) -> dict[tuple[FamilyId, Stage], float]:
+        """Return the number of residents at each stage of each family."""
+        return {
+            (family_id, stage): float(num)
+            for family_id, stages in self._stages.items()
+            for stage, num in stages.items()
+        }
 
     def of(self, family: Family, stage: Stage) -> Sequence[float]:
         """Return the forecast of one session."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from policies import learning
 from policies.fleet import Fleet
 from policies.policy import Policy
-from policies.types import Family, Session, SessionId, TurnKind
+from policies.types import Family, Session, SessionId
 
 NEVER = math.inf, ""
 
@@ -115,7 +115,6 @@ class IdleSessions:
         return session
 
     def _presume_ended(self, session: Session) -> None:
-        if session.num_begun > 1 or session.kind is TurnKind.AGENT:
-            family = self._fleet.families[session.family_id]
-            learning.saw_end(family, session)
-            self._relearn(family)
+        family = self._fleet.families[session.family_id]
+        learning.saw_end(family, session)
+        self._relearn(family)

@@ -19,6 +19,8 @@ MEMORY = 32
 """Samples that count, about: with each further one a sample loses this part of its weight."""
 KEEP = 1 - 1 / MEMORY
 FEWEST_PREFILLS, OUTLIER = 4, 1.25
+SLOPE = 2.0
+"""Factor by which the fitted time of a token is at most below the mean: prompts may vary too little to show it."""
 LEAST_TOKEN_S, MOST_TOKEN_S = 1e-6, 0.1
 """Bounds of the time of a prompt token."""
 GUESSED_RETURNS = 8
@@ -44,6 +46,10 @@ class Line:
         """Record a sample."""
         self.num, self._x, self._y = KEEP * self.num + 1, KEEP * self._x + x, KEEP * self._y + y
         self._xx, self._xy = KEEP * self._xx + x * x, KEEP * self._xy + x * y
+
+    def mean_rise(self, at_zero: float) -> float:
+        """Return the mean of y over `at_zero`, per x; 0 where it is not above it."""
+        return max(0.0, self._y - self.num * at_zero) / self._x if self._x else 0.0
 
     def fit(self, at_zero: float, slope: float = 0.0, width: float = 0.0) -> tuple[float, float]:
         """Return (intercept, slope), neither below 0. The guesses decide where the samples show little: `at_zero`
@@ -72,6 +78,8 @@ class Pace:
         it."""
         self.gap_s: float | None = None
         """Idle time between two turns of a session."""
+        self.gaps = IdleTimes()
+        """The last of them, of all its sessions."""
         self.turn_tokens: float | None = None
         """Tokens of a prompt that its session had not sent before."""
         self.prefilled_tokens = 0.0
@@ -141,6 +149,7 @@ class Pace:
         self._prefills.saw(tokens, prefill_s)
         base_s = BASE_ITERATIONS * (self._output_tokens.mean or OUTPUT_TOKEN_S)
         self.prefill_base_s, token_s = self._prefills.fit(base_s, PREFILL_TOKEN_S, WIDTH_TOKENS)
+        token_s = max(token_s, self._prefills.mean_rise(base_s) / SLOPE)
         self.prefill_token_s = min(MOST_TOKEN_S, max(LEAST_TOKEN_S, token_s))
 
     def saw_return(self, tokens: float, evicted_tokens: float, prefill_s: float) -> None:
@@ -163,6 +172,7 @@ class Pace:
         of the prefill of others while it decoded."""
         self.cycle_s = decode_s + gap_s if self.gap_s is None else blend(self.cycle_s, decode_s + gap_s)
         self.gap_s = blend(self.gap_s, gap_s)
+        self.gaps.add(gap_s)
         self._others_tokens = blend(self._others_tokens, others_tokens)
 
 

@@ -4,8 +4,8 @@ Laws (tests/contract):
 1. Every turn that arrived is dispatched or refused at most once, and ends with its own `Left`.
 2. A slot is held from Dispatch to Left, never between two turns.
 3. A turn of a resident session waits for a slot only; others wait until the cache of a replica has room.
-4. No session is admitted into a pool whose residents already fill the ceiling. One that is larger than the ceiling
-   gets a pool alone.
+4. No session is admitted into a pool whose residents already fill the ceiling, unless it is cheap or the gate of
+   the pool is open. One that is larger than the ceiling gets a pool alone.
 5. A turn that waits longer than the bound, for room or a slot, goes before the policy's order; idle residents
    yield.
 """
@@ -105,7 +105,7 @@ class Scheduler:
         if self._rests.next_at <= now:
             self._resume(now, decisions)
             may_admit = True
-        may_admit |= self._admission.trim()
+        may_admit |= self._admission.trim(now)
         if may_admit and self._admission.held:
             self._admit(now)
         if self._ready:
@@ -202,7 +202,8 @@ class Scheduler:
         needs_residency = self._policy.gates_residency and turn.kind is not SIDE
         home = self._fleet.home(session)
         if needs_residency and home is not None and home.may_serve(turn):
-            self._make_ready(turn, home, Reason.RESIDENT, now)
+            pool = self._choose(turn, self._fleet.eligible(turn)) if home.switch.is_open else home
+            self._make_ready(turn, pool, Reason.RESIDENT, now)
         elif not (pools := self._fleet.eligible(turn)):
             self._refuse(turn, Refusal.NO_REPLICA, 0.0, now, decisions)
         elif needs_residency:
@@ -216,9 +217,11 @@ class Scheduler:
     ) -> None:
         """Admit a turn at once where the gate is empty; else queue it, or refuse it now."""
         nothing_ends = min(self._idle.leases.next_at, self._deadlines.next_at) > now
-        if nothing_ends and self._limits.max_queue and self._admission.passes(turn, pools, now):
-            self._make_ready(turn, self._choose(turn, pools), Reason.FREE, now)
-            return
+        if nothing_ends and self._limits.max_queue:
+            reason = self._admission.passes(turn, pools, now)
+            if reason is not None:
+                self._make_ready(turn, self._choose(turn, pools), reason, now)
+                return
         refusal, wait_s = self._admission.refusal(turn, session, now)
         self._admission.put(turn, session, now)
         if refusal is not None:

@@ -372,6 +372,8 @@ class Reason(StrEnum):
     ALONE = "alone"  # larger than the ceiling: it gets the pool alone
     YIELDED = "yielded"  # waited past the bound; idle residents yielded
     SIDE = "side"  # side requests are not gated
+    CHEAP = "cheap"  # its session costs the others less than holding it
+    OPEN = "open"  # holding sessions does not pay in its pool
 
 
 class Refusal(StrEnum):
@@ -468,6 +470,11 @@ class IdleTimes:
             del self._ordered[bisect_left(self._ordered, self._recent.popleft())]
         self._recent.append(gap_s)
         insort(self._ordered, gap_s)
+
+    @property
+    def ordered(self) -> Sequence[float]:
+        """The shortest first; read-only."""
+        return self._ordered
 
     def num_longer(self, idle_s: float) -> int:
         return len(self._ordered) - bisect_right(self._ordered, idle_s)

@@ -230,11 +230,11 @@ class Policy(Section):
     """Model calls that a replica runs at once. null: as many as the engine reports or its metrics show."""
     capacity_tokens: Count | None = None
     """Size of a replica's KV pool in tokens. null: as the engine reports."""
-    ceiling: Share = 0.95
-    """Share of the KV pool that resident sessions may fill now. Beyond it no session is admitted."""
-    price: NotNegative = 3
-    """Weight of the time to recompute evicted tokens against the time that is lost by holding a session back.
-    Higher values admit fewer sessions. 0: every session is admitted that fits now."""
+    ceiling: Share = 0.98
+    """Share of the KV pool that resident sessions and their next answers may fill. Beyond it a session is admitted
+    only where holding it does not pay."""
+    price: NotNegative | None = None
+    """Deprecated: it has no effect and will be removed. The gateway measures what an eviction costs."""
     max_wait_s: SecondsOrZero = 300
     """Longest expected wait of a streaming request in seconds. A request that would wait longer is refused at once
     with 429."""

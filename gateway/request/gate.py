@@ -96,9 +96,10 @@ POLICIES = {
 
 def limits_of(settings: Settings) -> Limits:
     """Return the limits that hold for every policy."""
+    if settings.policy.price is not None:
+        LOG.warning("policy.price has no effect and will be removed: the gateway measures what an eviction costs")
     return Limits(
         ceiling=settings.policy.ceiling,
-        price=settings.policy.price,
         hold_bound_s=settings.policy.hold_bound_s,
         max_queue=settings.limits.queue_turns,
         max_sessions=settings.identity.max_sessions,

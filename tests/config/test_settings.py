@@ -72,7 +72,7 @@ def test_the_defaults_that_the_command_line_names_are_those_of_the_table(
 
 def test_the_defaults_that_the_knobs_of_scheduling_name_are_those_of_the_table() -> None:
     named = dict(KNOBS.findall((ROOT / "docs" / "scheduling.md").read_text()))
-    assert {"policy.name", "policy.price", "policy.ceiling", "policy.hold_bound_s"} <= named.keys()
+    assert {"policy.name", "policy.ceiling", "policy.hold_bound_s"} <= named.keys()
     for path, text in named.items():
         section, key = path.split(".")
         value = getattr(getattr(Settings(), section), key)

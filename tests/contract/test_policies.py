@@ -55,8 +55,8 @@ SLOTS, CAPACITY_TOKENS, HOLD_BOUND_S = 3, 60 * TOKENS_PER_BLOCK, 20.0
 class Play:
     """A random but repeatable life of a fleet: facts in, decisions checked, replicas come and go."""
 
-    def __init__(self, policy: Policy, seed: int, slots: int = SLOTS, price: float = 3.0) -> None:
-        self.limits = Limits(hold_bound_s=HOLD_BOUND_S, price=price)
+    def __init__(self, policy: Policy, seed: int, slots: int = SLOTS) -> None:
+        self.limits = Limits(hold_bound_s=HOLD_BOUND_S)
         self.policy = policy
         self.scheduler = Scheduler(policy, self.limits)
         self.rng = random.Random(seed)
@@ -190,10 +190,10 @@ def test_each_turn_is_decided_once_slots_hold_and_nobody_starves(make: Callable[
     assert sum(view.waiting.values()) == 0
 
 
-@pytest.mark.parametrize("price", [0.0, 3.0, 1e3])
-@pytest.mark.parametrize("seed", range(8))
-def test_nobody_is_admitted_into_a_pool_beyond_its_ceiling(seed: int, price: float) -> None:
-    play = Play(Turns(), seed, slots=1_000, price=price)
+@pytest.mark.parametrize("seed", range(24))
+def test_no_session_is_admitted_into_a_pool_beyond_its_ceiling(seed: int) -> None:
+    """A law of ADMISSIONS; cheap sessions and open gates say so."""
+    play = Play(Turns(), seed, slots=1_000)
     for _ in range(400):
         play.step()
     assert any(isinstance(d, Dispatch) and d.reason in ADMISSIONS for d in play.decisions)

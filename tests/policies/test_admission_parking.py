@@ -29,10 +29,10 @@ def test_token_turns_add_up_what_a_session_holds_over_its_turns() -> None:
 def test_an_idle_session_is_parked_where_both_are_known_and_it_has_much_longer_to_go(
     resident: int | None, waits: int | None, is_parked: bool
 ) -> None:
-    fleet = Fleet()
-    fleet.arrive(turn("a", ("a", 60), remaining=resident))
+    fleet = Fleet(blocks=400)
+    fleet.arrive(turn("a", ("a", 240), remaining=resident))
     fleet.tell(done("a"), 1.0)
-    assert bool(fleet.arrive(turn("b", ("b", 60), at=1.1, remaining=waits))) == is_parked
+    assert bool(fleet.arrive(turn("b", ("b", 240), at=1.1, remaining=waits))) == is_parked
 
 
 def test_nobody_is_parked_for_another_tenant_or_a_lower_class() -> None:

@@ -104,19 +104,19 @@ def test_who_has_fewer_turns_to_go_goes_first() -> None:
 
 
 def test_an_idle_session_keeps_its_residency_for_its_lease_and_no_longer() -> None:
-    fleet = Fleet()
-    fleet.arrive(turn("a1", ("a", 60), session="a", remaining=3))
+    fleet = Fleet(blocks=400)
+    fleet.arrive(turn("a1", ("a", 240), session="a", remaining=3))
     fleet.tell(done("a1"), 1.0)
-    assert fleet.arrive(turn("b", ("b", 60), at=2.0, remaining=0)) == []
+    assert fleet.arrive(turn("b", ("b", 240), at=2.0, remaining=0)) == []
     assert fleet.wake_at is not None
     assert ids(fleet.tell(Tick(), fleet.wake_at)) == ["b"]
 
 
 def test_a_session_that_says_it_has_ended_frees_its_room_at_once() -> None:
-    fleet = Fleet()
-    fleet.arrive(turn("a1", ("a", 60), session="a", remaining=3))
+    fleet = Fleet(blocks=400)
+    fleet.arrive(turn("a1", ("a", 240), session="a", remaining=3))
     fleet.tell(done("a1"), 1.0)
-    fleet.arrive(turn("b", ("b", 60), at=2.0, remaining=0))
+    fleet.arrive(turn("b", ("b", 240), at=2.0, remaining=0))
     assert ids(fleet.tell(SessionEnded("a"), 2.5)) == ["b"]
 
 

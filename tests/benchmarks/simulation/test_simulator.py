@@ -90,12 +90,13 @@ def test_a_parent_waits_for_its_sub_agents_and_they_share_its_prefix() -> None:
 
 
 def test_calls_with_a_deadline_wait_less_under_the_policy_for_deadlines() -> None:
+    world = replace(WORLD, spec=replace(WORLD.spec, num_blocks=WORLD.spec.num_blocks // 3))
     runs = plain(FleetShape(60), 1)
     urgent = {run.id for run in runs[::3]}
     runs = [replace(run, deadline_s=40.0) if run.id in urgent else run for run in runs]
     waits = {}
     for policy in (Turns(), EarliestDeadline()):
-        result = Simulation(Scheduler(policy, Limits()), WORLD).run(runs)
+        result = Simulation(Scheduler(policy, Limits()), world).run(runs)
         first = [turn for turn in result.turns if turn.index == 0 and turn.session_id in urgent]
         waits[policy.name] = sum(turn.dispatched_at - turn.wanted_at for turn in first) / len(first)
     assert waits["deadline"] < 0.7 * waits["turns"]
