@@ -45,6 +45,10 @@ def turn_value_tokens(pool: Pool) -> float:
     return pool.pace.cycle_s / (pool.pace.miss_token_s * (pool.num_busy + 1))
 
 
+MOST_SCARCITY = 3.0
+"""Sessions that wait per resident, beyond which more change nothing: then the pool is full for all of a stay."""
+
+
 def evicted_tokens(pool: Pool, session: Session, family: Family, new_tokens: float) -> float:
     """Tokens per turn by which the residents outgrow the pool because of the session, which adds so many now, over
     the rest of its life."""
@@ -66,12 +70,13 @@ def is_worth_admitting(pool: Pool, session: Session, family: Family, new_tokens:
     """Whether a session that fits now, and adds so many tokens, costs the fleet less than holding it.
 
     While k sessions wait, those of the n residents that end are replaced, for about k / n of a session's stay
-    (Little's law). After that the pool has room, so only that part of the forecast evictions counts.
+    (Little's law). Until then the evictions delay those that wait, too; after it the pool has room. So they count
+    k / n times.
     """
     if session.num_begun > 1 and chain_is_cached(pool, session.blocks):
         return True
-    share = min(1.0, num_waiting / max(1, pool.ledger.num_residents))
-    return share * evicted_tokens(pool, session, family, new_tokens) <= turn_value_tokens(pool)
+    scarcity = min(MOST_SCARCITY, num_waiting / max(1, pool.ledger.num_residents))
+    return scarcity * evicted_tokens(pool, session, family, new_tokens) <= turn_value_tokens(pool)
 
 
 def is_cheap(pool: Pool, session: Session, family: Family, new_tokens: float) -> bool:
@@ -176,7 +181,7 @@ class Limits:
     """Turns at the gate; more are refused."""
     max_sessions: int = 50_000
     """Sessions, and families, that are remembered."""
-    tries: int = 8
+    tries: int = 4
     """Buckets that one pass looks at behind a head that does not fit, and idle residents that it considers as
     victims."""
     min_retry_after_s: float = 1.0
