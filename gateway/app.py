@@ -170,11 +170,10 @@ class App:
         client = EngineClient(upstream, settings.probing.timeout_s)
         warm_ups = WarmUps(settings.policy.warm_up_bytes, forward, self.settings.of_clients)
         background_calls = BackgroundCalls(warm_ups, monitor, client, gate.tell)
-        gate.add_listeners(observer.record_decisions)
-        gate.background = background_calls.carry_out
+        gate.connect(background_calls.carry_out, observer.record_decisions)
         kv_events = KvEventHearing(gate.tell, observer.evicted)
         tools = self._own_tools(upstream, observer)
-        toolbox = tools.toolbox(identity.residency) if tools is not None else None
+        toolbox = tools.toolbox(identity.residency) if tools else None
         stored = StoredResponses(Homes(), monitor, client, self._keys)
         turns = TurnHandler(
             clock=clock,

@@ -158,8 +158,11 @@ class ReuseDistances:
             self._drop_oldest()
 
     def forget(self, session_id: SessionId) -> None:
-        """Forget where the session's last prompt ends. Its text ages as before."""
-        self._ends.pop(session_id, None)
+        """Forget where the session's last prompt ends, and its own text. Distances of others still count that."""
+        run, _ = self._ends.pop(session_id, (None, 0))
+        if run is not None and run.end and not run.num_holders and not run.has_children:
+            del self._runs[run.chain[run.start]]
+            run.end = 0
 
     # ---- the tree
 

@@ -252,8 +252,9 @@ class Gate:
         self._given_up: OrderedDict[SessionId, float] = OrderedDict()
         """Sessions whose client stopped waiting, and the arrival of their turn, which a retry inherits."""
 
-    def add_listeners(self, *listeners: Listener) -> None:
-        """Let listeners see every fact from now on, in this order."""
+    def connect(self, background: Callable[[WarmUp | Release], None], *listeners: Listener) -> None:
+        """Let `background` carry out the decisions about no turn, and listeners see every fact, in this order."""
+        self.background = background
         self._listeners += listeners
 
     def ticket(self, turn: Turn, has_begun: bool = False) -> Ticket:

@@ -193,11 +193,11 @@ async def test_what_cannot_change_is_named_and_keeps_its_value(start: Start, eng
     new = changed(gateway, policy={"ceiling": 0.5, "max_wait_s": 7})
     found = {change.key: str(change) for change in await reload(gateway.app, new)}
     assert found == {
-        "policy.ceiling": "policy.ceiling: 0.95 -> 0.5 (only after a restart)",
+        "policy.ceiling": "policy.ceiling: 0.98 -> 0.5 (only after a restart)",
         "policy.max_wait_s": "policy.max_wait_s: 300 -> 7",
     }
     policy = gateway.app.settings.current.policy
-    assert (policy.ceiling, policy.max_wait_s) == (0.95, 7)
+    assert (policy.ceiling, policy.max_wait_s) == (0.98, 7)
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ SHAPE = FleetShape(
     arrival_rate_per_s=3,
 )
 DEADLINE_S = 120.0
+HEADERS = [("authorization", f"Bearer {KEY}")]
 
 
 @pytest.fixture
@@ -57,8 +58,7 @@ async def test_a_person_sees_the_fleet_and_is_told_when_it_is_gone(
     sizes = {f"{part}__capacity_tokens": CAPACITY_TOKENS for part in ("policy", "embedded")}
     sections = {"engines": engines, "keys": keys, "policy__slots_per_replica": 8} | sizes
     async with gateway(**sections) as running:
-        model = ModelClient(upstream, running.base_url, "embedded")
-        fleet = Fleet(model, lambda: None, [("authorization", f"Bearer {KEY}")])
+        fleet = Fleet(ModelClient(upstream, running.base_url, "embedded"), lambda: None, HEADERS)
         agents = asyncio.create_task(fleet.run(draw(SHAPE, seed=2), DEADLINE_S))
         command: list[str | Path] = [parts.BROWSER_PYTHON, ROOT / "tests/real/inside/look.py"]
         command += [parts.CHROMIUM_COMMAND, parts.CHROMIUM_LIBRARIES, f"{running.base_url}/ui", KEY, picture]
@@ -107,7 +107,7 @@ def shows_the_fleet(step: dict[str, Any], base_url: str) -> None:
     assert step["names"][:4] == ["session", "family", "phase", "for"]  # a client sees no tenants
     assert len(step["sessions"]) == len(set(step["sessions"])) > 5
     assert len(step["replicas"]) == step["gauges"] == 2
-    assert "ceiling 23.3k of 24.6k" in step["replicas"][0]
+    assert "ceiling 24.1k of 24.6k" in step["replicas"][0]
     assert {"waiting", "prefill", "decode"} <= set(step["bars"])
     policy = step["headers"]["content-security-policy"]
     assert policy.startswith("default-src 'none'; style-src 'sha256-")
