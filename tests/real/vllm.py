@@ -13,6 +13,7 @@ from tests.real.parts import TINY_MODEL_DIR, VLLM_PYTHON, require
 from tests.real.process import Server, free_port, server
 
 READY_DEADLINE_S = 300.0
+SITE_DIR = Path(__file__).parent / "inside/vllm_site"
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,7 @@ def _environment(options: VllmOptions) -> dict[str, str]:
         "TRANSFORMERS_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
+        "PYTHONPATH": str(SITE_DIR),
         # An upper bound in GiB; --num-gpu-blocks-override is what sizes the cache.
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_SERVER_DEV_MODE": "1" if options.dev_endpoints else "0",
