@@ -364,12 +364,13 @@ class Admission:
                     queue.admitted(now)
                     del self.held[turn.id]
                     return admitted
-                could_fit = self._could_fit(turn)
-                if could_fit and self._is_due(turn):
+                if not self._could_fit(turn):
+                    continue
+                if self._is_due(turn):
                     break
-                if could_fit and bucket.num_begun > 1:
-                    is_awaited = is_awaited or bucket.is_returning
-                elif could_fit and bucket.is_returning:
+                if bucket.is_returning and bucket.num_begun > 1:
+                    is_awaited = True
+                elif bucket.is_returning:
                     held_up.add(turn.tenant)
         return None
 

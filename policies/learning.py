@@ -80,8 +80,6 @@ class Pace:
         """Idle time between two turns of a session."""
         self.gaps = IdleTimes()
         """The last of them, of all its sessions."""
-        self.turn_tokens: float | None = None
-        """Tokens of a prompt that its session had not sent before."""
         self.prefilled_tokens = 0.0
         """Prompt tokens that the pool has computed since the start."""
         self._others_tokens: float | None = None

@@ -165,8 +165,6 @@ class Slots:
         session.decode_s = now - running.began_at
         session.others_tokens = pace.prefilled_tokens - running.prefilled_tokens
         missing_tokens, evicted_tokens = running.missing_tokens, running.evicted_tokens
-        new_tokens = max(0.0, missing_tokens - evicted_tokens)
-        pace.turn_tokens = learning.blend(pace.turn_tokens, new_tokens)
         num_output = usage.output_tokens or 0
         if num_output > 1 and session.decode_s < LEAST_OUTPUT_TOKEN_S * num_output:  # its answer came whole
             session.decode_s = max(0.0, now - running.started_at - pace.prefill_s(missing_tokens))
@@ -185,7 +183,7 @@ class Slots:
         if not evicted_tokens:
             pace.saw_prefill(computed_tokens, alone_s)
         else:
-            pace.saw_return(new_tokens, evicted_tokens, alone_s)
+            pace.saw_return(max(0.0, missing_tokens - evicted_tokens), evicted_tokens, alone_s)
 
     def _charge(self, running: RunningTurn, session: Session, fact: Left, now: float) -> None:
         """Charge the fair shares. An answer of unknown length counts as long as those of its family."""

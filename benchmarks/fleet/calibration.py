@@ -12,26 +12,18 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import orjson
 
 from benchmarks.fleet import report
 from benchmarks.fleet.cells import FleetFigures, workload_of
 from benchmarks.fleet.fleets import FLEETS, OURS
+from benchmarks.fleet.report import Figures
 from benchmarks.results import command_parser, write
 from benchmarks.simulation.arms import SimulatedFigures, play
 
-Figures: TypeAlias = FleetFigures | SimulatedFigures
-
-MEASURES: Sequence[tuple[str, Callable[[Figures], float]]] = (
-    ("makespan s", lambda f: f.makespan_s),
-    ("mean session s", lambda f: f.mean_session_s),
-    ("p99 session s", lambda f: f.p99_session_s),
-    ("p99 TTFT turn 1 s", lambda f: f.p99_ttft_first_s),
-    ("p99 TTFT later s", lambda f: f.p99_ttft_later_s),
-    ("uncached tokens", lambda f: f.uncached_tokens),
-)
+MEASURES = (*report.TIMES, report.UNCACHED)
 GAINS = MEASURES[:2]
 
 

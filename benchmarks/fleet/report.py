@@ -6,24 +6,32 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 import orjson
 
 from benchmarks.fleet.arms import ARMS
 from benchmarks.fleet.cells import SHORTEST_FIFO_WAIT_S, Cell, FleetFigures
+from benchmarks.simulation.arms import SimulatedFigures
 
 Cells = dict[tuple[str, int], Cell]
 """By arm and seed."""
 
+Figures: TypeAlias = FleetFigures | SimulatedFigures
+
 BASELINE = "straight"
-COLUMNS: Sequence[tuple[str, Callable[[FleetFigures], float]]] = (
+TIMES: Sequence[tuple[str, Callable[[Figures], float]]] = (
     ("makespan s", lambda f: f.makespan_s),
     ("mean session s", lambda f: f.mean_session_s),
     ("p99 session s", lambda f: f.p99_session_s),
     ("p99 TTFT turn 1 s", lambda f: f.p99_ttft_first_s),
     ("p99 TTFT later s", lambda f: f.p99_ttft_later_s),
+)
+UNCACHED: tuple[str, Callable[[Figures], float]] = ("uncached tokens", lambda f: f.uncached_tokens)
+COLUMNS: Sequence[tuple[str, Callable[[FleetFigures], float]]] = (
+    *TIMES,
     ("waited s", lambda f: f.waited_s),
-    ("uncached tokens", lambda f: f.uncached_tokens),
+    UNCACHED,
 )
 """`waited`: for first tokens, all turns together."""
 
