@@ -75,8 +75,11 @@ def is_worth_admitting(pool: Pool, session: Session, family: Family, new_tokens:
     """
     if session.num_begun > 1 and chain_is_cached(pool, session.blocks):
         return True
+    evicted = evicted_tokens(pool, session, family, new_tokens)
+    if not evicted:
+        return True
     scarcity = min(MOST_SCARCITY, num_waiting / max(1, pool.ledger.num_residents))
-    return scarcity * evicted_tokens(pool, session, family, new_tokens) <= turn_value_tokens(pool)
+    return scarcity * evicted <= turn_value_tokens(pool)
 
 
 def is_cheap(pool: Pool, session: Session, family: Family, new_tokens: float) -> bool:
@@ -319,12 +322,13 @@ class Admission:
     def passes(self, turn: Turn, pools: list[Pool], now: float) -> Reason | None:
         """Return why a turn that arrives now is admitted at once into any of its pools: it is cheap, or the gate
         is empty and it fits. None: it is not."""
-        if all(self._is_cheap(turn, pool) for pool in pools):
-            reason = Reason.CHEAP if self.held else Reason.FREE
-        elif self.held or turn.session_id in self._kept or not all(self._fits(turn, pool, now) for pool in pools):
-            return None
-        else:
+        may_fit = not self.held and turn.session_id not in self._kept
+        if may_fit and all(self._fits(turn, pool, now) for pool in pools):
             reason = Reason.OPEN if any(pool.switch.is_open for pool in pools) else Reason.FREE
+        elif all(self._is_cheap(turn, pool) for pool in pools):
+            reason = Reason.CHEAP if self.held else Reason.FREE
+        else:
+            return None
         self.queue_of(turn.model).admitted(now)
         return reason
 

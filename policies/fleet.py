@@ -93,8 +93,7 @@ class Pool:
     @property
     def held_tokens(self) -> float:
         """Size of its residents with their next answers."""
-        growth = self.reserve.forecast
-        return self.resident_tokens + (growth[0] if growth else 0.0)
+        return self.resident_tokens + self.reserve.answer_tokens
 
     def may_serve(self, turn: Turn) -> bool:
         """Whether it is healthy, serves the turn's model and has not failed it."""

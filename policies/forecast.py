@@ -184,9 +184,13 @@ class Reserve:
         self._touched: dict[FamilyId, Family] = {}
         self._placed: dict[SessionId, tuple[int, int | None, int]] = {}
         """The stage at which a resident counts, and its part of `tail_chars`."""
+        self._answers: dict[FamilyId, tuple[int, float]] = {}
+        """Number of a family's residents, and the expected length of an answer."""
         self._sum: list[float] = []
         self.tail_chars = 0
         """Characters of the residents' prompts behind their last whole block."""
+        self.answer_tokens = 0.0
+        """Expected length of the residents' next answers."""
 
     @property
     def forecast(self) -> list[float]:
@@ -220,6 +224,7 @@ class Reserve:
         stages[stage] = stages.get(stage, 0) + 1
         self._placed[session.id] = *stage, tail_chars
         self.tail_chars += tail_chars
+        self._count_answers(family, 1)
         self._touched[family.id] = family
 
     def drop(self, session_id: SessionId, family: Family) -> None:
@@ -234,12 +239,23 @@ class Reserve:
             del stages[stage]
         else:
             stages[stage] -= 1
+        self._count_answers(family, -1)
         self._touched[family.id] = family
 
     def touch(self, family: Family) -> None:
         """Take in that the family's statistics changed."""
-        if family.id in self._stages:
+        if family.id in self._answers:
+            self._count_answers(family, 0)
             self._touched[family.id] = family
+
+    def _count_answers(self, family: Family, more: int) -> None:
+        num, before_tokens = self._answers.pop(family.id, (0, 0.0))
+        tokens = output_tokens(family)
+        if num + more:
+            self._answers[family.id] = num + more, tokens
+        # Zero without residents also ends the rounding errors.
+        change_tokens = (num + more) * tokens - num * before_tokens
+        self.answer_tokens = self.answer_tokens + change_tokens if self._answers else 0.0
 
     def _refresh(self, family: Family) -> None:
         stages = self._stages[family.id]
