@@ -324,7 +324,7 @@ class Admission:
         is empty and it fits. None: it is not."""
         may_fit = not self.held and turn.session_id not in self._kept
         if may_fit and all(self._fits(turn, pool, now) for pool in pools):
-            reason = Reason.OPEN if any(pool.switch.is_open for pool in pools) else Reason.FREE
+            reason = Reason.OPEN if any(map(self.is_open, pools)) else Reason.FREE
         elif all(self._is_cheap(turn, pool) for pool in pools):
             reason = Reason.CHEAP if self.held else Reason.FREE
         else:
@@ -337,7 +337,7 @@ class Admission:
         the others stop evicting each other. Returns whether one was released."""
         trims = False
         for pool in self._fleet.pools.values() if self._policy.gates_residency else ():
-            if not pool.idle or not outgrows(pool) or self._is_open(pool, now):
+            if not pool.idle or not outgrows(pool) or self._opens(pool, now):
                 continue
             while pool.idle and outgrows(pool) and pool.ledger.num_residents > 1:
                 self._fleet.release(max(pool.idle.values(), key=self._victim_key))
@@ -391,7 +391,7 @@ class Admission:
         """
         pools = self._fleet.eligible(turn)
         fitting = [pool for pool in pools if self._fits(turn, pool, now)]
-        if any(pool.switch.is_open for pool in fitting):
+        if any(map(self.is_open, fitting)):
             return Admitted(turn, pools, Reason.OPEN)  # into any: the open one must not take the sessions of all
         if fitting:
             return Admitted(turn, fitting, Reason.ADMITTED if self._is_old(turn, now) else Reason.FREE)
@@ -412,7 +412,7 @@ class Admission:
 
     def _is_due(self, turn: Turn) -> bool:
         """Whether other tenants have to make room for it as soon as sessions of them are idle."""
-        for pool in self._fleet.eligible(turn) if len(self._fleet.tenants.known) > 1 else ():
+        for pool in self._fleet.eligible(turn) if self._fleet.tenants.are_rivals else ():
             for tenant, blocks in self._fleet.surplus(turn, pool).items():
                 part = pool.parts[tenant]
                 if part.blocks <= blocks * part.num_residents:
@@ -423,7 +423,7 @@ class Admission:
         """Whether holding a first turn costs more than its session does. Among several tenants none is: a flood of
         them would take the parts of others. Nor is any before the pool has shown its pace."""
         session, family = self._fleet.sessions[turn.session_id], self._fleet.families[turn.family_id]
-        if pool.capacity.tokens is None or pool.pace.gap_s is None or len(self._fleet.tenants.known) > 1:
+        if pool.capacity.tokens is None or pool.pace.gap_s is None or self._fleet.tenants.are_rivals:
             return False
         return session.num_begun <= 1 and is_cheap(pool, session, family, pool.new_tokens(turn))
 
@@ -437,17 +437,18 @@ class Admission:
             num_waiting = len(self.held) + (turn.id not in self.held)
             if is_worth_admitting(pool, session, family, new_tokens, num_waiting):
                 return True
-        return self._is_open(pool, now)
+        return self._opens(pool, now)
 
-    def _is_open(self, pool: Pool, now: float) -> bool:
-        """Whether holding sessions does not pay in the pool. Among several tenants it keeps their parts, and never
-        opens."""
-        if len(self._fleet.tenants.known) > 1:
-            return False
-        switch = pool.switch
-        if switch.is_due(now) and len(pool.pace.gaps) >= FEWEST_GAPS:
-            switch.judge(self._load(pool, now), pool.pace, now)
-        return switch.is_open
+    def is_open(self, pool: Pool) -> bool:
+        """Whether holding sessions did not pay in the pool when that was judged last. Among several tenants it
+        keeps their parts, and never opens."""
+        return pool.switch.is_open and not self._fleet.tenants.are_rivals
+
+    def _opens(self, pool: Pool, now: float) -> bool:
+        """Judge whether holding sessions pays in the pool, if that is due. Return whether it does not."""
+        if pool.switch.is_due(now) and len(pool.pace.gaps) >= FEWEST_GAPS and not self._fleet.tenants.are_rivals:
+            pool.switch.judge(self._load(pool, now), pool.pace, now)
+        return self.is_open(pool)
 
     def _load(self, pool: Pool, now: float) -> Load:
         """Return the sessions that use the pool, with its part of those that wait."""
@@ -511,7 +512,7 @@ class Admission:
     def _evicts_surplus(self, turn: Turn, pool: Pool, now: float) -> bool:
         """Release residents of tenants that hold more of the pool than the turn's tenant, until the turn fits. No
         tenant is left with less than that one."""
-        surplus = self._fleet.surplus(turn, pool) if len(self._fleet.tenants.known) > 1 else {}
+        surplus = self._fleet.surplus(turn, pool) if self._fleet.tenants.are_rivals else {}
         for session in list(pool.idle.values()) if surplus else ():
             left_blocks = surplus.get(session.tenant, 0.0) - session.held_blocks
             if left_blocks >= 0 and session.priority_class <= turn.priority_class:

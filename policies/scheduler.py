@@ -202,7 +202,7 @@ class Scheduler:
         needs_residency = self._policy.gates_residency and turn.kind is not SIDE
         home = self._fleet.home(session)
         if needs_residency and home is not None and home.may_serve(turn):
-            pool = self._choose(turn, self._fleet.eligible(turn)) if home.switch.is_open else home
+            pool = self._choose(turn, self._fleet.eligible(turn)) if self._admission.is_open(home) else home
             self._make_ready(turn, pool, Reason.RESIDENT, now)
         elif not (pools := self._fleet.eligible(turn)):
             self._refuse(turn, Refusal.NO_REPLICA, 0.0, now, decisions)

@@ -109,5 +109,10 @@ class Tenants:
             self._latest, self._other_at = turn.tenant, self._latest_at
         self._latest_at = now
 
+    @property
+    def are_rivals(self) -> bool:
+        """Whether more than one has sent turns since the start. Then each has its part of every pool."""
+        return len(self.known) > 1
+
     def are_several(self, now: float) -> bool:
         return now - self._other_at < LATELY_S

@@ -78,7 +78,7 @@ class Slots:
         running = RunningTurn(turn, pool, missing_tokens, evicted_tokens, now, now, pace.prefilled_tokens)
         self._running[turn.id] = running
         self._touch(running)
-        if len(self._fleet.tenants.known) > 1:
+        if self._fleet.tenants.are_rivals:
             family = self._fleet.families[self._fleet.sessions[turn.session_id].family_id]
             expected_tokens = missing_tokens + output_tokens(family)
             self._queue_of(turn.model).shares.began(turn, max(LEAST_TOKENS, expected_tokens), now)
@@ -150,7 +150,7 @@ class Slots:
         pool.answering_tokens -= running.answer_tokens
         session = self._fleet.sessions[turn.session_id]
         session.num_running -= 1
-        if len(self._fleet.tenants.known) > 1:
+        if self._fleet.tenants.are_rivals:
             self._charge(running, session, fact, now)
         if fact.ending is Ending.COMPLETE and turn.kind is not SIDE:
             self._time(running, session, fact, now)

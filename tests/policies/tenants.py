@@ -23,6 +23,7 @@ from policies.types import (
     Fact,
     FirstByte,
     Left,
+    Reason,
     Reject,
     ReplicaReported,
     SessionEnded,
@@ -109,6 +110,8 @@ class Tenants:
     waited_s: dict[str, list[float]] = field(default_factory=dict)
     """At the gate, by tenant."""
     refused: Counter[str] = field(default_factory=Counter)
+    open_at: list[float] = field(default_factory=list)
+    """When turns passed an open gate."""
 
     def __post_init__(self) -> None:
         spec = EngineSpec(self.capacity_tokens // 16, max_num_seqs=self.slots, priority_scheduling=True)
@@ -200,6 +203,8 @@ class Tenants:
         elif isinstance(decision, Dispatch):
             sent = self._open[decision.turn_id]
             self.waited_s.setdefault(sent.turn.tenant, []).append(self._now - sent.wanted_at)
+            if decision.reason is Reason.OPEN:
+                self.open_at.append(self._now)
             tokens, priority = sent.lane.agents.output_tokens, -decision.hints.urgency
             request = ModelRequest(sent.turn.id, sent.text.chain(16), sent.prompt_tokens, tokens, priority)
             self._model.submit(request)

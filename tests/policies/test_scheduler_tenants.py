@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 
 from policies.shares import LATELY_S
+from policies.turns import Turns
 from policies.types import Dispatch, Reason, ReplicaReported, Turn, TurnKind
+from tests.policies.tenants import Agents, Tenants
 from tests.policies.test_scheduler import Fleet, ids
 from tests.policies.turns_of import done, turn
 
@@ -160,3 +162,16 @@ def test_a_side_request_that_waited_leaves_nothing_behind() -> None:
     residents = fleet.scheduler.view().replicas[0].num_residents
     fleet.tell(done("title"), 2.0)
     assert fleet.scheduler.view().replicas[0].num_residents == residents - 1
+
+
+def test_a_gate_that_is_open_for_one_tenant_holds_again_as_soon_as_there_are_two() -> None:
+    slow = Agents("slow", 60, num_turns=4, prompt_tokens=1_200, gap_s=20.0)
+    alone, together = (
+        Tenants(Turns(), [slow, *others], capacity_tokens=30_000)
+        for others in ([], [Agents("late", 1, gap_s=1.0, begins_at=150.0)])
+    )
+    for fleet in alone, together:
+        fleet.play(300.0)
+    assert any(at > 150.0 for at in alone.open_at)
+    assert together.open_at
+    assert max(together.open_at) <= 150.0
