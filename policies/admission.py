@@ -30,7 +30,7 @@ from policies.forecast import (
 from policies.policy import Policy
 from policies.shares import flow_of
 from policies.throughput import FEWEST_GAPS, Load
-from policies.types import Family, FamilyId, Reason, Refusal, Session, SessionId, Turn, TurnId
+from policies.types import Family, FamilyId, Reason, Refusal, Session, SessionId, Turn, TurnId, TurnKind
 
 Stages: TypeAlias = Mapping[tuple[FamilyId, Stage], float]
 """Numbers of sessions by family and progress."""
@@ -83,8 +83,11 @@ def is_worth_admitting(pool: Pool, session: Session, family: Family, new_tokens:
 
 
 def is_cheap(pool: Pool, session: Session, family: Family, new_tokens: float) -> bool:
-    """Whether a session costs less than one cycle in all its life, even if each of its tokens evicts another."""
+    """Whether a session costs less than one cycle in all its life, even if each of its tokens evicts another. A
+    call without tools is all of it, as long as no session of its family went on."""
     growth = pool.reserve.of(family, (session.num_begun, session.remaining_turns))
+    if session.kind is TurnKind.SINGLE and not any(family.continued):
+        growth = growth[:1]
     return sum(max(0.0, new_tokens + more) for more in growth) <= turn_value_tokens(pool)
 
 
