@@ -36,7 +36,7 @@ from gateway.engines.poller import RunningEngine
 from gateway.engines.providers.upstream import ProviderUpstream
 from gateway.prompt_lists.scatter import PromptListHandler
 from gateway.request.answer import Answering
-from gateway.request.background_calls import BackgroundCalls, WarmUps
+from gateway.request.background_calls import BackgroundCalls
 from gateway.request.gate import Drain, Gate, limits_of, policy_of, recorded
 from gateway.request.handler import RequestHandler, TurnHandler
 from gateway.request.model_call import Forward
@@ -67,7 +67,6 @@ class Parts:
     gate: Gate
     monitor: Monitor
     kv_events: KvEventHearing
-    warm_ups: WarmUps
     background_calls: BackgroundCalls
     stored: StoredResponses
     tools: OwnTools | None
@@ -168,9 +167,8 @@ class App:
         monitor = self._monitor(addresses, upstream, gate, observer, identity)
         forward = Forward(upstream, monitor, observer, clock)
         client = EngineClient(upstream, settings.probing.timeout_s)
-        warm_ups = WarmUps(settings.policy.warm_up_bytes, forward, self.settings.of_clients)
-        background_calls = BackgroundCalls(warm_ups, monitor, client, gate.tell)
-        gate.connect(background_calls.carry_out, observer.record_decisions)
+        background_calls = BackgroundCalls(monitor, client)
+        gate.connect(background_calls.release, observer.record_decisions)
         kv_events = KvEventHearing(gate.tell, observer.evicted)
         tools = self._own_tools(upstream, observer)
         toolbox = tools.toolbox(identity.residency) if tools else None
@@ -179,13 +177,13 @@ class App:
             clock=clock,
             monitor=monitor,
             identity=identity,
-            sessions=self._sessions(identity, gate, warm_ups, observer, kv_events, toolbox),
+            sessions=self._sessions(identity, gate, observer, kv_events, toolbox),
             breaks=PrefixBreaks(settings.identity, observer.metrics),
             stored=stored,
             toolbox=toolbox,
             trail=self._trail,
             gate=gate,
-            answering=Answering(gate, forward, observer, clock, stored.homes, warm_ups),
+            answering=Answering(gate, forward, observer, clock, stored.homes),
         )
         handler = self._handler(turns, forward, observer)
         return Parts(
@@ -194,7 +192,6 @@ class App:
             gate=gate,
             monitor=monitor,
             kv_events=kv_events,
-            warm_ups=warm_ups,
             background_calls=background_calls,
             stored=stored,
             tools=tools,

@@ -191,8 +191,6 @@ class Limits:
     """Buckets that one pass looks at behind a head that does not fit, and idle residents that it considers as
     victims."""
     min_retry_after_s: float = 1.0
-    warms_up: bool = False
-    """Whether the driver can have a session's last prompt computed again."""
     sub_agents_return: bool = True
     """Whether the first turn of a sub-agent goes like a later turn of its parent, which waits for it."""
 

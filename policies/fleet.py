@@ -149,7 +149,7 @@ class Fleet:
         self.has_strangers = False
         """Whether other gateways may send turns of other tenants to the same engines."""
         self.lost: list[tuple[Session, ReplicaId]] = []
-        """Sessions whose residency ended, or whose cache is gone, and where, since the Scheduler last looked."""
+        """Sessions whose residency ended, and where, since the Scheduler last looked."""
 
     def pool(self, replica_id: ReplicaId) -> Pool:
         if replica_id not in self.pools:
@@ -247,20 +247,13 @@ class Fleet:
             self.release(session)
         pool.idle.pop(session.id, None)
         session.replica_id, session.blocks = pool.replica.id, turn.blocks
-        return self._hold(session, pool, max(0, turn.chars - len(turn.blocks) * BLOCK_CHARS))
-
-    def keep(self, session: Session, pool: Pool) -> None:
-        """Make an idle session resident again where it was, with the prompt that it had."""
-        pool.idle[session.id] = session
-        self._hold(session, pool, 0)
-
-    def _hold(self, session: Session, pool: Pool, tail_chars: int) -> Met:
         part = pool.parts.get(session.tenant)
         if part is None:
             part = pool.parts[session.tenant] = TenantPart()
         part.num_residents += not session.is_resident
         part.blocks += len(session.blocks) - session.held_blocks
         session.is_resident, session.is_parked, session.held_blocks = True, False, len(session.blocks)
+        tail_chars = max(0, turn.chars - len(turn.blocks) * BLOCK_CHARS)
         pool.reserve.put(session, self.families[session.family_id], tail_chars)
         return pool.ledger.hold(session.id, session.blocks)
 
@@ -321,7 +314,6 @@ class Fleet:
             if session is not None and session.blocks and session.replica_id == pool.replica.id:
                 block_tokens = session.prompt_tokens / len(session.blocks) or pool.tokens(1)
                 pool.ledger.cut(session_id, int(tokens / block_tokens))
-                self.lost.append((session, pool.replica.id))
 
     def clear_cache(self, pool: Pool) -> None:
         """Record that the replica lost its cache: no session is resident there any more."""

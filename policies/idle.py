@@ -56,16 +56,12 @@ class IdleSessions:
         if session.num_running or session.num_waiting:
             return False
         session.idle_since = now
-        self.renew(session, now)
+        session.lease_until = now + self._policy.lease_s(session, self._fleet.families[session.family_id])
+        self.leases.put(session.lease_until, session.id)
         home = self._fleet.home(session)
         if home is not None:
             home.idle[session.id] = session
         return True
-
-    def renew(self, session: Session, now: float) -> None:
-        """Give an idle session a new lease."""
-        session.lease_until = now + self._policy.lease_s(session, self._fleet.families[session.family_id])
-        self.leases.put(session.lease_until, session.id)
 
     def ended(self, session: Session, now: float) -> None:
         """End the session, as its client said."""

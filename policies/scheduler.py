@@ -48,9 +48,7 @@ from policies.types import (
     Turn,
     TurnId,
     TurnKind,
-    WarmedUp,
 )
-from policies.warmup import WarmUps
 
 
 class Scheduler:
@@ -71,7 +69,6 @@ class Scheduler:
         """Sessions with a side request that passed the gate; and side requests that did not, which are sessions of
         their own."""
         self._idle = IdleSessions(self._fleet, policy, self._relearn)
-        self._warm_ups = WarmUps(self._fleet, limits.ceiling, limits.warms_up)
         self._deadlines = Timers()
         """Of waiting turns."""
         self._wake_at: float | None = None
@@ -98,8 +95,6 @@ class Scheduler:
                 self._lost(self._fleet.pool(replica_id), now, decisions)
             case SessionEnded(session_id) | SessionForgotten(session_id):
                 self._ended(session_id, now, is_forgotten=isinstance(fact, SessionForgotten))
-            case WarmedUp():
-                self._warm_ups.ended(fact)
         if min(self._idle.leases.next_at, self._idle.outrun.next_at, self._deadlines.next_at) <= now:
             may_admit |= self._expire(now, decisions)
         if self._rests.next_at <= now:
@@ -110,8 +105,8 @@ class Scheduler:
             self._admit(now)
         if self._ready:
             self._dispatch(now, decisions)
-        if self._fleet.lost or self._warm_ups.timers.next_at <= now:
-            self._follow_up(now, decisions)
+        if self._fleet.lost:
+            self._announce(decisions)
         self._wake_at = self._next_wake(now)
         return decisions, self._wake_at
 
@@ -180,7 +175,6 @@ class Scheduler:
         if turn.is_retry and session.num_begun:
             return session
         if session.num_begun:
-            self._warm_ups.came_back(session)
             if not session.num_running and not session.num_waiting:
                 learning.saw_gap(family, session, now - session.idle_since)
                 home = self._fleet.pools.get(session.replica_id or "")
@@ -291,7 +285,6 @@ class Scheduler:
         """Drop an idle session everywhere. Only timers may hold its id until they fire."""
         self._fleet.forget(session)
         self._admission.forget_session(session.id)
-        self._warm_ups.forget_session(session.id)
 
     def _expire(self, now: float, decisions: list[Decision]) -> bool:
         """Refuse turns whose deadline has come, and end leases. Return whether there were any."""
@@ -369,21 +362,14 @@ class Scheduler:
         hints = self._slots.hints(turn, pool, self._is_shared(now))
         return Dispatch(turn.id, pool.replica.id, reason, expected_cached_tokens, hints)
 
-    def _follow_up(self, now: float, decisions: list[Decision]) -> None:
-        """Announce the sessions that lost their residency, and warm up those whose time has come."""
+    def _announce(self, decisions: list[Decision]) -> None:
+        """Announce the sessions that lost their residency."""
         lost, self._fleet.lost = self._fleet.lost, []
-        for session, replica_id in lost:
-            if not session.is_resident:
-                decisions.append(Release(session.id, replica_id))
-            self._warm_ups.lost(session, now)
-        for session, warm_up in self._warm_ups.due(now, is_quiet=not (self._admission.held or self._ready)):
-            self._idle.renew(session, now)
-            decisions.append(warm_up)
+        decisions += (Release(session.id, replica_id) for session, replica_id in lost if not session.is_resident)
 
     def _next_wake(self, now: float) -> float | None:
         """Return the next time at which something changes by itself: a timer fires, or a wait passes the bound."""
-        wake_at = min(self._idle.leases.next_at, self._deadlines.next_at, self._warm_ups.timers.next_at)
-        wake_at = min(wake_at, self._rests.next_at)
+        wake_at = min(self._idle.leases.next_at, self._deadlines.next_at, self._rests.next_at)
         if self._admission.held:  # an idle session is less likely to come back once it outran its lease
             wake_at = min(wake_at, self._idle.outrun.next_at, self._admission.next_overdue_at(now))
         return None if wake_at == math.inf else wake_at

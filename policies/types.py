@@ -336,30 +336,12 @@ class SessionForgotten:
 
 
 @value
-class WarmedUp:
-    """A warm-up is over."""
-
-    session_id: SessionId
-    is_done: bool
-    """Whether the engine computed it."""
-
-
-@value
 class Tick:
     """The time has come that `Scheduler.tell` returned last."""
 
 
 Fact: TypeAlias = (
-    Arrived
-    | FirstByte
-    | Left
-    | ReplicaReported
-    | ReplicaLost
-    | CacheLost
-    | SessionEnded
-    | SessionForgotten
-    | WarmedUp
-    | Tick
+    Arrived | FirstByte | Left | ReplicaReported | ReplicaLost | CacheLost | SessionEnded | SessionForgotten | Tick
 )
 
 
@@ -426,15 +408,6 @@ class Reject:
 
 
 @value
-class WarmUp:
-    """Let a replica compute the last prompt of an idle session again. The answer is `WarmedUp`."""
-
-    session_id: SessionId
-    replica_id: ReplicaId
-    missing_tokens: int
-
-
-@value
 class Release:
     """A replica need not keep an idle session in its cache any longer."""
 
@@ -442,7 +415,7 @@ class Release:
     replica_id: ReplicaId
 
 
-Decision: TypeAlias = Dispatch | Reject | WarmUp | Release
+Decision: TypeAlias = Dispatch | Reject | Release
 
 
 # ---- idle times, kept in order, since each turn asks for quantiles and ranks

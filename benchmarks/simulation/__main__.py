@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.results import command_parser, write
-from benchmarks.simulation.experiments import classes, cliff, overload, robustness, shapes, sharing, warm_up
+from benchmarks.simulation.experiments import classes, cliff, overload, robustness, shapes, sharing
 from benchmarks.simulation.report import Outcome, draw, text_of
 
 EXPERIMENTS: dict[str, Callable[[Sequence[int]], Outcome]] = {
@@ -20,7 +20,6 @@ EXPERIMENTS: dict[str, Callable[[Sequence[int]], Outcome]] = {
     "overload": overload,
     "robustness": robustness,
     "shapes": shapes,
-    "warm-up": warm_up,
 }
 
 

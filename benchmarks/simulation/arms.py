@@ -56,10 +56,6 @@ def _round_robin(_runs: Sequence[AgentRun], _world: World) -> Decider:
     return Scheduler(Turns(round_robin), Limits())
 
 
-def _warming_up(_runs: Sequence[AgentRun], _world: World) -> Decider:
-    return Scheduler(Turns(), Limits(warms_up=True))
-
-
 def _sum_ledger(runs: Sequence[AgentRun], world: World) -> Decider:
     return SumLedger(_turns(runs, world))
 
@@ -71,7 +67,6 @@ ARMS: Mapping[str, Sequence[ArmFactory]] = {
     "deadline": [_deadline],
     "turns, least loaded": [_least_loaded],
     "turns, round robin": [_round_robin],
-    "warming up": [_warming_up],
     "sum ledger": [_sum_ledger],
     "oracle": [partial(shortest_first, budget=budget) for budget in BUDGETS],
     "oracle in bounds": [partial(shortest_in_bounds, budget=budget) for budget in BUDGETS],
@@ -96,7 +91,6 @@ class SimulatedFigures:
     starts would have meant in the order of arrivals."""
     uncached_tokens: int
     output_tokens_per_s: float
-    warm_ups: int
     of_class: Mapping[str, float]
     """Mean completion by class of sessions."""
     ttft_later_of_class_s: Mapping[str, float]
@@ -130,7 +124,6 @@ def figures(result: SimulationResult, after_s: float = 0.0) -> SimulatedFigures:
         most_of_bound=_most_of_bound([turn for turn in turns if turn.index == 0]),
         uncached_tokens=result.uncached_tokens,
         output_tokens_per_s=sum(turn.output_tokens for turn in result.turns) / result.makespan_s,
-        warm_ups=result.warm_ups,
         of_class={label: _mean(values) for label, values in sorted(classes.items())},
         ttft_later_of_class_s={label: _mean(values) for label, values in sorted(ttfts_s.items())},
     )

@@ -1,9 +1,8 @@
-"""The experiments in virtual time: load, kinds of fleets, what engines and clients say, and warm-ups."""
+"""The experiments in virtual time: load, kinds of fleets, and what engines and clients say."""
 
 from __future__ import annotations
 
 import itertools
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -32,9 +31,7 @@ from benchmarks.simulation.workloads import (
     BOUNDED,
     HEAVY,
     AgentRun,
-    Kind,
     mixed,
-    of_kind,
     plain,
     siblings,
     with_children,
@@ -360,55 +357,3 @@ def _robustness_bars(against: Mapping[str, float]) -> list[Bar]:
         *(Bar(f"silence against: {name}", 1 / against[name], most=1.03) for name in names[:2]),
         *(Bar(name, against[name], most=1.03) for name in names[2:]),
     ]
-
-
-NUM_SLOW, NUM_BURSTS, OF_BURST = 6, 12, 16
-SLOW_TOOL_S = 40.0
-QUICK = Kind("quick", (3, 0.2), 5, 2_000, (1_000, 3_000), (600, 0.5), (120, 0.3), (0.5, 0.5))
-BURST_FLEETS = {
-    "quiet in between, tools of one length": (90.0, 0.02),
-    "quiet in between, tools of any length": (90.0, 1.0),
-    "never quiet, tools of one length": (45.0, 0.02),
-    "never quiet, tools of any length": (45.0, 1.0),
-}
-"""Seconds between bursts, and sigma of the slow tools."""
-WARM_UP_ARMS = ("straight", "turns", "warming up")
-
-
-def bursts(every_s: float, spread: float, seed: int) -> list[AgentRun]:
-    """A few agents whose tools take about SLOW_TOOL_S, and now and then a burst of quick ones."""
-    rng = random.Random(seed)
-    slow = Kind("slow", (12, 0.1), 14, 2_000, (2_500, 3_500), (300, 0.5), (120, 0.3), (SLOW_TOOL_S, spread))
-    runs = [of_kind(slow, f"slow-{number}", rng.uniform(0.0, SLOW_TOOL_S), rng) for number in range(NUM_SLOW)]
-    for number in range(NUM_BURSTS):
-        at = every_s * (number + 1)
-        runs += [of_kind(QUICK, f"quick-{number}-{member}", at, rng) for member in range(OF_BURST)]
-    return sorted(runs, key=lambda run: run.arrives_at)
-
-
-def slow_ttft_s(figures: SimulatedFigures) -> float:
-    return figures.ttft_later_of_class_s["slow"]
-
-
-def warm_up(seeds: Sequence[int]) -> Outcome:
-    """What a session lost while its tool ran is computed again before the tool returns, or after."""
-    runs_of = sweep(
-        WARM_UP_ARMS, [SweepCell(partial(bursts, *fleet), BASE) for fleet in BURST_FLEETS.values()], seeds
-    )
-    measures = (slow_ttft_s, p99_ttft_later_s, session_s, uncached, lambda figures: figures.warm_ups)
-    rows = [
-        [name, arm, *(mean(runs_of[arm][i], measure) for measure in measures)]
-        for i, name in enumerate(BURST_FLEETS)
-        for arm in WARM_UP_ARMS
-    ]
-    against = [ratio(runs_of["warming up"][i], runs_of["turns"][i], slow_ttft_s) for i in range(len(BURST_FLEETS))]
-    most = [0.9 if name.startswith("quiet") else 1.05 for name in BURST_FLEETS]
-    return Outcome(
-        f"{NUM_SLOW} agents whose tools take {SLOW_TOOL_S:.0f} s and, every 90 or 45 s, a burst of {OF_BURST} "
-        "quick ones that need more than the cache. `warming up`: as `turns`, with warm-ups. Bars: mean TTFT of "
-        "the later turns of the slow ones, over that without warm-ups.",
-        ["fleet", "arm", "TTFT later, slow s", "p99 TTFT later s", "mean completion s", "uncached", "warm-ups"],
-        rows,
-        {f"{name}, {arm}": runs_of[arm][i] for arm in WARM_UP_ARMS for i, name in enumerate(BURST_FLEETS)},
-        [Bar(name, value, most=bar) for name, value, bar in zip(BURST_FLEETS, against, most, strict=True)],
-    )

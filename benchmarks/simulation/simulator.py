@@ -32,8 +32,6 @@ from policies.types import (
     Turn,
     TurnKind,
     Usage,
-    WarmedUp,
-    WarmUp,
 )
 
 
@@ -116,7 +114,6 @@ class SimulationResult:
     """In the order of their ends."""
     sessions: list[SimulatedSession] = field(default_factory=list)
     preemptions: int = 0
-    warm_ups: int = 0
     rejections: int = 0
     num_facts: int = 0
 
@@ -182,10 +179,6 @@ class Simulation:
         """When the frontend has read all calls."""
         self._wake_at: float | None = None
         self._open: dict[str, _OpenCall] = {}
-        self._last: dict[str, _OpenCall] = {}
-        """By session: its last call that was answered."""
-        self._warming: dict[str, str] = {}
-        """Warm-up -> its session."""
         self._progress: dict[str, _Progress] = {}
         self._result = SimulationResult()
 
@@ -268,7 +261,6 @@ class Simulation:
         sent = self._open.pop(turn_id)
         run, call, simulated = sent.run, sent.call, sent.simulated
         simulated.done_at = self._now
-        self._last[run.id] = sent
         self._result.turns.append(simulated)
         self._tell(Left(turn_id, Ending.COMPLETE, self._usage(simulated)))
         if simulated.index < 0:
@@ -317,9 +309,6 @@ class Simulation:
         self._tell(Tick())
 
     def _carry_out(self, decision: Decision) -> None:
-        if isinstance(decision, WarmUp):
-            self._warm_up(decision)
-            return
         if isinstance(decision, Release):
             return  # the model evicts by age alone
         sent = self._open[decision.turn_id]
@@ -332,13 +321,6 @@ class Simulation:
             return
         simulated.dispatched_at, simulated.replica_id = self._now, decision.replica_id
         self._submit(decision.replica_id, decision.turn_id, sent.call, sent.call.output_tokens)
-
-    def _warm_up(self, warm_up: WarmUp) -> None:
-        """The last prompt of a session again, for one token."""
-        call, name = self._last[warm_up.session_id].call, f"warm-up.{next(self._sequence)}"
-        self._warming[name] = warm_up.session_id
-        self._result.warm_ups += 1
-        self._submit(warm_up.replica_id, name, call, 1)
 
     def _submit(self, replica_id: str, name: str, call: ModelCall, output_tokens: int) -> None:
         """Send a call to the engines, whose frontend reads one call after the other."""
@@ -393,11 +375,8 @@ class Simulation:
                 self._router.prefilled(prefilled.id)
                 self._tell(FirstByte(prefilled.id))
         for name in step.finished:
-            if (session_id := self._warming.pop(name, None)) is None:
-                self._router.ended(name)
-                self._answered(name)
-            else:
-                self._tell(WarmedUp(session_id, is_done=True))
+            self._router.ended(name)
+            self._answered(name)
         self._step(replica_id)
 
 

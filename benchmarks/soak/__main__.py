@@ -166,7 +166,7 @@ def _settings(engines: Sequence[str], pace: float) -> dict[str, object]:
         "engines": [f"vllm://{address}" for address in engines],
         "models": {"aliases": {"with-tools": "m"}},
         "probing": {"hints": False},
-        "policy": {"slots_per_replica": 12, "max_wait_s": 20, "max_wait_plain_s": 20, "warm_up_bytes": 2**22},
+        "policy": {"slots_per_replica": 12, "max_wait_s": 20, "max_wait_plain_s": 20},
         "stream": {"silent_queue_s": 2 / pace, "keep_alive_s": 1 / pace},
         "timeouts": {"connect_s": 1, "first_byte_s": 5 / pace, "idle_s": 2 / pace, "shutdown_grace_s": 5},
         "identity": {"session_ttl_s": TTL_S / pace, "max_sessions": 500},

@@ -243,9 +243,8 @@ class Policy(Section):
     hold_bound_s: SecondsOrZero = 60
     """After this many seconds, and at least twice its first-come-first-served wait, a waiting session may evict
     idle ones."""
-    warm_up_bytes: int = Field(default=64 * 2**20, ge=0)
-    """Memory in bytes for the last requests of sessions. If a session loses its cache while its tool runs, and no
-    turn waits, its last request is sent again for one token just before the tool returns. 0: off."""
+    warm_up_bytes: int | None = Field(default=None, ge=0)
+    """Deprecated: it has no effect and will be removed. No session is prefilled ahead of its next turn."""
     sub_agents_return: bool = True
     """Whether a sub-agent, for which its parent waits, is queued like a later turn of the parent. false: it is
     queued like a new session."""

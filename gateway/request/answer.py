@@ -18,14 +18,13 @@ from gateway.config.settings import Stream
 from gateway.core.errors import STATUS, Failure, Outcome, Refused
 from gateway.core.transport import HeaderList, Responder
 from gateway.exchange import AnswerRounds, Exchange, Payload
-from gateway.request.background_calls import WarmUps
 from gateway.request.engine_errors import Attempts, EngineFailed
 from gateway.request.gate import Gate, Rejected, Ticket, TurnedAway, stopping
 from gateway.request.model_call import Forward, ModelCall
 from gateway.request.stored_responses import Home, Homes
 from gateway.request.upstream_response import UpstreamResponse
 from gateway.telemetry.observer import Observer
-from policies.types import SIDE, Dispatch, Ending, Refusal, ReplicaId, Turn
+from policies.types import Dispatch, Ending, Refusal, ReplicaId, Turn
 
 T = TypeVar("T")
 
@@ -159,8 +158,6 @@ class Answering:
     observer: Observer
     clock: Callable[[], float]
     homes: Homes
-    warm_ups: WarmUps | None = None
-    """None: sessions that lost their cache are not warmed up."""
 
     async def answer(self, turn: Turn, exchange: Exchange, responder: Responder) -> Outcome:
         """Answer a turn, however long that takes. Return how the answer went.
@@ -273,8 +270,6 @@ class TurnAnswer:
                     raise
             self._remember(dispatch)
             is_answered = answer.outcome is Outcome.ANSWERED
-            if is_answered and answering.warm_ups is not None and turn.kind is not SIDE:
-                answering.warm_ups.keep(turn.session_id, exchange.dialect, call)
             _leave(ticket, exchange, Ending.COMPLETE if is_answered else Ending.FAILED)
             return answer
 

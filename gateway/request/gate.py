@@ -39,7 +39,6 @@ from policies.types import (
     Turn,
     TurnId,
     Usage,
-    WarmUp,
 )
 
 LOG = logging.getLogger(__name__)
@@ -98,12 +97,13 @@ def limits_of(settings: Settings) -> Limits:
     """Return the limits that hold for every policy."""
     if settings.policy.price is not None:
         LOG.warning("policy.price has no effect and will be removed: the gateway measures what an eviction costs")
+    if settings.policy.warm_up_bytes is not None:
+        LOG.warning("policy.warm_up_bytes has no effect and will be removed: no session is prefilled ahead")
     return Limits(
         ceiling=settings.policy.ceiling,
         hold_bound_s=settings.policy.hold_bound_s,
         max_queue=settings.limits.queue_turns,
         max_sessions=settings.identity.max_sessions,
-        warms_up=settings.policy.warm_up_bytes > 0,
         sub_agents_return=settings.policy.sub_agents_return,
     )
 
@@ -150,7 +150,6 @@ Listener: TypeAlias = Callable[[Fact, list[Decision], float, float], None]
 """Gets every fact with its decisions, its time, and the seconds that deciding took."""
 
 
-_ABOUT_NO_TURN = (WarmUp, Release)
 KEPT_AGE_S = 600.0
 """A client that gave up and asks again within this time keeps the arrival of its first request."""
 MOST_KEPT = 10_000
@@ -244,16 +243,16 @@ class Gate:
         self._scheduler = scheduler
         self._clock = clock
         self._listeners: list[Listener] = []
-        self.background: Callable[[WarmUp | Release], None] | None = None
-        """Carries out the decisions that are about no turn. None: they are left out."""
+        self.background: Callable[[Release], None] | None = None
+        """Tells engines which sessions they need not keep. None: releases are left out."""
         self._tickets: dict[TurnId, Ticket] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._wake_at: float | None = None
         self._given_up: OrderedDict[SessionId, float] = OrderedDict()
         """Sessions whose client stopped waiting, and the arrival of their turn, which a retry inherits."""
 
-    def connect(self, background: Callable[[WarmUp | Release], None], *listeners: Listener) -> None:
-        """Let `background` carry out the decisions about no turn, and listeners see every fact, in this order."""
+    def connect(self, background: Callable[[Release], None], *listeners: Listener) -> None:
+        """Let `background` carry out releases, and listeners see every fact, in this order."""
         self.background = background
         self._listeners += listeners
 
@@ -318,7 +317,7 @@ class Gate:
         self._wake_at = None
 
     def _carry_out(self, decision: Decision) -> None:
-        if isinstance(decision, _ABOUT_NO_TURN):
+        if isinstance(decision, Release):
             if self.background is not None:
                 self.background(decision)
             return

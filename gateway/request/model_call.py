@@ -68,8 +68,6 @@ class ModelCall:
         self._replica_id = dispatch.replica_id
         self._target = forward.monitor.target(dispatch.replica_id)
         self._answer: UpstreamResponse | None = None
-        self.sent: Call | None = None
-        """The latest call."""
         forward.begin_attempt(exchange, self._target.engine, number, dispatch)
         self._repair = self._target.engine.adapter.repaired(exchange.request.path, payload.body)
         for note in self._repair.notes:
@@ -134,7 +132,6 @@ class ModelCall:
                 exchange, engine.adapter.kind, engine.address.base_url, call.headers
             )
             call = replace(call, headers=headers)
-        self.sent = call
         reply = await self._forward.send(engine, call, exchange.settings.timeouts)
         if self._answer is not None:
             self._answer.close()

@@ -349,14 +349,6 @@ async def test_the_next_model_call_of_an_agent_run_follows(staged: Staging) -> N
     assert {row["engine_model"] for row in stage.rows()[1:]} == {"n"}
 
 
-async def test_a_warm_up_follows(staged: Staging) -> None:
-    stage = await staged(Case({}, {}, status, 0, 0), "chat")
-    session = (await (await stage.begin(OTHER))).headers["X-Turngate-Session"]
-    await stage.reload(timeouts={"idle_s": 77})
-    assert await stage.door.app.parts.warm_ups.ask(session)
-    assert stage.sent[-1].timeouts.idle_s == 77
-
-
 @pytest.mark.parametrize("path", ["/v1/files", "/v1/responses/resp_1/cancel"])
 async def test_what_belongs_to_another_member_and_is_too_long_is_refused(staged: Staging, path: str) -> None:
     case = Case({"batches": {"file_bytes": 1_000}}, {}, status, 0, 0)

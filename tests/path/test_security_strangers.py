@@ -144,7 +144,7 @@ class Client:
 
 @asynccontextmanager
 async def asking(start: Start, engine: FakeEngine, **sections: Any) -> AsyncIterator[Client]:
-    gateway = await start(engine, keys=keys("a"), policy={"warm_up_bytes": 0}, **sections)
+    gateway = await start(engine, keys=keys("a"), **sections)
     async with Client(gateway) as client:
         yield client
 

@@ -69,7 +69,7 @@ def chat(*said: str) -> dict[str, Any]:
 
 
 async def gateway_with_all_parts(start: Start, engine: FakeEngine, bench: Bench, **identity: Any) -> Gateway:
-    """Tools of its own, warm-ups, and a table of few sessions; no receipts, which have a time of their own."""
+    """Tools of its own, and a table of few sessions; no receipts, which have a time of their own."""
     sections = {"identity": {"session_ttl_s": TTL_S, **identity}, "receipts": {"keep_s": 0}}
     probing = {"hints": False, "interval_s": 1e6}  # a poll would meet the leaps of time
     return await start(engine, tools=bench.settings(), probing=probing, **sections)

@@ -13,7 +13,7 @@ from benchmarks.results import write
 from benchmarks.simulation.arms import SimulatedFigures, play
 
 REAL = FleetFigures(40.0, 20.0, 20.0, 30.0, 40.0, 5.0, 2.0, 1_500, 1_000, 9_000, 0, 0, 5.0, 1.0)
-SIMULATED = SimulatedFigures(36.0, 20.0, 40.0, 5.0, 1.0, 0.0, 1.0, 1_500, 10.0, 0, {}, {})
+SIMULATED = SimulatedFigures(36.0, 20.0, 40.0, 5.0, 1.0, 0.0, 1.0, 1_500, 10.0, {}, {})
 
 
 def pair(arm: str, seed: int, factor: float = 1.0) -> Pair:
