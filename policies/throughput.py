@@ -19,16 +19,17 @@ the two numbers of residents lies a trough: the first session too many costs mos
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from policies.learning import Pace
 
 FEWEST_GAPS = 6
 """Gaps from which the throughput is computed."""
-ROUNDS, STEP = 30, 0.3
-"""Of the damped iteration, which ends within a percent."""
+ROUNDS, STEP, CLOSE = 30, 0.3, 1e-3
+"""Of the damped iteration, which ends within a percent, or as soon as a step changes less than a thousandth."""
 MOST_BUSY = 0.98
 """Part of its time that a pool computes prompts at most."""
 BESIDE = 0.25
@@ -56,8 +57,8 @@ class Load:
 
 def turns_per_s(num_residents: float, load: Load, pace: Pace) -> float:
     """Return the throughput of so many residents. The pace must have seen a gap."""
-    gaps_s = pace.gaps.ordered
-    mean_gap_s = sum(gaps_s) / len(gaps_s)
+    means_s = means_kept_s(pace.gaps.ordered)
+    mean_gap_s = means_s[-1]
     one_s, two_s = pace.decode_s(1) or 1.0, pace.decode_s(2) or 1.0
     new_s = pace.prefill_token_s * load.turn_tokens + BESIDE * pace.prefill_base_s
     held_tokens, most_running = num_residents * load.own_tokens, math.inf
@@ -69,27 +70,30 @@ def turns_per_s(num_residents: float, load: Load, pace: Pace) -> float:
         kept_s = math.inf  # for which an idle prefix stays, on average over the gaps
         if held_tokens > load.room_tokens:
             kept_s = load.room_tokens / held_tokens * (mean_gap_s + turn_s) - turn_s
-        work_s = new_s + share_longer(gaps_s, kept_s) * load.lost_tokens * pace.miss_token_s
+        work_s = new_s + share_longer(means_s, kept_s) * load.lost_tokens * pace.miss_token_s
         num_running = min(rate * turn_s, most_running)
         alone_s = one_s + (two_s - one_s) * (num_running - 1)
         next_turn_s = alone_s / (1 - min(MOST_BUSY, rate * work_s)) + work_s
         next_rate = min(num_residents / (mean_gap_s + next_turn_s), most_running / next_turn_s)
         turn_s, rate = turn_s + STEP * (next_turn_s - turn_s), rate + STEP * (next_rate - rate)
+        if abs(next_turn_s - turn_s) < CLOSE * turn_s and abs(next_rate - rate) < CLOSE * rate:
+            break
     return rate
 
 
-def share_longer(gaps_s: Sequence[float], mean_s: float) -> float:
-    """Return Pr(g > T) for the T with E[min(g, T)] = mean_s, over gaps in order; 1 where that is not above 0."""
-    if mean_s <= 0:
-        return 1.0
-    below_s, before_s, num = 0.0, 0.0, len(gaps_s)
-    for index, gap_s in enumerate(gaps_s):
-        step_s = (gap_s - before_s) * (num - index) / num
-        if below_s + step_s >= mean_s:
-            kept_s = before_s + (mean_s - below_s) * num / (num - index)
-            return (num - bisect_right(gaps_s, kept_s)) / num
-        below_s, before_s = below_s + step_s, gap_s
-    return 0.0
+def means_kept_s(gaps_s: Sequence[float]) -> list[float]:
+    """Return E[min(g, T)] for each gap T, over gaps in order."""
+    num = len(gaps_s)
+    return [
+        (below_s + (num - 1 - index) * gap_s) / num
+        for index, (below_s, gap_s) in enumerate(zip(accumulate(gaps_s), gaps_s, strict=True))
+    ]
+
+
+def share_longer(means_s: Sequence[float], mean_s: float) -> float:
+    """Return Pr(g > T) for the T with E[min(g, T)] = mean_s; 1 where that is not above 0. `means_s`: as
+    `means_kept_s` returns them."""
+    return 1 - bisect_left(means_s, mean_s) / len(means_s)
 
 
 JUDGED_S, MEMORY_S = 0.5, 5.0

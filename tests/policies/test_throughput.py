@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.learning import Pace
-from policies.throughput import Load, Switch, share_longer, turns_per_s
+from policies.throughput import Load, Switch, means_kept_s, share_longer, turns_per_s
 
 ROOM_TOKENS = 38_000.0
 
@@ -59,7 +59,7 @@ def test_an_open_gate_closes_once_holding_pays_again_and_stays_open_between() ->
 def test_the_kept_time_is_the_one_that_its_mean_says(gaps_s: list[float], mean_s: float) -> None:
     """The share of longer gaps falls from 1 to 0 as the mean of min(gap, T) rises to that of the gaps."""
     gaps_s.sort()
-    share = share_longer(gaps_s, mean_s)
+    share = share_longer(means_kept_s(gaps_s), mean_s)
     assert 0.0 <= share <= 1.0
     if mean_s > sum(gaps_s) / len(gaps_s):
         assert share == 0.0
