@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import TypeAlias
@@ -132,44 +132,6 @@ def should_give_way(pool: Pool, session: Session, family: Family, now: float) ->
     private_tokens = pool.tokens(pool.ledger.private_blocks(session.id))
     turns = max(1.0, idle_left_s(session, family, now) / pool.pace.cycle_s)
     return chance_of_return(session, family, now) * (private_tokens + value_tokens) <= turns * value_tokens
-
-
-PARKING_PRICE = 3.0
-"""How many times dearer parking is than the evictions of an admission: a parked session also waits, perhaps
-repeatedly."""
-
-
-def token_turns(family: Family, num_begun: int, remaining_turns: int) -> float:
-    """Tokens that a session holds beside its family's prefix, added up over this turn and those that remain."""
-    append = append_tokens(family)
-    held_tokens = private_tokens(family) + (num_begun - 1) * append + output_tokens(family)
-    return (1 + remaining_turns) * (held_tokens + append * remaining_turns / 2)
-
-
-def to_park(
-    pool: Pool,
-    session: Session,
-    idle: Iterable[Session],
-    families: Mapping[FamilyId, Family],
-    num_waiting: int,
-) -> list[Session]:
-    """Idle residents whose room the waiting turns need more, those with the longest to go first.
-
-    Each waiting turn goes earlier by the difference in token-turns over the size of the pool. The price is the
-    recomputation of the private tokens.
-    """
-    if session.declared_turns is None or pool.capacity.tokens is None:
-        return []
-    own = token_turns(families[session.family_id], session.num_begun, session.declared_turns)
-    worth_tokens = num_waiting * turn_value_tokens(pool) / (PARKING_PRICE * pool.capacity.tokens)
-    found: list[tuple[float, Session]] = []
-    for other in idle:
-        if not other.declared_turns or other.parent_id is not None or other.tenant != session.tenant:
-            continue
-        size = token_turns(families[other.family_id], other.num_begun + 1, other.declared_turns - 1)
-        if size > own and pool.tokens(pool.ledger.private_blocks(other.id)) <= worth_tokens * (size - own):
-            found.append((size, other))
-    return [other for _, other in sorted(found, key=lambda pair: -pair[0])]
 
 
 # ---- the gate in front of the caches
@@ -295,11 +257,10 @@ class Admission:
         return at
 
     def _bucket(self, turn: Turn, session: Session) -> Bucket:
-        is_parked = session.is_parked
-        returns = not is_parked and (session.num_begun > 1 or self._waits_for(session))
+        returns = session.num_begun > 1 or self._waits_for(session)
         stage = session.num_begun, session.declared_turns
         turn_id = turn.id if self._policy.ranks_turns else ""
-        return Bucket(turn.priority_class, returns, turn.tenant, turn.family_id, *stage, is_parked, turn_id)
+        return Bucket(turn.priority_class, returns, turn.tenant, turn.family_id, *stage, turn_id)
 
     def _is_full_for(self, tenant: str) -> bool:
         """Whether the tenant has its part of the queue, as one of the tenants that wait."""
@@ -385,7 +346,7 @@ class Admission:
         """Admit the turn where one of these holds, in this order:
 
         1. It fits.
-        2. It is the first, and idle residents that have probably ended, or that have longer to go, leave for it.
+        2. It is the first, and idle residents that have probably ended leave for it.
         3. It is the first of its tenant, and residents of tenants that hold much more of the pool leave for it.
         4. It is overdue, and idle residents leave for it.
         5. It does not fit beside others, and all others are idle: it gets the pool alone.
@@ -397,7 +358,7 @@ class Admission:
         if fitting:
             return Admitted(turn, fitting, Reason.ADMITTED if self._is_old(turn, now) else Reason.FREE)
         for pool in pools:
-            if is_first and (self._evicts_ended(turn, pool, now) or self._parks(turn, pool, now)):
+            if is_first and self._evicts_ended(turn, pool, now):
                 return Admitted(turn, [pool], Reason.ADMITTED)
             if is_tenants_first and self._evicts_surplus(turn, pool, now):
                 return Admitted(turn, [pool], Reason.ADMITTED)
@@ -495,17 +456,6 @@ class Admission:
             if not should_give_way(pool, session, family, now):
                 continue
             self._fleet.release(session)
-            if self._fits(turn, pool, now):
-                return True
-        return False
-
-    def _parks(self, turn: Turn, pool: Pool, now: float) -> bool:
-        """Park residents that have longer to go, the longest first, until the turn fits. They wait until shorter
-        sessions have gone."""
-        session, idle = self._fleet.sessions[turn.session_id], self._victims(turn, pool)
-        for other in to_park(pool, session, idle, self._fleet.families, len(self.held)):
-            self._fleet.release(other)
-            other.is_parked = True
             if self._fits(turn, pool, now):
                 return True
         return False

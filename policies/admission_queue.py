@@ -68,8 +68,6 @@ class Bucket(NamedTuple):
     family_id: FamilyId
     num_begun: int
     declared_turns: int | None
-    is_parked: bool = False
-    """The session made way for shorter ones."""
     turn_id: TurnId = ""
     """Of its only turn, where the policy ranks each turn by itself."""
 
@@ -77,10 +75,10 @@ class Bucket(NamedTuple):
 Rank: TypeAlias = Callable[[Turn, Bucket], float]
 Age: TypeAlias = tuple[float, int]
 """(Held since, sequence number)."""
-Key: TypeAlias = tuple[int, float, Age]
-"""Place of a bucket in the order of its flow: (standing, rank, age)."""
+Key: TypeAlias = tuple[bool, float, Age]
+"""Place of a bucket in the order of its flow: (is new, rank, age)."""
 NO_TURN: tuple[Age, TurnId] = (math.inf, 0), ""
-_Entry: TypeAlias = tuple[int, float, Age, int, Bucket]
+_Entry: TypeAlias = tuple[bool, float, Age, int, Bucket]
 """A key, a sequence number, and the bucket."""
 
 
@@ -97,7 +95,7 @@ class _FlowQueue:
 
 
 class HeldTurns:
-    """Holds turns by flow. In a flow returning sessions go before new ones, and new ones before parked ones; then
+    """Holds turns by flow. In a flow returning sessions go before new ones; then
     the policy's rank decides, then age."""
 
     def __init__(self, rank: Rank) -> None:
@@ -197,7 +195,7 @@ class HeldTurns:
 
     def key(self, turn: Turn, bucket: Bucket, since: float) -> Key:
         """Return the place that a turn would have."""
-        return _standing(bucket), self._rank(turn, bucket), (since, self._sequence + 1)
+        return not bucket.is_returning, self._rank(turn, bucket), (since, self._sequence + 1)
 
     def num_before(self, flow: Flow, turn_id: TurnId | None = None, key: Key | None = None) -> int:
         """Return how many turns at most go before one of the flow: a waiting one, or one that arrives now.
@@ -258,7 +256,13 @@ class HeldTurns:
             heapq.heapify(heap)
         self._sequence += 1
         age = self._buckets[bucket][0][0]
-        entry = self._entries[bucket] = (_standing(bucket), self._rank_of(bucket), age, self._sequence, bucket)
+        entry = self._entries[bucket] = (
+            not bucket.is_returning,
+            self._rank_of(bucket),
+            age,
+            self._sequence,
+            bucket,
+        )
         heapq.heappush(heap, entry)
 
     def _drop(self, bucket: Bucket) -> None:
@@ -268,10 +272,6 @@ class HeldTurns:
         siblings.discard(bucket)
         if not siblings:
             del self._of_family[bucket.family_id]
-
-
-def _standing(bucket: Bucket) -> int:
-    return 2 if bucket.is_parked else not bucket.is_returning
 
 
 # ---- the queue of one model

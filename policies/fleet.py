@@ -252,7 +252,7 @@ class Fleet:
             part = pool.parts[session.tenant] = TenantPart()
         part.num_residents += not session.is_resident
         part.blocks += len(session.blocks) - session.held_blocks
-        session.is_resident, session.is_parked, session.held_blocks = True, False, len(session.blocks)
+        session.is_resident, session.held_blocks = True, len(session.blocks)
         tail_chars = max(0, turn.chars - len(turn.blocks) * BLOCK_CHARS)
         pool.reserve.put(session, self.families[session.family_id], tail_chars)
         return pool.ledger.hold(session.id, session.blocks)

@@ -136,8 +136,6 @@ class Session:
     """While idle: when its lease ends."""
     is_expired: bool = False
     """While idle: its first lease ran out."""
-    is_parked: bool = False
-    """It made way for shorter sessions. Its next turn goes after the first turns of new sessions."""
     is_presumed_ended: bool = False
     """It counts as ended until it comes back: its lease ran out, or its client ended it."""
 

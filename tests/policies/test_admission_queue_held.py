@@ -26,20 +26,18 @@ def test_a_class_below_0_never_waits_too_long() -> None:
     assert held.oldest((-1, "t"))[1] == ""
 
 
-def test_in_a_tenant_returning_before_new_before_parked_and_no_tenant_takes_the_part_of_another() -> None:
+def test_in_a_tenant_returning_before_new_and_no_tenant_takes_the_part_of_another() -> None:
     held = HeldTurns(lambda _turn, bucket: float(bucket.num_begun))
     held.put(turn("new of a"), Bucket(0, False, "a", "f", 1, None), 1.0)
     held.put(turn("next of a"), Bucket(0, False, "a", "f", 2, None), 1.0)
     held.put(turn("new of b"), Bucket(0, False, "b", "f", 9, None), 2.0)
     held.put(turn("back of a"), Bucket(0, True, "a", "f", 9, None), 3.0)
-    held.put(turn("parked of b"), Bucket(0, False, "b", "f", 1, 0, is_parked=True), 0.5)
     assert list(held.flows) == [(0, "a"), (0, "b")]
-    order = ["new of b", "parked of b", "back of a", "new of a", "next of a"]
+    order = ["new of b", "back of a", "new of a", "next of a"]
     assert [head.id for head in held.heads(10, [(0, "b"), (0, "a")])] == order
     assert [head.id for head in held.heads(2, [(0, "b"), (0, "a")])] == ["new of b", "back of a"]
     assert [head.id for head in held.heads(1, [(0, "b"), (0, "a")])] == ["new of b"]
     held.remove("new of b")
-    held.remove("parked of b")
     assert list(held.flows) == [(0, "a")]
 
 
