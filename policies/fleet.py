@@ -12,6 +12,7 @@ from itertools import islice, takewhile
 from policies.capacity import Capacity, Concurrency
 from policies.dispatch_queue import DispatchQueue
 from policies.forecast import Forecast, Reserve, expected_turns
+from policies.gate_time import GateTime
 from policies.learning import Pace, TokenRatio, blend
 from policies.ledger import Ledger, Met
 from policies.policy import Option
@@ -62,6 +63,7 @@ class Pool:
     pace: Pace = field(default_factory=Pace)
     capacity: Capacity = field(default_factory=Capacity)
     switch: Switch = field(default_factory=Switch)
+    gate_time: GateTime = field(default_factory=GateTime)
     reuse: ReuseDistances = field(default_factory=ReuseDistances)
     grain_tokens: int = 0
     """Divides all numbers of cached tokens so far: its engine finds blocks of so many. 0: not seen yet."""
@@ -370,6 +372,11 @@ class ReplicaView:
     num_residents: int = 0
     stated_tokens: int | None = None
     """Size of the whole pool, as its engine states it."""
+    gate_held_s: float = 0.0
+    gate_saved_s: float = 0.0
+    """What its gate cost and saved against no gate, in seconds of sessions."""
+    gate_is_open: bool = False
+    """Whether sessions are not held there, since that does not pay."""
 
     @property
     def assumed_slots(self) -> int:
@@ -450,4 +457,7 @@ def _replica(pool: Pool, ceiling: float) -> ReplicaView:
         capacity_tokens=None if capacity_tokens is None else round(capacity_tokens),
         stated_tokens=pool.capacity.stated_tokens,
         ceiling_tokens=None if capacity_tokens is None else round(ceiling * capacity_tokens),
+        gate_held_s=pool.gate_time.held_s,
+        gate_saved_s=pool.gate_time.saved_s,
+        gate_is_open=pool.switch.is_open,
     )

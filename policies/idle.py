@@ -44,8 +44,14 @@ LEASES = 3.0
 class IdleSessions:
     """Keeps the leases of sessions without a turn. Written by the Scheduler."""
 
-    def __init__(self, fleet: Fleet, policy: Policy, relearn: Callable[[Family], None]) -> None:
-        self._fleet, self._policy, self._relearn = fleet, policy, relearn
+    def __init__(
+        self,
+        fleet: Fleet,
+        policy: Policy,
+        relearn: Callable[[Family], None],
+        presumed_ended: Callable[[SessionId], None],
+    ) -> None:
+        self._fleet, self._policy, self._relearn, self._presumed_ended = fleet, policy, relearn, presumed_ended
         self.leases = Timers()
         self.outrun = Timers()
         """Ends of leases that no longer hold: their sessions came back, or are forgotten. While turns wait, the
@@ -113,4 +119,5 @@ class IdleSessions:
     def _presume_ended(self, session: Session) -> None:
         family = self._fleet.families[session.family_id]
         learning.saw_end(family, session)
+        self._presumed_ended(session.id)
         self._relearn(family)

@@ -246,9 +246,9 @@ def _reach(family: Family, num_turns: int) -> None:
         family.continued.append(0)
 
 
-def saw_first_prompt(family: Family, turn: Turn, parent: Session | None) -> None:
+def saw_first_prompt(family: Family, turn: Turn, parent: Session | None) -> int:
     """Record the arrival of a first prompt: what follows its siblings' prefix, and its parent's, is its own. A
-    session that waits at the gate teaches that, too."""
+    session that waits at the gate teaches that, too. Return the blocks of the prefix."""
     shared_blocks = shared_length(family.first_blocks, turn.blocks)
     if parent is not None:
         shared_blocks = max(shared_blocks, shared_length(parent.blocks, turn.blocks))
@@ -256,6 +256,7 @@ def saw_first_prompt(family: Family, turn: Turn, parent: Session | None) -> None
         own_chars = max(0, turn.chars - shared_blocks * BLOCK_CHARS)
         family.private_chars = blend(family.private_chars, own_chars)
     family.first_blocks, family.first_chars = turn.blocks, turn.chars
+    return shared_blocks
 
 
 def saw_answer(

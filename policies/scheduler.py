@@ -21,8 +21,10 @@ from policies.fleet import Fleet, FleetView, Pool, continues_prompt, option, vie
 from policies.idle import IdleSessions, Timers
 from policies.ledger import shared_length
 from policies.policy import Policy
+from policies.shadow_clocks import Clocks
 from policies.slots import Slots
 from policies.types import (
+    BLOCK_CHARS,
     SIDE,
     Arrived,
     CacheLost,
@@ -68,7 +70,8 @@ class Scheduler:
         self._sides: set[SessionId] = set()
         """Sessions with a side request that passed the gate; and side requests that did not, which are sessions of
         their own."""
-        self._idle = IdleSessions(self._fleet, policy, self._relearn)
+        self._clocks = Clocks(self._fleet)
+        self._idle = IdleSessions(self._fleet, policy, self._relearn, self._clocks.ended)
         self._deadlines = Timers()
         """Of waiting turns."""
         self._wake_at: float | None = None
@@ -177,14 +180,17 @@ class Scheduler:
         if session.num_begun:
             if not session.num_running and not session.num_waiting:
                 learning.saw_gap(family, session, now - session.idle_since)
+                self._clocks.came_back(session, now)
                 home = self._fleet.pools.get(session.replica_id or "")
                 if home is not None:
                     home.pace.saw_cycle(session.decode_s, now - session.idle_since, session.others_tokens)
             learning.saw_continuation(family, session)
         else:
             parent = self._fleet.sessions.get(session.parent_id or "")
-            learning.saw_first_prompt(family, turn, parent)
+            shared_blocks = learning.saw_first_prompt(family, turn, parent)
             family.tokens_per_char = self._fleet.tokens_per_char(turn)
+            self._clocks.began(session, shared_blocks * BLOCK_CHARS, parent, now)
+        self._clocks.wants(session, family, turn, now)
         session.num_begun += 1
         learning.saw_bound(family, turn.max_output_tokens)
         self._relearn(family)
@@ -241,6 +247,7 @@ class Scheduler:
             self._fleet.sessions[turn.session_id].num_waiting -= 1
         elif fact.ending is Ending.COMPLETE and turn.kind is not SIDE:
             self._relearn(self._fleet.families[turn.family_id])
+            self._clocks.finished(turn, now)
         self._rest(turn, now)
 
     def _rest(self, turn: Turn, now: float) -> None:
@@ -284,6 +291,7 @@ class Scheduler:
     def _forget(self, session: Session) -> None:
         """Drop an idle session everywhere. Only timers may hold its id until they fire."""
         self._fleet.forget(session)
+        self._clocks.forget(session.id)
         self._admission.forget_session(session.id)
 
     def _expire(self, now: float, decisions: list[Decision]) -> bool:
@@ -339,6 +347,7 @@ class Scheduler:
         else:
             rank = self._policy.rank(turn, session, family)
             _, expected_blocks = self._fleet.hold(session, turn, pool)
+            self._clocks.ready(session.id, now)
         pool.queue.put(turn, (is_side, rank, turn.arrived_at), now)
         evicted_tokens = 0.0
         if expected_blocks < len(last_blocks) and not is_side:

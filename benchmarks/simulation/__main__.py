@@ -11,6 +11,7 @@ from pathlib import Path
 
 from benchmarks.results import command_parser, write
 from benchmarks.simulation.experiments import classes, cliff, overload, robustness, shapes, sharing
+from benchmarks.simulation.gate_ledger import ledger
 from benchmarks.simulation.report import Outcome, draw, text_of
 
 EXPERIMENTS: dict[str, Callable[[Sequence[int]], Outcome]] = {
@@ -20,6 +21,7 @@ EXPERIMENTS: dict[str, Callable[[Sequence[int]], Outcome]] = {
     "overload": overload,
     "robustness": robustness,
     "shapes": shapes,
+    "ledger": ledger,
 }
 
 

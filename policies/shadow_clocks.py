@@ -1,0 +1,223 @@
+"""The ledger of time of a fleet: what its gate costs and saves against no gate, in seconds of sessions.
+
+A shadow clock per session tells when it would stand where it is now without a gate. Each turn that ends moves the
+clock on by the session's own tool time, and by the time that a turn takes without a gate: n / X - E[g], by the
+fluid model (`throughput.py`), with the n sessions that live at that time of their clocks, and the sizes that they
+have then. The gate saved that time less the one that the turn took at its engine, and cost the turn's wait for
+residency. So saved less held is the session's end without a gate less its real end.
+
+Where all contexts of the shadow fit, a turn takes as long as it really took. While the gate is open, the model
+gives a factor: the time of a turn among the sessions of the shadow over that among the real ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log
+from typing import TypeAlias
+
+from policies.fleet import Fleet, Pool
+from policies.forecast import append_tokens, output_tokens
+from policies.gate_time import GateTime
+from policies.throughput import FEWEST_GAPS, Load, turns_per_s
+from policies.types import Family, FamilyId, Session, SessionId, Turn
+
+FINE = 8
+"""Parts of a factor e, and of the tokens of a turn, that count as equal."""
+MOST_TURN_S = 600.0
+"""A turn takes no longer without a gate: clients have given up by then."""
+MODELLED = 0.93
+"""Part of the modelled time that a turn takes without a gate, fitted to simulated fleets
+(`benchmarks/simulation/results/ledger.md`): their sessions begin together, and fill the pool only later."""
+
+# ---- who lives at a time of the clocks
+
+STEP_S = 2.0
+MOST_STEPS = 512
+"""Of the times that differ; what happened earlier counts as before all of them."""
+
+
+Sums: TypeAlias = tuple[float, float, float]
+"""(sessions, tokens that they hold, tokens that an eviction costs their turns)."""
+
+
+class Population:
+    """Sums over the sessions that live at a time of the clocks."""
+
+    def __init__(self) -> None:
+        self._first = 0
+        self._sums = [0.0], [0.0], [0.0]
+        """Changes by step."""
+        self.now: Sums = (0.0, 0.0, 0.0)
+        """Of all changes: of the sessions that really live."""
+
+    def change(self, at: float, num: int, own_tokens: float, lost_tokens: float) -> None:
+        """Change the sums from that time on."""
+        before, own_before, lost_before = self.now
+        self.now = before + num, own_before + own_tokens, lost_before + lost_tokens
+        step = int(at / STEP_S)
+        if step >= self._first + len(self._sums[0]):
+            self._reach(step)
+        index = max(0, step - self._first)
+        nums, own, lost = self._sums
+        nums[index] += num
+        own[index] += own_tokens
+        lost[index] += lost_tokens
+
+    def at(self, at: float) -> Sums:
+        end = max(1, int(at / STEP_S) + 1 - self._first)
+        nums, own_tokens, lost_tokens = self._sums
+        return sum(nums[:end]), sum(own_tokens[:end]), sum(lost_tokens[:end])
+
+    def _reach(self, step: int) -> None:
+        """Make the step the latest one."""
+        extra = max(0, step + 1 - self._first - MOST_STEPS)
+        self._first += extra
+        for changes in self._sums:
+            changes[: extra + 1] = [sum(changes[: extra + 1])]
+            changes.extend([0.0] * (step + 1 - self._first - len(changes)))
+
+
+# ---- the clocks
+
+
+@dataclass(slots=True)
+class Clock:
+    """The shadow of one session."""
+
+    at: float
+    """When it would have begun its turn, or ended its last one, without a gate."""
+    family_id: FamilyId
+    shared_chars: int
+    """Of its prompts: those of its family."""
+    own_tokens: float = 0.0
+    lost_tokens: float = 0.0
+    wanted_at: float = 0.0
+    ready_at: float = 0.0
+    """When its turn came, and when it had residency, really."""
+    is_over: bool = True
+    """Whether it counts as ended."""
+    met: Sums = (0.0, 0.0, 0.0)
+    """Of the real sessions when its turn came."""
+    time: GateTime | None = None
+    """Of the pool of its last turn."""
+    child: tuple[float, float] | None = None
+    """When its sub-agent's last turn ended: by the clock, and really."""
+
+
+class Clocks:
+    """Owns the clocks of the sessions of a fleet. Written by the Scheduler."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._clocks: dict[SessionId, Clock] = {}
+        self._population = Population()
+        self._families: dict[FamilyId, tuple[int, int]] = {}
+        """Living sessions of each, and the length of their shared prefix."""
+        self._shared_chars = 0
+
+    def began(self, session: Session, shared_chars: int, parent: Session | None, now: float) -> None:
+        """The first turn of a session came. A sub-agent begins by the clock of its parent."""
+        self.forget(session.id)
+        clock = self._clocks[session.id] = Clock(now, session.family_id, shared_chars)
+        above = None if parent is None else self._clocks.get(parent.id)
+        if parent is not None and above is not None:
+            clock.at = above.at + max(0.0, now - parent.idle_since)
+
+    def came_back(self, session: Session, now: float) -> None:
+        """An idle session sends a turn; it may have waited for sub-agents."""
+        clock = self._clocks.get(session.id)
+        if clock is None:
+            return
+        gap_s = now - session.idle_since
+        if clock.child is not None and clock.child[1] >= session.idle_since:
+            child_at, child_ended_at = clock.child
+            shadow_s = max(gap_s, child_at + now - child_ended_at - clock.at)
+            if clock.time is not None:
+                clock.time.saw_turn(0.0, shadow_s - gap_s, now)
+            gap_s = shadow_s
+        clock.at, clock.child = clock.at + gap_s, None
+
+    def wants(self, session: Session, family: Family, turn: Turn, now: float) -> None:
+        """A turn came."""
+        clock = self._clocks.get(session.id)
+        if clock is None:
+            return
+        ratio = family.tokens_per_char
+        lost_tokens = max(0.0, session.prompt_tokens - clock.shared_chars * ratio)
+        own_tokens = max(0, turn.chars - clock.shared_chars) * ratio + output_tokens(family)
+        more_tokens, more_lost_tokens = own_tokens - clock.own_tokens, lost_tokens - clock.lost_tokens
+        if clock.is_over:
+            self._population.change(clock.at, 1, own_tokens, lost_tokens)
+            self._count(clock, 1)
+        else:
+            self._population.change(clock.at, 0, more_tokens, more_lost_tokens)
+        clock.own_tokens, clock.lost_tokens, clock.is_over = own_tokens, lost_tokens, False
+        clock.wanted_at = clock.ready_at = now
+        clock.met = self._population.now
+
+    def ready(self, session_id: SessionId, now: float) -> None:
+        """The turn of a session waits for residency no longer."""
+        if (clock := self._clocks.get(session_id)) is not None:
+            clock.ready_at = now
+
+    def finished(self, turn: Turn, now: float) -> None:
+        """A turn of a session is complete."""
+        session = self._fleet.sessions[turn.session_id]
+        clock, pool = self._clocks.get(session.id), self._fleet.pools.get(session.replica_id or "")
+        if clock is None or pool is None:
+            return
+        turn_s = now - clock.ready_at
+        shadow_s = self._turn_s(self._population.at(clock.at), pool, turn, now)
+        if shadow_s is None:
+            shadow_s = turn_s
+        elif pool.switch.is_open:
+            real_s = self._turn_s(clock.met, pool, turn, now)
+            shadow_s = turn_s if real_s is None else turn_s * shadow_s / real_s
+        clock.at += shadow_s
+        clock.time = pool.gate_time
+        clock.time.saw_turn(clock.ready_at - clock.wanted_at, shadow_s - turn_s, now)
+        if (parent := self._clocks.get(session.parent_id or "")) is not None:
+            parent.child = clock.at, now
+
+    def _turn_s(self, sums: Sums, pool: Pool, turn: Turn, now: float) -> float | None:
+        """Return how long the turn takes beside so many; None where it evicts nothing, or nothing is known."""
+        num, own_tokens, lost_tokens = sums
+        size_tokens, pace = pool.capacity.tokens, pool.pace
+        if size_tokens is None or num < 1 or len(pace.gaps) < FEWEST_GAPS:
+            return None
+        own_tokens, lost_tokens = own_tokens / num, lost_tokens / num
+        if len(self._fleet.pools) > 1:
+            num /= max(1, len(self._fleet.eligible(turn)))
+        room_tokens = max(own_tokens, size_tokens - self._shared_chars * pool.ratio.value)
+        if num * own_tokens <= room_tokens:
+            return None
+        key = round(FINE * log(num)), round(FINE * log(own_tokens)), round(FINE * lost_tokens / own_tokens)
+        known_s = pool.gate_time.known(now)
+        if key not in known_s:
+            turn_tokens = append_tokens(self._fleet.families[turn.family_id])
+            cycle_s = num / turns_per_s(num, Load(num, own_tokens, turn_tokens, lost_tokens, room_tokens), pace)
+            gaps_s = pace.gaps.ordered
+            known_s[key] = MODELLED * min(MOST_TURN_S, max(0.0, cycle_s - sum(gaps_s) / len(gaps_s)))
+        return known_s[key]
+
+    def ended(self, session_id: SessionId) -> None:
+        """The session counts as ended until it comes back."""
+        clock = self._clocks.get(session_id)
+        if clock is not None and not clock.is_over:
+            self._population.change(clock.at, -1, -clock.own_tokens, -clock.lost_tokens)
+            self._count(clock, -1)
+            clock.is_over = True
+
+    def forget(self, session_id: SessionId) -> None:
+        self.ended(session_id)
+        self._clocks.pop(session_id, None)
+
+    def _count(self, clock: Clock, num: int) -> None:
+        """Count the living sessions of a family; its prefix takes room while there is one."""
+        before, chars = self._families.pop(clock.family_id, (0, 0))
+        self._shared_chars -= chars
+        if before + num > 0:
+            chars = min(chars, clock.shared_chars) or chars or clock.shared_chars
+            self._families[clock.family_id] = before + num, chars
+            self._shared_chars += chars

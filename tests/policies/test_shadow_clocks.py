@@ -1,0 +1,78 @@
+"""Laws of the shadow clocks: what the ledger of time says of simulated fleets is what the gate really saved."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.simulation.fleets import FLEETS
+from benchmarks.simulation.gate_ledger import of_fleet
+from policies.admission import Limits
+from policies.scheduler import Scheduler
+from policies.shadow_clocks import MOST_STEPS, STEP_S, Population
+from policies.turns import Turns
+from policies.types import Arrived, Dispatch, FirstByte, ReplicaReported, SessionForgotten
+from tests.policies.turns_of import done, turn
+
+
+@pytest.mark.parametrize("name", ["base", "mixed"])
+def test_the_net_is_near_what_the_gate_saved(name: str) -> None:
+    assert of_fleet(FLEETS[name], [1, 2]).error <= 0.3
+
+
+@pytest.mark.parametrize("name", ["n80", "w2", "giant", "chat"])
+def test_the_net_has_the_sign_of_what_the_gate_saved(name: str) -> None:
+    assert of_fleet(FLEETS[name], [1]).has_sign
+
+
+@pytest.mark.parametrize("name", ["ctl", "bursts"])
+def test_where_everything_fits_nothing_is_held_and_nothing_saved(name: str) -> None:
+    found = of_fleet(FLEETS[name], [1])
+    assert found.held_s == found.saved_s == pytest.approx(0.0, abs=1e-6)
+
+
+def test_where_the_gate_opens_for_good_little_is_held_or_saved() -> None:
+    found = of_fleet(FLEETS["pauses"], [1])
+    assert abs(found.net_s) <= 0.05 * found.straight_s
+
+
+def test_a_forgotten_session_leaves_nothing() -> None:
+    scheduler = Scheduler(Turns(), Limits())
+    scheduler.tell(ReplicaReported("r", capacity_tokens=1_000, slots=8), 0.0)
+    for number in range(3):
+        at, session = 10.0 * number, f"s{number}"
+        decisions, _ = scheduler.tell(Arrived(turn(f"t{number}", session=session, at=at)), at)
+        assert isinstance(decisions[0], Dispatch)
+        scheduler.tell(FirstByte(f"t{number}"), at + 1)
+        scheduler.tell(done(f"t{number}", 128, 10), at + 2)
+        scheduler.tell(SessionForgotten(session), at + 3)
+    clocks = scheduler._clocks
+    assert not clocks._clocks
+    assert not clocks._families
+    assert clocks._population.now == pytest.approx((0.0, 0.0, 0.0))
+
+
+Change = tuple[float, float]
+
+
+@given(st.lists(st.tuples(st.floats(0, 300), st.floats(1, 300)), min_size=1, max_size=60), st.floats(0, 700))
+def test_the_population_counts_those_that_live_at_a_time(lives: list[Change], at: float) -> None:
+    """To a step."""
+    population = Population()
+    for begin, lasts_s in lives:
+        population.change(begin, 1, 100.0, 50.0)
+        population.change(begin + lasts_s, -1, -100.0, -50.0)
+    step = int(at / STEP_S)
+    living = sum(int(begin / STEP_S) <= step < int((begin + lasts_s) / STEP_S) for begin, lasts_s in lives)
+    assert population.at(at) == (living, 100.0 * living, 50.0 * living)
+    assert population.now == (0, 0.0, 0.0)
+
+
+@given(st.lists(st.floats(0, 1e7), min_size=1, max_size=30))
+def test_the_population_takes_no_more_memory_as_time_goes_by(times: list[float]) -> None:
+    population = Population()
+    for at in times:
+        population.change(at, 1, 1.0, 0.0)
+    assert all(len(changes) <= MOST_STEPS + 1 for changes in population._sums)
+    assert population.at(max(times))[0] == len(times)
