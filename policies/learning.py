@@ -82,8 +82,6 @@ class Pace:
         """The last of them, of all its sessions."""
         self.prefilled_tokens = 0.0
         """Prompt tokens that the pool has computed since the start."""
-        self._others_tokens: float | None = None
-        """That the pool computes for others while one decodes."""
         self._prefills, self._output_tokens = Line(), Line()
         """Seconds to the first byte by tokens computed; seconds per output token by running turns."""
         self._num_output_tokens: float | None = None
@@ -94,16 +92,6 @@ class Pace:
         """Whether its engine has ever reported a cached token."""
         self._alone: tuple[TurnId, float] | None = None
         """The prefill that runs alone, and since when."""
-
-    @property
-    def own_cycle_s(self) -> float:
-        """The cycle of a session that the prefill of others does not delay."""
-        return max(0.0, self.cycle_s - (self._others_tokens or 0.0) * self.prefill_token_s)
-
-    @property
-    def cycle_tokens(self) -> float:
-        """Tokens that the pool can prefill in one such cycle: the most that a turn of a session is worth."""
-        return self.own_cycle_s / self.prefill_token_s
 
     @property
     def miss_token_s(self) -> float:
@@ -165,13 +153,11 @@ class Pace:
         self._output_tokens.saw(num_running, own_s / output_tokens)
         self._num_output_tokens = blend(self._num_output_tokens, output_tokens)
 
-    def saw_cycle(self, decode_s: float, gap_s: float, others_tokens: float) -> None:
-        """Record the cycle of a session that came back. Queues and its own prefill are not in it. `others_tokens`:
-        of the prefill of others while it decoded."""
+    def saw_cycle(self, decode_s: float, gap_s: float) -> None:
+        """Record the cycle of a session that came back. Queues and its own prefill are not in it."""
         self.cycle_s = decode_s + gap_s if self.gap_s is None else blend(self.cycle_s, decode_s + gap_s)
         self.gap_s = blend(self.gap_s, gap_s)
         self.gaps.add(gap_s)
-        self._others_tokens = blend(self._others_tokens, others_tokens)
 
 
 # ---- what finished turns teach

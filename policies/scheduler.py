@@ -183,7 +183,7 @@ class Scheduler:
                 self._clocks.came_back(session, now)
                 home = self._fleet.pools.get(session.replica_id or "")
                 if home is not None:
-                    home.pace.saw_cycle(session.decode_s, now - session.idle_since, session.others_tokens)
+                    home.pace.saw_cycle(session.decode_s, now - session.idle_since)
             learning.saw_continuation(family, session)
         else:
             parent = self._fleet.sessions.get(session.parent_id or "")

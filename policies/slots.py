@@ -163,7 +163,7 @@ class Slots:
         one that never finds a cached token may not say it."""
         pace, usage, alone_s = running.pool.pace, fact.usage, running.alone_s
         session.decode_s = now - running.began_at
-        session.others_tokens = pace.prefilled_tokens - running.prefilled_tokens
+        others_tokens = pace.prefilled_tokens - running.prefilled_tokens
         missing_tokens, evicted_tokens = running.missing_tokens, running.evicted_tokens
         num_output = usage.output_tokens or 0
         if num_output > 1 and session.decode_s < LEAST_OUTPUT_TOKEN_S * num_output:  # its answer came whole
@@ -171,7 +171,7 @@ class Slots:
             alone_s = None
         if num_output:
             num_running = 1 + len(running.pool.replica.running)
-            pace.saw_decode(session.decode_s, session.others_tokens, num_output, num_running)
+            pace.saw_decode(session.decode_s, others_tokens, num_output, num_running)
         if alone_s is None:
             return
         computed_tokens = missing_tokens

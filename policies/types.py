@@ -121,8 +121,6 @@ class Session:
     """Size of its last prompt, as reported, else estimated."""
     decode_s: float = 0.0
     """Time from the first byte of its last complete answer to the end."""
-    others_tokens: float = 0.0
-    """Prompt tokens of other sessions that its replica computed in that time."""
     tools: str = ""
     """Names of the tools that its last answer called; empty: none."""
     tool_s: float | None = None

@@ -17,7 +17,7 @@ def busy_pool() -> Pool:
     pool = Pool(Replica("r"), forecast.Reserve(forecast.forecast))
     for tokens in range(500, 1_300, 25):
         pool.pace.saw_prefill(tokens, 0.05 + tokens / 10_000)
-        pool.pace.saw_cycle(1.0, 2.0, 0.0)
+        pool.pace.saw_cycle(1.0, 2.0)
     for number in range(9):
         pool.replica.occupy_slot(str(number), 0)
     return pool

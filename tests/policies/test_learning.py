@@ -95,15 +95,6 @@ def test_an_evicted_prefix_that_a_lower_tier_still_has_costs_little() -> None:
     assert pace.miss_token_s < 2 * pace.prefill_token_s
 
 
-def test_what_a_turn_is_worth_leaves_out_the_prefill_of_others() -> None:
-    pace = pace_of([300, 500, 900, 2_500] * 4)
-    for _ in range(100):
-        pace.saw_cycle(decode_s=2.0 + 3_000 * TOKEN_S, gap_s=1.0, others_tokens=3_000)
-    assert pace.cycle_s == pytest.approx(3.6)
-    assert pace.own_cycle_s == pytest.approx(3.0, rel=0.02)
-    assert pace.cycle_tokens == pytest.approx(3.0 / TOKEN_S, rel=0.05)
-
-
 @pytest.mark.parametrize("each_s", [0.0, 0.002])
 def test_decoding_is_slower_beside_others_as_far_as_that_was_seen(each_s: float) -> None:
     pace = pace_of([300, 500, 900, 2_500] * 4)

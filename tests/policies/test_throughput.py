@@ -16,7 +16,7 @@ def pace(gap_s: float, token_s: float = 1.3e-4) -> Pace:
     for number in range(32):
         seen.saw_prefill(500 + 100 * (number % 8), 0.03 + token_s * (500 + 100 * (number % 8)))
         seen.saw_decode(2.4 + 0.005 * (number % 16), 0.0, 120, 1 + number % 16)
-        seen.saw_cycle(2.4, gap_s * (0.5 + number / 32), 0.0)
+        seen.saw_cycle(2.4, gap_s * (0.5 + number / 32))
     return seen
 
 
