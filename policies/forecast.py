@@ -108,7 +108,7 @@ def gaps_of(session: Session, family: Family) -> IdleTimes:
 
 # ---- what sessions will hold some turns from now
 
-HORIZON = 8
+HORIZON = 4
 """Turns that a forecast looks ahead; further growth is met when it comes nearer."""
 LEAST_TOKENS, MOST_TOKENS = 256.0, 2_048.0
 """Bounds of the guess for a family whose sessions have not shown a second turn: a tool result is about as long as
