@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import Protocol
 
 from benchmarks.simulation.router import ROUTED, KvRouter
@@ -300,11 +301,14 @@ class Simulation:
         decisions, wake_at = self._scheduler.tell(fact, self._now)
         for decision in decisions:
             self._carry_out(decision)
-        if wake_at is not None and (self._wake_at is None or wake_at < self._wake_at) and self._open:
+        if wake_at != self._wake_at and self._open:
             self._wake_at = wake_at
-            self._at(max(wake_at, self._now), self._tick)
+            if wake_at is not None:
+                self._at(max(wake_at, self._now), partial(self._tick, wake_at))
 
-    def _tick(self) -> None:
+    def _tick(self, wake_at: float) -> None:
+        if wake_at != self._wake_at:
+            return  # another time took its place, as the Gate's timer does
         self._wake_at = None
         self._tell(Tick())
 
