@@ -242,11 +242,6 @@ class Admission:
         queue = self.held.get(turn_id)
         return 0.0 if queue is None else queue.expected_wait_s(now, flow_of(queue.held[turn_id]), turn_id)
 
-    def rerank(self, family_id: FamilyId) -> None:
-        """Rank the family's turns again after its statistics changed."""
-        for queue in self._queues.values() if self.held else ():
-            queue.held.rerank(family_id)
-
     def next_overdue_at(self, now: float) -> float:
         """Return the next time at which a wait passes the bound; infinite while none is due to."""
         at = math.inf

@@ -95,14 +95,13 @@ class _FlowQueue:
 
 
 class HeldTurns:
-    """Holds turns by flow. In a flow returning sessions go before new ones; then
-    the policy's rank decides, then age."""
+    """Holds turns by flow. In a flow returning sessions go before new ones; then the policy's rank decides, then
+    age. A bucket is ranked again whenever another turn becomes its oldest."""
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
         self._turns: dict[TurnId, tuple[Turn, Bucket, Age]] = {}
         self._buckets: dict[Bucket, list[tuple[Age, TurnId]]] = {}
-        self._of_family: dict[FamilyId, set[Bucket]] = {}
         self._entries: dict[Bucket, _Entry] = {}
         """The one valid entry of each bucket."""
         self.flows: dict[Flow, _FlowQueue] = {}
@@ -137,7 +136,6 @@ class HeldTurns:
         insort(members, (age, turn.id))
         if bucket.priority_class >= 0:
             heapq.heappush(queue.ages, (age, turn.id))
-        self._of_family.setdefault(bucket.family_id, set()).add(bucket)
         if members[0][1] == turn.id:
             self._enter(bucket)
 
@@ -148,7 +146,7 @@ class HeldTurns:
         index = bisect_left(members, (age, turn_id))
         del members[index]
         if not members:
-            self._drop(bucket)
+            del self._buckets[bucket], self._entries[bucket]
         elif index == 0:
             self._enter(bucket)
         queue = self.flows[flow := (bucket.priority_class, bucket.tenant)]
@@ -156,12 +154,6 @@ class HeldTurns:
         if not queue.num_turns:
             del self.flows[flow]
         return turn
-
-    def rerank(self, family_id: FamilyId) -> None:
-        """Rank the family's buckets again after its statistics changed."""
-        for bucket in self._of_family.get(family_id, ()):
-            if self._rank_of(bucket) != self._entries[bucket][1]:
-                self._enter(bucket)
 
     def heads(self, most: int, flows: Sequence[Flow]) -> list[Turn]:
         """Return the first turn of each of the `most` best buckets, best first. The flows keep their order, and
@@ -245,9 +237,6 @@ class HeldTurns:
             heapq.heappush(heap, entry)
         return [self[self._buckets[entry[-1]][0][1]] for entry in valid]
 
-    def _rank_of(self, bucket: Bucket) -> float:
-        return self._rank(self._turns[self._buckets[bucket][0][1]][0], bucket)
-
     def _enter(self, bucket: Bucket) -> None:
         """Give the bucket a new entry, in the place of its earlier one."""
         heap = self.flows[bucket.priority_class, bucket.tenant].entries
@@ -255,23 +244,10 @@ class HeldTurns:
             heap[:] = [entry for entry in heap if self._entries.get(entry[-1]) is entry]
             heapq.heapify(heap)
         self._sequence += 1
-        age = self._buckets[bucket][0][0]
-        entry = self._entries[bucket] = (
-            not bucket.is_returning,
-            self._rank_of(bucket),
-            age,
-            self._sequence,
-            bucket,
-        )
+        age, turn_id = self._buckets[bucket][0]
+        rank = self._rank(self[turn_id], bucket)
+        entry = self._entries[bucket] = (not bucket.is_returning, rank, age, self._sequence, bucket)
         heapq.heappush(heap, entry)
-
-    def _drop(self, bucket: Bucket) -> None:
-        """Forget a bucket without turns."""
-        del self._buckets[bucket], self._entries[bucket]
-        siblings = self._of_family[bucket.family_id]
-        siblings.discard(bucket)
-        if not siblings:
-            del self._of_family[bucket.family_id]
 
 
 # ---- the queue of one model

@@ -275,7 +275,6 @@ class Scheduler:
         them."""
         if not learning.is_news(family):
             return
-        self._admission.rerank(family.id)
         for pool in self._fleet.pools.values():
             pool.reserve.touch(family)
 

@@ -44,10 +44,10 @@ def test_in_a_tenant_returning_before_new_and_no_tenant_takes_the_part_of_anothe
 FAMILIES = st.sampled_from("xyz")
 
 
-@given(st.lists(st.tuples(st.sampled_from(["put", "take", "rank"]), FAMILIES, st.integers(0, 3)), max_size=60))
+@given(st.lists(st.tuples(st.sampled_from(["put", "take"]), FAMILIES, st.integers(0, 3)), max_size=60))
 @settings(max_examples=300)
 def test_the_incremental_order_equals_a_full_sort(steps: list[tuple[str, str, int]]) -> None:
-    ranks = dict.fromkeys("xyz", 0.0)
+    ranks = {"x": 0.0, "y": 1.0, "z": 2.0}
     held = HeldTurns(lambda _turn, bucket: ranks[bucket.family_id] * bucket.num_begun)
     present: dict[str, tuple[Bucket, int]] = {}
     for number, (action, family, value) in enumerate(steps):
@@ -59,9 +59,6 @@ def test_the_incremental_order_equals_a_full_sort(steps: list[tuple[str, str, in
             turn_id = sorted(present)[value % len(present)]
             held.remove(turn_id)
             del present[turn_id]
-        elif action == "rank":
-            ranks[family] = float(value)
-            held.rerank(family)
         best: dict[Bucket, tuple[float, float, int, str]] = {}
         for turn_id, (bucket, sequence) in present.items():
             key = (ranks[bucket.family_id] * bucket.num_begun, float(sequence % 7), sequence, turn_id)
@@ -73,3 +70,14 @@ def test_the_incremental_order_equals_a_full_sort(steps: list[tuple[str, str, in
         ]
         assert actual == expected
         assert len(held) == len(present)
+
+
+def test_a_bucket_is_ranked_again_when_another_turn_becomes_its_oldest() -> None:
+    ranks = {"x": 0.0, "y": 1.0}
+    held = HeldTurns(lambda _turn, bucket: ranks[bucket.family_id])
+    for number, family in enumerate("xxyy"):
+        held.put(turn(f"{family}{number}"), Bucket(0, False, "t", family, 1, None), float(number))
+    ranks["x"] = 2.0
+    assert [head.id for head in held.heads(2, T)] == ["x0", "y2"]
+    held.remove("x0")
+    assert [head.id for head in held.heads(2, T)] == ["y2", "x1"]

@@ -101,7 +101,6 @@ def test_the_incremental_order_and_places_equal_a_full_sort(steps: list[tuple[st
             name = sorted(present)[(deadline or 0) % len(present)]
             held.remove(name)
             del present[name]
-        held.rerank("f")
         expected = sorted(present, key=lambda name: present[name])
         heads = held.heads(100, [FLOW]) if held else []
         assert [head.id for head in heads] == expected
