@@ -16,7 +16,7 @@ from itertools import islice
 from typing import TypeAlias
 
 from policies.admission_queue import AdmissionQueue, Bucket
-from policies.fleet import Fleet, Pool, chain_is_cached
+from policies.fleet import Fleet, Pool
 from policies.forecast import (
     Stage,
     append_tokens,
@@ -73,8 +73,6 @@ def is_worth_admitting(pool: Pool, session: Session, family: Family, new_tokens:
     (Little's law). Until then the evictions delay those that wait, too; after it the pool has room. So they count
     k / n times.
     """
-    if session.num_begun > 1 and chain_is_cached(pool, session.blocks):
-        return True
     evicted = evicted_tokens(pool, session, family, new_tokens)
     if not evicted:
         return True
