@@ -34,8 +34,6 @@ from policies.types import Family, FamilyId, Reason, Refusal, Session, SessionId
 
 Stages: TypeAlias = Mapping[tuple[FamilyId, Stage], float]
 """Numbers of sessions by family and progress."""
-MOST_IDLE = 64
-"""Idle residents that are asked whether they have ended; beyond it they stand for the others."""
 
 # ---- cost and worth
 
@@ -89,9 +87,8 @@ def is_cheap(pool: Pool, session: Session, family: Family, new_tokens: float) ->
     return sum(max(0.0, new_tokens + more) for more in growth) <= turn_value_tokens(pool)
 
 
-def load_of(pool: Pool, families: Mapping[FamilyId, Family], waiting: Stages, now: float) -> Load:
-    """Return the sessions that reside in a pool or wait for it, but for the idle ones that have probably ended.
-    There must be one."""
+def load_of(pool: Pool, families: Mapping[FamilyId, Family], waiting: Stages) -> Load:
+    """Return the sessions that reside in a pool or wait for it. There must be one."""
     assert pool.capacity.tokens is not None
     num = own_tokens = turn_tokens = lost_tokens = num_turns = 0.0
     shared_tokens = pool.resident_tokens
@@ -107,12 +104,9 @@ def load_of(pool: Pool, families: Mapping[FamilyId, Family], waiting: Stages, no
             lost_tokens += weight * left * (prompt_tokens + max(0.0, left - 1) / 2 * append)
             turn_tokens += weight * append
             shared_tokens -= weight * prompt_tokens * are_residents
-    idle = list(islice(pool.idle.values(), MOST_IDLE))
-    ended = sum(1 - chance_of_return(session, families[session.family_id], now) for session in idle)
-    ended *= len(pool.idle) / max(1, len(idle))
     own_tokens = max(1.0, own_tokens / num)
     room_tokens = max(own_tokens, pool.capacity.tokens - max(0.0, shared_tokens))
-    return Load(max(1.0, num - ended), own_tokens, turn_tokens / num, lost_tokens / num_turns, room_tokens)
+    return Load(max(1.0, num), own_tokens, turn_tokens / num, lost_tokens / num_turns, room_tokens)
 
 
 def outgrows(pool: Pool) -> bool:
@@ -402,10 +396,10 @@ class Admission:
     def _opens(self, pool: Pool, now: float) -> bool:
         """Judge whether holding sessions pays in the pool, if that is due. Return whether it does not."""
         if pool.switch.is_due(now) and len(pool.pace.gaps) >= FEWEST_GAPS and not self._fleet.tenants.are_rivals:
-            pool.switch.judge(self._load(pool, now), pool.pace, now)
+            pool.switch.judge(self._load(pool), pool.pace, now)
         return self.is_open(pool)
 
-    def _load(self, pool: Pool, now: float) -> Load:
+    def _load(self, pool: Pool) -> Load:
         """Return the sessions that use the pool, with its part of those that wait."""
         part = 1 / max(1, sum(other.replica.is_healthy for other in self._fleet.pools.values()))
         waiting: dict[tuple[FamilyId, Stage], float] = {}
@@ -413,7 +407,7 @@ class Admission:
             for bucket, num in queue.held.counts():
                 key = bucket.family_id, (bucket.num_begun, bucket.declared_turns)
                 waiting[key] = waiting.get(key, 0.0) + part * num
-        return load_of(pool, self._fleet.families, waiting, now)
+        return load_of(pool, self._fleet.families, waiting)
 
     def _could_fit(self, turn: Turn) -> bool:
         """Whether some pool is large enough for it. A turn that is too large for all waits for a pool of its own
