@@ -1,4 +1,4 @@
-"""The baselines: first come, first served into slots; and no waiting at all. Neither looks at the cache."""
+"""The baselines: first come, first served into slots; and no waiting at all. None looks at the cache."""
 
 from __future__ import annotations
 
@@ -37,3 +37,10 @@ class Passthrough(Fifo):
 
     name = "passthrough"
     bounds_slots = False
+
+
+class Observe(Passthrough):
+    """Every turn goes as by `passthrough`; a ledger tells what the gate of `turns` would save."""
+
+    name = "observe"
+    observes_gate = True

@@ -20,6 +20,7 @@ from policies.admission import Admission, Limits
 from policies.fleet import Fleet, FleetView, Pool, continues_prompt, option, view_of
 from policies.idle import IdleSessions, Timers
 from policies.ledger import shared_length
+from policies.observed_gate import ObservedGate
 from policies.policy import Policy
 from policies.shadow_clocks import Clocks
 from policies.slots import Slots
@@ -70,7 +71,8 @@ class Scheduler:
         self._sides: set[SessionId] = set()
         """Sessions with a side request that passed the gate; and side requests that did not, which are sessions of
         their own."""
-        self._clocks = Clocks(self._fleet)
+        observes = getattr(policy, "observes_gate", False)  # policies of other packages need not have it
+        self._clocks = ObservedGate(self._fleet) if observes else Clocks(self._fleet, policy.gates_residency)
         self._idle = IdleSessions(self._fleet, policy, self._relearn, self._clocks.ended)
         self._deadlines = Timers()
         """Of waiting turns."""
@@ -100,6 +102,8 @@ class Scheduler:
                 self._ended(session_id, now, is_forgotten=isinstance(fact, SessionForgotten))
         if min(self._idle.leases.next_at, self._idle.outrun.next_at, self._deadlines.next_at) <= now:
             may_admit |= self._expire(now, decisions)
+        if self._clocks.quiet.next_at <= now:
+            self._clocks.expire(now)
         if self._rests.next_at <= now:
             self._resume(now, decisions)
             may_admit = True
@@ -378,6 +382,7 @@ class Scheduler:
     def _next_wake(self, now: float) -> float | None:
         """Return the next time at which something changes by itself: a timer fires, or a wait passes the bound."""
         wake_at = min(self._idle.leases.next_at, self._deadlines.next_at, self._rests.next_at)
+        wake_at = min(wake_at, self._clocks.quiet.next_at)
         if self._admission.held:  # an idle session is less likely to come back once it outran its lease
             wake_at = min(wake_at, self._idle.outrun.next_at, self._admission.next_overdue_at(now))
         return None if wake_at == math.inf else wake_at

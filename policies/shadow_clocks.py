@@ -19,12 +19,13 @@ from typing import TypeAlias
 from policies.fleet import Fleet, Pool
 from policies.forecast import append_tokens, output_tokens
 from policies.gate_time import GateTime
+from policies.idle import Timers
 from policies.throughput import FEWEST_GAPS, Load, turns_per_s
 from policies.types import Family, FamilyId, Session, SessionId, Turn
 
 FINE = 8
 """Parts of a factor e, and of the tokens of a turn, that count as equal."""
-MOST_TURN_S = 600.0
+LEAST_TURN_S, MOST_TURN_S = 1e-3, 600.0
 """A turn takes no longer without a gate: clients have given up by then."""
 MODELLED = 0.93
 """Part of the modelled time that a turn takes without a gate, fitted to simulated fleets
@@ -78,6 +79,22 @@ class Population:
             changes.extend([0.0] * (step + 1 - self._first - len(changes)))
 
 
+def modelled_s(load: Load, pool: Pool, now: float) -> float:
+    """Return how long a turn takes beside so many, without a gate, and above 0. The pool must have seen a gap."""
+    num, own_tokens = load.num_sessions, load.own_tokens
+    key = round(FINE * log(num)), round(FINE * log(own_tokens)), round(FINE * load.lost_tokens / own_tokens)
+    known_s = pool.gate_time.known(now)
+    if key not in known_s:
+        turn_s = num / turns_per_s(num, load, pool.pace) - mean_gap_s(pool)
+        known_s[key] = MODELLED * min(MOST_TURN_S, max(LEAST_TURN_S, turn_s))
+    return known_s[key]
+
+
+def mean_gap_s(pool: Pool) -> float:
+    gaps_s = pool.pace.gaps.ordered
+    return sum(gaps_s) / len(gaps_s)
+
+
 # ---- the clocks
 
 
@@ -108,8 +125,11 @@ class Clock:
 class Clocks:
     """Owns the clocks of the sessions of a fleet. Written by the Scheduler."""
 
-    def __init__(self, fleet: Fleet) -> None:
-        self._fleet = fleet
+    def __init__(self, fleet: Fleet, counts: bool) -> None:
+        """`counts`: whether there is a gate to count for."""
+        self._fleet, self._counts = fleet, counts
+        self.quiet = Timers()
+        """When to call `expire`."""
         self._clocks: dict[SessionId, Clock] = {}
         self._population = Population()
         self._families: dict[FamilyId, tuple[int, int]] = {}
@@ -118,6 +138,8 @@ class Clocks:
 
     def began(self, session: Session, shared_chars: int, parent: Session | None, now: float) -> None:
         """The first turn of a session came. A sub-agent begins by the clock of its parent."""
+        if not self._counts:
+            return
         self.forget(session.id)
         clock = self._clocks[session.id] = Clock(now, session.family_id, shared_chars)
         above = None if parent is None else self._clocks.get(parent.id)
@@ -168,23 +190,24 @@ class Clocks:
         if clock is None or pool is None:
             return
         turn_s = now - clock.ready_at
-        shadow_s = self._turn_s(self._population.at(clock.at), pool, turn, now)
-        if shadow_s is None:
-            shadow_s = turn_s
-        elif pool.switch.is_open:
-            real_s = self._turn_s(clock.met, pool, turn, now)
-            shadow_s = turn_s if real_s is None else turn_s * shadow_s / real_s
+        shadow = self._load(self._population.at(clock.at), pool, turn)
+        shadow_s = turn_s
+        if shadow is not None:
+            shadow_s = modelled_s(shadow, pool, now)
+            if pool.switch.is_open:
+                real = self._load(clock.met, pool, turn)
+                shadow_s = turn_s if real is None else turn_s * shadow_s / modelled_s(real, pool, now)
         clock.at += shadow_s
         clock.time = pool.gate_time
         clock.time.saw_turn(clock.ready_at - clock.wanted_at, shadow_s - turn_s, now)
         if (parent := self._clocks.get(session.parent_id or "")) is not None:
             parent.child = clock.at, now
 
-    def _turn_s(self, sums: Sums, pool: Pool, turn: Turn, now: float) -> float | None:
-        """Return how long the turn takes beside so many; None where it evicts nothing, or nothing is known."""
+    def _load(self, sums: Sums, pool: Pool, turn: Turn) -> Load | None:
+        """Return the sessions of the turn's pool; None where they fit, or nothing is known."""
         num, own_tokens, lost_tokens = sums
-        size_tokens, pace = pool.capacity.tokens, pool.pace
-        if size_tokens is None or num < 1 or len(pace.gaps) < FEWEST_GAPS:
+        size_tokens = pool.capacity.tokens
+        if size_tokens is None or num < 1 or len(pool.pace.gaps) < FEWEST_GAPS:
             return None
         own_tokens, lost_tokens = own_tokens / num, lost_tokens / num
         if len(self._fleet.pools) > 1:
@@ -192,14 +215,8 @@ class Clocks:
         room_tokens = max(own_tokens, size_tokens - self._shared_chars * pool.ratio.value)
         if num * own_tokens <= room_tokens:
             return None
-        key = round(FINE * log(num)), round(FINE * log(own_tokens)), round(FINE * lost_tokens / own_tokens)
-        known_s = pool.gate_time.known(now)
-        if key not in known_s:
-            turn_tokens = append_tokens(self._fleet.families[turn.family_id])
-            cycle_s = num / turns_per_s(num, Load(num, own_tokens, turn_tokens, lost_tokens, room_tokens), pace)
-            gaps_s = pace.gaps.ordered
-            known_s[key] = MODELLED * min(MOST_TURN_S, max(0.0, cycle_s - sum(gaps_s) / len(gaps_s)))
-        return known_s[key]
+        turn_tokens = append_tokens(self._fleet.families[turn.family_id])
+        return Load(num, own_tokens, turn_tokens, lost_tokens, room_tokens)
 
     def ended(self, session_id: SessionId) -> None:
         """The session counts as ended until it comes back."""
@@ -208,6 +225,9 @@ class Clocks:
             self._population.change(clock.at, -1, -clock.own_tokens, -clock.lost_tokens)
             self._count(clock, -1)
             clock.is_over = True
+
+    def expire(self, now: float) -> None:
+        """The time of a timer has come."""
 
     def forget(self, session_id: SessionId) -> None:
         self.ended(session_id)

@@ -59,7 +59,7 @@ async def test_a_start_that_fails_before_it_listens_tells_its_own_reason(monkeyp
 def test_a_policy_is_a_short_name_or_an_import_path() -> None:
     assert policy_of(Policy()).name == "turns"
     assert policy_of(Policy(name="policies.fifo:Fifo")).name == "fifo"
-    with pytest.raises(ConfigError, match="turns, fifo, passthrough"):
+    with pytest.raises(ConfigError, match="turns, observe, fifo, passthrough"):
         policy_of(Policy(name="best"))
 
 

@@ -220,7 +220,7 @@ class Policy(Section):
     """When a session is admitted, in which order turns go, and to which replica."""
 
     name: str = "turns"
-    """turns, fifo, passthrough or deadline; or the import path of another policy, `package.module:Name`."""
+    """turns, observe, fifo, passthrough or deadline; or the import path of another one, `package.module:Name`."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of a policy that is given by its import path."""
     placement: Annotated[str, AfterValidator(_placement)] = "prefix"

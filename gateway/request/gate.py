@@ -86,6 +86,7 @@ def stopping() -> Refused:
 
 POLICIES = {
     "turns": "policies.turns:Turns",
+    "observe": "policies.fifo:Observe",
     "fifo": "policies.fifo:Fifo",
     "passthrough": "policies.fifo:Passthrough",
     "deadline": "policies.deadline:EarliestDeadline",

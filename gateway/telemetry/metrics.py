@@ -217,12 +217,15 @@ class FleetGauges(Collector):
     def __init__(self, view: Callable[[], FleetView], fleet: WatchedFleet) -> None:
         self._view = view
         self._fleet = fleet
+        self._most_s: dict[tuple[str, str], float] = {}
+        """High-water marks of the seconds that gates held and saved, by replica and kind. What a gate saved falls
+        while it slows turns down, and a counter may not: it stands still until the loss is made up for."""
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
         """Return nothing, so that registering does not read the fleet."""
         return ()
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
+    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         view = self._view()
         sessions = _gauge("sessions", "Live sessions, by state", "state")
         for state in SessionState:
@@ -234,6 +237,7 @@ class FleetGauges(Collector):
             queue.add_metric([hold.value], view.waiting.get(hold, 0))
         yield from (sessions, families, queue)
         yield from self._replicas(view)
+        yield self._gates(view)
         up = _gauge("engine_up", "Whether an engine answers", "engine")
         for engine in self._fleet.engines:
             up.add_metric([engine.name], engine.is_up)
@@ -266,6 +270,16 @@ class FleetGauges(Collector):
             if replica.stated_tokens is not None:
                 residency.add_metric([replica.id, "stated"], replica.stated_tokens)
         yield from (up, slots, used, residency)
+
+    def _gates(self, view: FleetView) -> CounterMetricFamily:
+        text = "Seconds of sessions that gates held turns, and saved them; under `observe`: would have"
+        family = CounterMetricFamily("turngate_gate_seconds", text, labels=("replica", "kind"))
+        before, self._most_s = self._most_s, {}
+        for replica in view.replicas[:MAX_LABEL_SETS]:
+            for kind, seconds in (("held", replica.gate_held_s), ("saved", replica.gate_saved_s)):
+                most_s = self._most_s[replica.id, kind] = max(before.get((replica.id, kind), 0.0), seconds)
+                family.add_metric([replica.id, kind], most_s)
+        return family
 
 
 def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:

@@ -41,13 +41,17 @@ from policies.types import (
 )
 from tests.policies.turns_of import TOKENS_PER_BLOCK, turn
 
+UNBOUNDED = ("passthrough", "observe").__contains__
+"""Whether a policy bounds no slots."""
 MADE: dict[str, Callable[[], Policy]] = {
-    **{name: partial(policy_of, settings.Policy(name=name)) for name in sorted(NAMED, key="passthrough".__ne__)},
+    **{
+        name: partial(policy_of, settings.Policy(name=name)) for name in sorted(NAMED, key=UNBOUNDED, reverse=True)
+    },
     "turns-load": lambda: Turns(least_loaded),
     "turns-robin": lambda: Turns(round_robin),
     "fifo-prefix": lambda: Fifo(by_prefix),
 }
-"""The policies that have a short name, `passthrough` first, and others with another placement."""
+"""The policies that have a short name, the two that bound no slots first, and others with another placement."""
 POLICIES, IDS = list(MADE.values()), list(MADE)
 SLOTS, CAPACITY_TOKENS, HOLD_BOUND_S = 3, 60 * TOKENS_PER_BLOCK, 20.0
 

@@ -42,7 +42,7 @@ FLEET = FleetView(
     num_families=2,
     waiting={Hold.RESIDENCY: 4},
     replicas=[
-        ReplicaView("a", True, 8, 3, 600, 1000, 850, stated_tokens=1100),
+        ReplicaView("a", True, 8, 3, 600, 1000, 850, stated_tokens=1100, gate_held_s=35.0, gate_saved_s=412.0),
         ReplicaView("b", False, 8, 0, 0, None, None),
     ],
 )

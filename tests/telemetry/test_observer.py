@@ -6,6 +6,7 @@ import io
 import json
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -16,14 +17,15 @@ from gateway.core.errors import Failure, Outcome
 from gateway.core.transport import Request
 from gateway.exchange import Payload, Recognition, Timings
 from gateway.telemetry import logs
-from gateway.telemetry.metrics import Counter
+from gateway.telemetry.metrics import Counter, FleetGauges
 from gateway.telemetry.observer import Observer, Recomputation
+from policies.fleet import FleetView
 from policies.types import (
     Tick,
     TurnKind,
     Usage,
 )
-from tests.telemetry.observed import Asked, exchange, observer
+from tests.telemetry.observed import FLEET, Asked, Engines, exchange, observer
 
 
 def sample(seen: Observer, name: str, **labels: str) -> float | None:
@@ -100,6 +102,21 @@ def test_the_fleet_is_read_at_the_scrape() -> None:
     }
     assert kinds == {"used": 600, "capacity": 1000, "ceiling": 850, "stated": 1100}
     assert sample(seen, "residency_tokens", replica="b", kind="capacity") is None
+    assert sample(seen, "gate_seconds_total", replica="a", kind="held") == 35
+    assert sample(seen, "gate_seconds_total", replica="a", kind="saved") == 412
+
+
+def test_what_a_gate_saved_stands_still_while_the_gate_slows_turns_down() -> None:
+    saved_s = iter((10.0, 7.0, 12.0))
+    gauges = FleetGauges(
+        lambda: FleetView(replicas=[replace(FLEET.replicas[0], gate_saved_s=next(saved_s))]), Engines([])
+    )
+    families = [
+        next(family for family in gauges.collect() if family.name == "turngate_gate_seconds") for _ in range(3)
+    ]
+    assert [
+        {sample.labels["kind"]: sample.value for sample in family.samples}["saved"] for family in families
+    ] == [10.0, 10.0, 12.0]
 
 
 def test_what_the_path_tells_is_counted() -> None:
