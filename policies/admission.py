@@ -22,7 +22,6 @@ from policies.forecast import (
     append_tokens,
     chance_of_return,
     expected_turns,
-    idle_left_s,
     output_tokens,
     private_tokens,
     remaining_tokens,
@@ -117,13 +116,12 @@ def outgrows(pool: Pool) -> bool:
 def should_give_way(pool: Pool, session: Session, family: Family, now: float) -> bool:
     """Whether the room of an idle session is worth more to a session that waits.
 
-    If the idle one comes back, its private tokens are computed again, and it waits as long as it spared the other.
-    Until then the other one takes a turn per cycle.
+    If the idle one comes back, its private tokens are computed again, and it waits as long as it spared the other,
+    which takes a turn meanwhile.
     """
     value_tokens = turn_value_tokens(pool)
     private_tokens = pool.tokens(pool.ledger.private_blocks(session.id))
-    turns = max(1.0, idle_left_s(session, family, now) / pool.pace.cycle_s)
-    return chance_of_return(session, family, now) * (private_tokens + value_tokens) <= turns * value_tokens
+    return chance_of_return(session, family, now) * (private_tokens + value_tokens) <= value_tokens
 
 
 # ---- the gate in front of the caches

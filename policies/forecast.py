@@ -91,13 +91,6 @@ def chance_of_return(session: Session, family: Family, now: float) -> float:
     return silent / (silent + 1 - alive) if silent else 0.0
 
 
-def idle_left_s(session: Session, family: Family, now: float) -> float:
-    """Further idle time of a session, if it comes back; 0 where it is not known."""
-    idle_s = now - session.idle_since
-    whole_s = gaps_of(session, family).median_longer(idle_s) if session.tool_s is None else session.tool_s
-    return 0.0 if whole_s is None else max(0.0, whole_s - idle_s)
-
-
 def gaps_of(session: Session, family: Family) -> IdleTimes:
     """Past idle times after the same tools, or after any while those are few."""
     gaps_s = family.gaps_s.get(session.tools)

@@ -448,11 +448,6 @@ class IdleTimes:
     def num_longer(self, idle_s: float) -> int:
         return len(self._ordered) - bisect_right(self._ordered, idle_s)
 
-    def median_longer(self, idle_s: float) -> float | None:
-        """Of those that lasted longer. None: none did."""
-        first = bisect_right(self._ordered, idle_s)
-        return self._ordered[(first + len(self._ordered)) // 2] if first < len(self._ordered) else None
-
     def quantile(self, share: float) -> float:
         """The caller knows that there is one."""
         return self._ordered[min(len(self._ordered) - 1, int(share * len(self._ordered)))]
