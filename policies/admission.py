@@ -394,7 +394,10 @@ class Admission:
     def _opens(self, pool: Pool, now: float) -> bool:
         """Judge whether holding sessions pays in the pool, if that is due. Return whether it does not."""
         if pool.switch.is_due(now) and len(pool.pace.gaps) >= FEWEST_GAPS and not self._fleet.tenants.are_rivals:
+            was_open = pool.switch.is_open
             pool.switch.judge(self._load(pool), pool.pace, now)
+            if pool.switch.is_open is not was_open:
+                self._fleet.switched.append(pool)
         return self.is_open(pool)
 
     def _load(self, pool: Pool) -> Load:

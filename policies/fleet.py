@@ -7,6 +7,7 @@ import math
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from itertools import islice, takewhile
 
 from policies.capacity import Capacity, Concurrency
@@ -150,6 +151,8 @@ class Fleet:
         self.tenants = Tenants()
         self.has_strangers = False
         """Whether other gateways may send turns of other tenants to the same engines."""
+        self.switched: list[Pool] = []
+        """Pools whose gate has opened or closed since the Scheduler last looked."""
         self.lost: list[tuple[Session, ReplicaId]] = []
         """Sessions whose residency ended, and where, since the Scheduler last looked."""
 
@@ -355,6 +358,15 @@ USUAL_SLOTS = 256
 """The default of vLLM's `--max-num-seqs` on most GPUs."""
 
 
+class GateState(StrEnum):
+    """What the gate of a replica does."""
+
+    HOLDS = "holds"
+    OPEN = "open"  # holding sessions does not pay there now
+    OBSERVED = "observed"  # there is none; what one would save is counted
+    NONE = "none"
+
+
 @dataclass(frozen=True, slots=True)
 class ReplicaView:
     id: ReplicaId
@@ -374,9 +386,8 @@ class ReplicaView:
     """Size of the whole pool, as its engine states it."""
     gate_held_s: float = 0.0
     gate_saved_s: float = 0.0
-    """What its gate cost and saved against no gate, in seconds of sessions."""
-    gate_is_open: bool = False
-    """Whether sessions are not held there, since that does not pay."""
+    """What its gate cost and saved against no gate, in seconds of sessions; of an observed one: would have."""
+    gate: GateState = GateState.NONE
 
     @property
     def assumed_slots(self) -> int:
@@ -417,6 +428,7 @@ def view_of(
     fleet: Fleet,
     waiting: Mapping[Hold, int],
     ceiling: float,
+    gate: GateState,
     counts_sessions: bool = True,
     named: frozenset[SessionId] = frozenset(),
 ) -> FleetView:
@@ -426,7 +438,7 @@ def view_of(
         sessions=Counter(session.state for session in sessions),
         num_families=len(fleet.families),
         waiting=waiting,
-        replicas=[_replica(pool, ceiling) for pool in fleet.pools.values()],
+        replicas=[_replica(pool, ceiling, gate) for pool in fleet.pools.values()],
         named={id_: _session(fleet, fleet.sessions[id_]) for id_ in named if id_ in fleet.sessions},
     )
 
@@ -445,7 +457,7 @@ def _session(fleet: Fleet, session: Session) -> SessionView:
     )
 
 
-def _replica(pool: Pool, ceiling: float) -> ReplicaView:
+def _replica(pool: Pool, ceiling: float, gate: GateState) -> ReplicaView:
     replica, capacity_tokens = pool.replica, pool.capacity.tokens
     return ReplicaView(
         id=replica.id,
@@ -459,5 +471,5 @@ def _replica(pool: Pool, ceiling: float) -> ReplicaView:
         ceiling_tokens=None if capacity_tokens is None else round(ceiling * capacity_tokens),
         gate_held_s=pool.gate_time.held_s,
         gate_saved_s=pool.gate_time.saved_s,
-        gate_is_open=pool.switch.is_open,
+        gate=GateState.OPEN if gate is GateState.HOLDS and pool.switch.is_open else gate,
     )

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from policies import learning
 from policies.admission import Admission, Limits
-from policies.fleet import Fleet, FleetView, Pool, continues_prompt, option, view_of
+from policies.fleet import Fleet, FleetView, GateState, Pool, continues_prompt, option, view_of
 from policies.idle import IdleSessions, Timers
 from policies.ledger import shared_length
 from policies.observed_gate import ObservedGate
@@ -48,6 +48,7 @@ from policies.types import (
     SessionForgotten,
     SessionId,
     SessionState,
+    Switched,
     Turn,
     TurnId,
     TurnKind,
@@ -72,6 +73,8 @@ class Scheduler:
         """Sessions with a side request that passed the gate; and side requests that did not, which are sessions of
         their own."""
         observes = getattr(policy, "observes_gate", False)  # policies of other packages need not have it
+        holds = GateState.HOLDS if policy.gates_residency else GateState.NONE
+        self._gate = GateState.OBSERVED if observes else holds
         self._clocks = ObservedGate(self._fleet) if observes else Clocks(self._fleet, policy.gates_residency)
         self._idle = IdleSessions(self._fleet, policy, self._relearn, self._clocks.ended)
         self._deadlines = Timers()
@@ -112,7 +115,7 @@ class Scheduler:
             self._admit(now)
         if self._ready:
             self._dispatch(now, decisions)
-        if self._fleet.lost:
+        if self._fleet.lost or self._fleet.switched:
             self._announce(decisions)
         self._wake_at = self._next_wake(now)
         return decisions, self._wake_at
@@ -124,7 +127,7 @@ class Scheduler:
             Hold.SLOT: len(self._ready),
             Hold.REPLICA: len(self._resting),
         }
-        return view_of(self._fleet, waiting, self._limits.ceiling, counts_sessions, named)
+        return view_of(self._fleet, waiting, self._limits.ceiling, self._gate, counts_sessions, named)
 
     def expected_wait_s(self, turn_id: TurnId, now: float) -> float:
         """Estimate the further wait of a turn at the gate; 0 for one that only waits for a slot."""
@@ -375,9 +378,12 @@ class Scheduler:
         return Dispatch(turn.id, pool.replica.id, reason, expected_cached_tokens, hints)
 
     def _announce(self, decisions: list[Decision]) -> None:
-        """Announce the sessions that lost their residency."""
+        """Announce the sessions that lost their residency, and the gates that opened or closed."""
         lost, self._fleet.lost = self._fleet.lost, []
         decisions += (Release(session.id, replica_id) for session, replica_id in lost if not session.is_resident)
+        for pool in self._fleet.switched:
+            decisions.append(Switched(pool.replica.id, pool.switch.is_open, pool.gate_time.net_s))
+        self._fleet.switched.clear()
 
     def _next_wake(self, now: float) -> float | None:
         """Return the next time at which something changes by itself: a timer fires, or a wait passes the bound."""

@@ -194,7 +194,7 @@ class Clocks:
         shadow_s = turn_s
         if shadow is not None:
             shadow_s = modelled_s(shadow, pool, now)
-            if pool.switch.is_open:
+            if pool.switch.is_open and not self._fleet.tenants.are_rivals:
                 real = self._load(clock.met, pool, turn)
                 shadow_s = turn_s if real is None else turn_s * shadow_s / modelled_s(real, pool, now)
         clock.at += shadow_s

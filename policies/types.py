@@ -411,7 +411,18 @@ class Release:
     replica_id: ReplicaId
 
 
-Decision: TypeAlias = Dispatch | Reject | Release
+@value
+class Switched:
+    """The gate of a replica opened, since holding sessions does not pay there, or closed again. For the record: it
+    asks for nothing."""
+
+    replica_id: ReplicaId
+    is_open: bool
+    net_s: float
+    """Seconds of sessions that the gate saved so far, less those that it cost."""
+
+
+Decision: TypeAlias = Dispatch | Reject | Release | Switched
 
 
 # ---- idle times, kept in order, since each turn asks for quantiles and ranks

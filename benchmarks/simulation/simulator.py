@@ -29,6 +29,7 @@ from policies.types import (
     Release,
     ReplicaReported,
     SessionEnded,
+    Switched,
     Tick,
     Turn,
     TurnKind,
@@ -313,7 +314,7 @@ class Simulation:
         self._tell(Tick())
 
     def _carry_out(self, decision: Decision) -> None:
-        if isinstance(decision, Release):
+        if isinstance(decision, Release | Switched):
             return  # the model evicts by age alone
         sent = self._open[decision.turn_id]
         simulated = sent.simulated

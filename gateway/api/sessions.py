@@ -193,6 +193,9 @@ def _replica(replica: ReplicaView) -> Json:
         "ceiling_tokens": replica.ceiling_tokens,
         "capacity_tokens": replica.capacity_tokens,
         "stated_tokens": replica.stated_tokens,
+        "gate": replica.gate,
+        "gate_held_s": round(replica.gate_held_s),
+        "gate_saved_s": round(replica.gate_saved_s),
     }
 
 

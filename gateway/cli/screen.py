@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.cells import cell_len
@@ -102,12 +102,25 @@ def head(snapshot: Json, url: str) -> Text:
     states, waiting = snapshot["states"], snapshot["waiting"]
     clock = time.strftime("%H:%M:%S", time.localtime(snapshot["at"]))
     text = Text(no_wrap=True, overflow="ellipsis")
-    text.append(f"turngate {snapshot['version']}", style="bold").append(f"  {url}  {clock}\n")
+    text.append(f"turngate {snapshot['version']}", style="bold").append(f"  {url}  {clock}")
+    text.append(gates(snapshot["replicas"]) + "\n")
     text.append(f"{states['running']} running", style=COLOURS["decode"])
     text.append(f"  {states['waiting']} waiting", style=COLOURS["waiting"])
     text.append(f" ({waiting['residency']} for room, {waiting['slot']} for a slot)")
     text.append(f"  {states['idle']} between turns", style=COLOURS["tool"])
     return text.append(f"  families: {snapshot['families']}")
+
+
+def gates(rows: Sequence[Json]) -> str:
+    """Return what all gates saved and cost together, in seconds of sessions; empty where none is counted."""
+    counted = [row for row in rows if row.get("gate", "none") != "none"]
+    if not counted:
+        return ""
+    saved, held = (seconds(sum(row[key] for row in counted)) for key in ("gate_saved_s", "gate_held_s"))
+    if all(row["gate"] == "observed" for row in counted):
+        return f"  gate would save {saved}, cost {held}"
+    state = " open" if any(row["gate"] == "open" for row in counted) else ""
+    return f"  gate{state}: saved {saved}, cost {held}"
 
 
 def replicas(snapshot: Json, num_shown: int) -> Table:

@@ -35,6 +35,7 @@ from policies.types import (
     Release,
     SessionForgotten,
     SessionId,
+    Switched,
     Tick,
     Turn,
     TurnId,
@@ -237,6 +238,13 @@ class Ticket:
         return self._left or Left(self._turn.id, Ending.CANCELLED)
 
 
+SWITCHED = {
+    True: "the gate of %s opens: all sessions together are faster than those that fit; net so far %+.0f s",
+    False: "the gate of %s holds again: those that fit are faster than all sessions; net so far %+.0f s",
+}
+"""Seconds of sessions that it saved, less those that it cost."""
+
+
 class Gate:
     """Owns the Scheduler, its one timer, and the tickets of turns."""
 
@@ -321,6 +329,9 @@ class Gate:
         if isinstance(decision, Release):
             if self.background is not None:
                 self.background(decision)
+            return
+        if isinstance(decision, Switched):
+            LOG.info(SWITCHED[decision.is_open], decision.replica_id, decision.net_s)
             return
         ticket = self._tickets.get(decision.turn_id)
         if ticket is None or ticket.decided is not None:

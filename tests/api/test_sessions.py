@@ -112,6 +112,9 @@ def test_replicas_and_counts_are_those_of_the_scheduler() -> None:
         "ceiling_tokens": 850,
         "capacity_tokens": 1000,
         "stated_tokens": 1100,
+        "gate": "none",
+        "gate_held_s": 35,
+        "gate_saved_s": 412,
     }
     assert (shown["states"], shown["waiting"]) == (
         {"waiting": 0, "running": 3, "idle": 0},
@@ -254,3 +257,4 @@ def test_live_pages_of_members_share_their_replicas() -> None:
     assert len(joined["replicas"]) == len(page["replicas"])
     assert (replica["residency_tokens"], replica["capacity_tokens"]) == (1200, 2000)
     assert replica["stated_tokens"] == 1100
+    assert (replica["gate"], replica["gate_held_s"], replica["gate_saved_s"]) == ("none", 70, 824)

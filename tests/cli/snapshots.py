@@ -36,6 +36,9 @@ def snapshot(num_sessions: int = 6, num_replicas: int = 1, **changes: Any) -> di
             "residency_tokens": 500_000,
             "ceiling_tokens": 950_000,
             "capacity_tokens": 1_000_000,
+            "gate": "holds",
+            "gate_held_s": 35,
+            "gate_saved_s": 412,
         }
         for number in range(1, num_replicas + 1)
     ]

@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from gateway.api.sessions import SessionPhase
-from gateway.cli.screen import COLOURS, SORTS, Screen, amount, gauge, seconds
+from gateway.cli.screen import COLOURS, SORTS, Screen, amount, gates, gauge, seconds
 from gateway.cli.top import ORDERS
 from tests.cli.snapshots import session, snapshot
 
@@ -41,11 +41,23 @@ def test_a_screen_fills_a_terminal_and_no_more(
 def test_in_80_columns_nothing_that_matters_is_cut() -> None:
     lines = drawn(snapshot(6))
     assert lines[0].startswith("turngate 0.1.0  http://127.0.0.1:8080")
+    assert lines[0].endswith("gate: saved 412s, cost 35s")
     assert "20 running  7 waiting (6 for room, 1 for a slot)  33 between turns" in lines[1]
     assert lines[2].split() == ["REPLICA", "RESIDENT", "TOKENS", "SLOTS"]
     assert lines[3].split() == ["gpu1", "############...........|", "500k", "of", "950k", "12/256"]
     assert lines[5].split() == ["0000000000", "d7567c", "waiting:room", "0s", "1", "3.5", "1.0k", "gpu1"]
     assert [line.split()[2].partition(":")[0] for line in lines[5:11]] == list(COLOURS)
+
+
+@pytest.mark.parametrize(("states", "text"), [
+    (["none", "none"], ""),
+    (["holds", "none"], "  gate: saved 200s, cost 30s"),
+    (["open", "holds"], "  gate open: saved 400s, cost 60s"),
+    (["observed", "observed"], "  gate would save 400s, cost 60s"),
+])  # fmt: skip
+def test_what_the_gates_earned_is_one_line(states: list[str], text: str) -> None:
+    assert gates([{"gate": state, "gate_saved_s": 200, "gate_held_s": 30} for state in states]) == text
+    assert gates([{"id": "of an older member"}]) == ""
 
 
 def test_what_does_not_fit_is_counted() -> None:

@@ -1,4 +1,4 @@
-"""The policy and the placement that a configuration names."""
+"""The policy and the placement that a configuration names; and the log line of a gate that opens."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ from pydantic import ValidationError
 
 from gateway.config.settings import Policy
 from gateway.core.errors import ConfigError
-from gateway.request.gate import policy_of
+from gateway.request.gate import Gate, policy_of
+from policies.admission import Limits
+from policies.fifo import Passthrough
 from policies.policy import Option
+from policies.scheduler import Scheduler
+from policies.types import Decision, Fact, Switched, Tick
 
 OPTIONS = [Option(name, 0, 0, 0, 8, False) for name in "ab"]
 
@@ -33,3 +37,18 @@ def test_an_unknown_placement_is_refused_with_what_to_write() -> None:
 def test_a_placement_that_cannot_be_imported_is_a_fault_of_the_configuration(path: str) -> None:
     with pytest.raises(ConfigError, match=r"policy.placement"):
         policy_of(Policy(placement=path))
+
+
+class OneSwitch(Scheduler):
+    """Announces that the gate of a replica opens, whatever happens."""
+
+    def tell(self, fact: Fact, now: float) -> tuple[list[Decision], float | None]:
+        return [Switched("r", True, 12.4)], None
+
+
+def test_a_gate_that_opens_is_logged_with_its_reason_and_its_net(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        Gate(OneSwitch(Passthrough(), Limits()), lambda: 0.0).tell(Tick())
+    assert caplog.messages == [
+        "the gate of r opens: all sessions together are faster than those that fit; net so far +12 s"
+    ]

@@ -80,11 +80,19 @@ function timeline(row, turns, seconds) {
   return canvas("timeline", bars, `${turns.length} turns in the last ${seconds} seconds`);
 }
 
+function gates(rows) {
+  const counted = rows.filter((row) => (row.gate || "none") !== "none"), sum = (key) => span(counted.reduce((n, row) => n + row[key], 0));
+  if (!counted.length) return "";
+  const [saved, held] = [sum("gate_saved_s"), sum("gate_held_s")];
+  if (counted.every((row) => row.gate === "observed")) return `; gate would save ${saved}, cost ${held}`;
+  return `; gate${counted.some((row) => row.gate === "open") ? " open" : ""}: saved ${saved}, cost ${held}`;
+}
+
 function draw() {
   const {states, waiting} = told, words = $("filter").value.toLowerCase(), seconds = Number($("window").value);
   $("version").textContent = told.version;
   $("counts").textContent = `${states.running} running, ${states.waiting} waiting (${waiting.residency} for room, `
-    + `${waiting.slot} for a slot), ${states.idle} between turns, families: ${told.families}`;
+    + `${waiting.slot} for a slot), ${states.idle} between turns, families: ${told.families}${gates(told.replicas)}`;
   $("replicas").replaceChildren(...told.replicas.map(replica));
   const columns = COLUMNS.filter((column) => column.name !== "tenant" || told.sessions.some((row) => row.tenant));
   $("names").replaceChildren(...columns.map((column) => {
