@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.results import command_parser, write
+from benchmarks.simulation.ablation import ablation
 from benchmarks.simulation.experiments import classes, cliff, overload, robustness, shapes, sharing
 from benchmarks.simulation.gate_ledger import ledger
 from benchmarks.simulation.report import Outcome, draw, text_of
@@ -21,6 +22,7 @@ EXPERIMENTS: dict[str, Callable[[Sequence[int]], Outcome]] = {
     "overload": overload,
     "robustness": robustness,
     "shapes": shapes,
+    "ablation": ablation,
     "ledger": ledger,
 }
 
