@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from gateway.config.settings import Policy
+from gateway.config.settings import Policy, Settings
 from gateway.core.errors import ConfigError
-from gateway.request.gate import Gate, policy_of
+from gateway.request.gate import Gate, limits_of, policy_of
 from policies.admission import Limits
 from policies.fifo import Passthrough
 from policies.policy import Option
@@ -52,3 +52,14 @@ def test_a_gate_that_opens_is_logged_with_its_reason_and_its_net(caplog: pytest.
     assert caplog.messages == [
         "the gate of r opens: all sessions together are faster than those that fit; net so far +12 s"
     ]
+
+
+@pytest.mark.parametrize("key", ["price", "warm_up_bytes"])
+def test_a_key_that_lost_its_meaning_is_accepted_with_a_warning(
+    key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    limits_of(Settings())
+    assert not caplog.records
+    limits_of(Settings.model_validate({"policy": {key: 1}}))
+    [record] = caplog.records
+    assert f"policy.{key} has no effect" in record.getMessage()
