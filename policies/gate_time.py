@@ -6,8 +6,8 @@ import math
 from collections import deque
 
 RECENT_S, BIN_S = 60.0, 5.0
-KNOWN_S = 5.0
-"""Time for which the computed time of a turn holds."""
+NEAR_S, KNOWN_S = 3.0, 10.0
+"""Times for which computed times of turns hold: those by their clocks, and those by what they depend on."""
 
 
 class GateTime:
@@ -20,8 +20,9 @@ class GateTime:
         """Times of turns without a gate, less the real ones. It falls where the gate slows turns down."""
         self._recent: deque[tuple[float, float]] = deque()
         """(end of a bin, net in it)."""
-        self._turn_s: dict[tuple[int, int, int], float] = {}
-        self._until = -math.inf
+        self._turn_s: dict[tuple[int, int], float] = {}
+        self._near_s: dict[int, float] = {}
+        self._until = self._near_until = -math.inf
 
     @property
     def net_s(self) -> float:
@@ -43,8 +44,16 @@ class GateTime:
         """Return the net of the last minute."""
         return sum(net_s for until, net_s in self._recent if until >= now - RECENT_S)
 
-    def known(self, now: float) -> dict[tuple[int, int, int], float]:
-        """Return the times of turns without a gate, by a key of their reader, who adds those that are missing."""
+    def near(self, now: float) -> dict[int, float]:
+        """Return the times of turns without a gate by the step of their clocks; see `known`."""
+        if now >= self._near_until:
+            self._near_s.clear()
+            self._near_until = now + NEAR_S
+        return self._near_s
+
+    def known(self, now: float) -> dict[tuple[int, int], float]:
+        """Return the times of turns without a gate by what they depend on. Their reader adds those that are
+        missing."""
         if now >= self._until:
             self._turn_s.clear()
             self._until = now + KNOWN_S

@@ -72,7 +72,7 @@ class ObservedGate(Clocks):
         stay = self._stays.get(session.id)
         if stay is None:
             stay = self._stays[session.id] = Stay(clock.wanted_at, now, pool)
-        num, own_tokens, _ = clock.met
+        num, own_tokens = clock.met
         load = self._load(clock.met, pool, turn)
         gated_part = None if load is None else gated_part_of(load, pool, now)
         if load is not None and gated_part is not None:

@@ -23,6 +23,8 @@ from policies.idle import Timers
 from policies.throughput import FEWEST_GAPS, Load, turns_per_s
 from policies.types import Family, FamilyId, Session, SessionId, Turn
 
+NEAR_STEP_S = 3.0
+"""Of the clocks, for which turns count as equally long for a while."""
 FINE = 8
 """Parts of a factor e, and of the tokens of a turn, that count as equal."""
 LEAST_TURN_S, MOST_TURN_S = 1e-3, 600.0
@@ -38,8 +40,8 @@ MOST_STEPS = 512
 """Of the times that differ; what happened earlier counts as before all of them."""
 
 
-Sums: TypeAlias = tuple[float, float, float]
-"""(sessions, tokens that they hold, tokens that an eviction costs their turns)."""
+Sums: TypeAlias = tuple[float, float]
+"""(sessions, tokens that they hold)."""
 
 
 class Population:
@@ -47,47 +49,46 @@ class Population:
 
     def __init__(self) -> None:
         self._first = 0
-        self._sums = [0.0], [0.0], [0.0]
+        self._nums, self._tokens = [0.0], [0.0]
         """Changes by step."""
-        self.now: Sums = (0.0, 0.0, 0.0)
+        self.now: Sums = (0.0, 0.0)
         """Of all changes: of the sessions that really live."""
 
-    def change(self, at: float, num: int, own_tokens: float, lost_tokens: float) -> None:
+    def change(self, at: float, num: int, own_tokens: float) -> None:
         """Change the sums from that time on."""
-        before, own_before, lost_before = self.now
-        self.now = before + num, own_before + own_tokens, lost_before + lost_tokens
-        step = int(at / STEP_S)
-        if step >= self._first + len(self._sums[0]):
-            self._reach(step)
-        index = max(0, step - self._first)
-        nums, own, lost = self._sums
-        nums[index] += num
-        own[index] += own_tokens
-        lost[index] += lost_tokens
+        before, own_before = self.now
+        self.now = before + num, own_before + own_tokens
+        index = int(at / STEP_S) - self._first
+        if index >= len(self._nums):
+            index = self._reach(index)
+        elif index < 0:
+            index = 0
+        self._nums[index] += num
+        self._tokens[index] += own_tokens
 
     def at(self, at: float) -> Sums:
         end = max(1, int(at / STEP_S) + 1 - self._first)
-        nums, own_tokens, lost_tokens = self._sums
-        return sum(nums[:end]), sum(own_tokens[:end]), sum(lost_tokens[:end])
+        return sum(self._nums[:end]), sum(self._tokens[:end])
 
-    def _reach(self, step: int) -> None:
-        """Make the step the latest one."""
-        extra = max(0, step + 1 - self._first - MOST_STEPS)
+    def _reach(self, index: int) -> int:
+        """Make the step at an index the latest one; return its new index."""
+        extra = max(0, index + 1 - MOST_STEPS)
         self._first += extra
-        for changes in self._sums:
+        for changes in (self._nums, self._tokens):
             changes[: extra + 1] = [sum(changes[: extra + 1])]
-            changes.extend([0.0] * (step + 1 - self._first - len(changes)))
+            changes.extend([0.0] * (index + 1 - extra - len(changes)))
+        return index - extra
 
 
 def modelled_s(load: Load, pool: Pool, now: float) -> float:
     """Return how long a turn takes beside so many, without a gate, and above 0. The pool must have seen a gap."""
-    num, own_tokens = load.num_sessions, load.own_tokens
-    key = round(FINE * log(num)), round(FINE * log(own_tokens)), round(FINE * load.lost_tokens / own_tokens)
-    known_s = pool.gate_time.known(now)
-    if key not in known_s:
-        turn_s = num / turns_per_s(num, load, pool.pace) - mean_gap_s(pool)
-        known_s[key] = MODELLED * min(MOST_TURN_S, max(LEAST_TURN_S, turn_s))
-    return known_s[key]
+    key = int(FINE * log(load.num_sessions)), int(FINE * log(load.own_tokens))
+    known_s = pool.gate_time.known(now).get(key)
+    if known_s is None:
+        turn_s = load.num_sessions / turns_per_s(load.num_sessions, load, pool.pace) - mean_gap_s(pool)
+        known_s = MODELLED * min(MOST_TURN_S, max(LEAST_TURN_S, turn_s))
+        pool.gate_time.known(now)[key] = known_s
+    return known_s
 
 
 def mean_gap_s(pool: Pool) -> float:
@@ -114,7 +115,7 @@ class Clock:
     """When its turn came, and when it had residency, really."""
     is_over: bool = True
     """Whether it counts as ended."""
-    met: Sums = (0.0, 0.0, 0.0)
+    met: Sums = (0.0, 0.0)
     """Of the real sessions when its turn came."""
     time: GateTime | None = None
     """Of the pool of its last turn."""
@@ -135,6 +136,8 @@ class Clocks:
         self._families: dict[FamilyId, tuple[int, int]] = {}
         """Living sessions of each, and the length of their shared prefix."""
         self._shared_chars = 0
+        self._lost_tokens = 0.0
+        """That evictions would cost the turns of all living sessions."""
 
     def began(self, session: Session, shared_chars: int, parent: Session | None, now: float) -> None:
         """The first turn of a session came. A sub-agent begins by the clock of its parent."""
@@ -165,16 +168,15 @@ class Clocks:
         clock = self._clocks.get(session.id)
         if clock is None:
             return
-        ratio = family.tokens_per_char
+        ratio, num = family.tokens_per_char, 0
         lost_tokens = max(0.0, session.prompt_tokens - clock.shared_chars * ratio)
         own_tokens = max(0, turn.chars - clock.shared_chars) * ratio + output_tokens(family)
-        more_tokens, more_lost_tokens = own_tokens - clock.own_tokens, lost_tokens - clock.lost_tokens
         if clock.is_over:
-            self._population.change(clock.at, 1, own_tokens, lost_tokens)
+            clock.own_tokens, clock.lost_tokens, clock.is_over, num = 0.0, 0.0, False, 1
             self._count(clock, 1)
-        else:
-            self._population.change(clock.at, 0, more_tokens, more_lost_tokens)
-        clock.own_tokens, clock.lost_tokens, clock.is_over = own_tokens, lost_tokens, False
+        self._population.change(clock.at, num, own_tokens - clock.own_tokens)
+        self._lost_tokens += lost_tokens - clock.lost_tokens
+        clock.own_tokens, clock.lost_tokens = own_tokens, lost_tokens
         clock.wanted_at = clock.ready_at = now
         clock.met = self._population.now
 
@@ -190,13 +192,15 @@ class Clocks:
         if clock is None or pool is None:
             return
         turn_s = now - clock.ready_at
-        shadow = self._load(self._population.at(clock.at), pool, turn)
-        shadow_s = turn_s
-        if shadow is not None:
-            shadow_s = modelled_s(shadow, pool, now)
-            if pool.switch.is_open and not self._fleet.tenants.are_rivals:
-                real = self._load(clock.met, pool, turn)
-                shadow_s = turn_s if real is None else turn_s * shadow_s / modelled_s(real, pool, now)
+        near_s, step = pool.gate_time.near(now), int(clock.at / NEAR_STEP_S)
+        shadow_s = near_s.get(step)
+        if shadow_s is None and (shadow := self._load(self._population.at(clock.at), pool, turn)) is not None:
+            shadow_s = near_s[step] = modelled_s(shadow, pool, now)
+        if shadow_s is None:
+            shadow_s = turn_s
+        elif pool.switch.is_open and not self._fleet.tenants.are_rivals:
+            real = self._load(clock.met, pool, turn)
+            shadow_s = turn_s if real is None else turn_s * shadow_s / modelled_s(real, pool, now)
         clock.at += shadow_s
         clock.time = pool.gate_time
         clock.time.saw_turn(clock.ready_at - clock.wanted_at, shadow_s - turn_s, now)
@@ -205,24 +209,27 @@ class Clocks:
 
     def _load(self, sums: Sums, pool: Pool, turn: Turn) -> Load | None:
         """Return the sessions of the turn's pool; None where they fit, or nothing is known."""
-        num, own_tokens, lost_tokens = sums
+        num, own_tokens = sums
         size_tokens = pool.capacity.tokens
         if size_tokens is None or num < 1 or len(pool.pace.gaps) < FEWEST_GAPS:
             return None
-        own_tokens, lost_tokens = own_tokens / num, lost_tokens / num
         if len(self._fleet.pools) > 1:
-            num /= max(1, len(self._fleet.eligible(turn)))
-        room_tokens = max(own_tokens, size_tokens - self._shared_chars * pool.ratio.value)
-        if num * own_tokens <= room_tokens:
+            part = 1 / max(1, len(self._fleet.eligible(turn)))
+            num, own_tokens = part * num, part * own_tokens
+        room_tokens = size_tokens - self._shared_chars * pool.ratio.value
+        if own_tokens <= room_tokens:
             return None
+        lost_part = self._lost_tokens / max(1.0, self._population.now[1])
+        own_tokens /= num
         turn_tokens = append_tokens(self._fleet.families[turn.family_id])
-        return Load(num, own_tokens, turn_tokens, lost_tokens, room_tokens)
+        return Load(num, own_tokens, turn_tokens, lost_part * own_tokens, max(own_tokens, room_tokens))
 
     def ended(self, session_id: SessionId) -> None:
         """The session counts as ended until it comes back."""
         clock = self._clocks.get(session_id)
         if clock is not None and not clock.is_over:
-            self._population.change(clock.at, -1, -clock.own_tokens, -clock.lost_tokens)
+            self._population.change(clock.at, -1, -clock.own_tokens)
+            self._lost_tokens -= clock.lost_tokens
             self._count(clock, -1)
             clock.is_over = True
 

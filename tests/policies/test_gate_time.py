@@ -31,6 +31,9 @@ def test_the_net_of_the_last_minute_forgets_what_is_older() -> None:
 
 def test_computed_times_are_forgotten_after_a_while() -> None:
     time = GateTime()
-    time.known(0.0)[1, 2, 3] = 4.0
-    assert time.known(1.0) == {(1, 2, 3): 4.0}
-    assert not time.known(10.0)
+    time.known(0.0)[1, 2] = 4.0
+    time.near(0.0)[1] = 4.0
+    assert time.known(1.0) == {(1, 2): 4.0}
+    assert time.near(1.0) == {1: 4.0}
+    assert not time.known(60.0)
+    assert not time.near(60.0)

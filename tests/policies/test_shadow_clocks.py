@@ -50,7 +50,7 @@ def test_a_forgotten_session_leaves_nothing() -> None:
     clocks = scheduler._clocks
     assert not clocks._clocks
     assert not clocks._families
-    assert clocks._population.now == pytest.approx((0.0, 0.0, 0.0))
+    assert clocks._population.now == pytest.approx((0.0, 0.0))
 
 
 Change = tuple[float, float]
@@ -61,18 +61,18 @@ def test_the_population_counts_those_that_live_at_a_time(lives: list[Change], at
     """To a step."""
     population = Population()
     for begin, lasts_s in lives:
-        population.change(begin, 1, 100.0, 50.0)
-        population.change(begin + lasts_s, -1, -100.0, -50.0)
+        population.change(begin, 1, 100.0)
+        population.change(begin + lasts_s, -1, -100.0)
     step = int(at / STEP_S)
     living = sum(int(begin / STEP_S) <= step < int((begin + lasts_s) / STEP_S) for begin, lasts_s in lives)
-    assert population.at(at) == (living, 100.0 * living, 50.0 * living)
-    assert population.now == (0, 0.0, 0.0)
+    assert population.at(at) == (living, 100.0 * living)
+    assert population.now == (0, 0.0)
 
 
 @given(st.lists(st.floats(0, 1e7), min_size=1, max_size=30))
 def test_the_population_takes_no_more_memory_as_time_goes_by(times: list[float]) -> None:
     population = Population()
     for at in times:
-        population.change(at, 1, 1.0, 0.0)
-    assert all(len(changes) <= MOST_STEPS + 1 for changes in population._sums)
+        population.change(at, 1, 1.0)
+    assert all(len(changes) <= MOST_STEPS + 1 for changes in (population._nums, population._tokens))
     assert population.at(max(times))[0] == len(times)
