@@ -65,6 +65,18 @@ class LedgerFigures:
         return abs(net_s - self.difference_s) / (abs(self.difference_s) if is_clear else self.straight_s)
 
 
+COLUMNS = [
+    "fleet",
+    "straight s",
+    "saved really",
+    "net of the ledger",
+    "net / really",
+    "held s",
+    "saved s",
+    "observe",
+]
+
+
 def ledger(seeds: Sequence[int]) -> Outcome:
     """What the ledger says against what is."""
     found = {name: of_fleet(fleet, seeds) for name, fleet in FLEETS.items()}
@@ -85,16 +97,7 @@ def ledger(seeds: Sequence[int]) -> Outcome:
         "Seconds of all sessions, sub-agents included, without a gateway; the part of them that `turns` really "
         "saved, with the same seeds; the part that its ledger says, saved less held; and the part that the ledger "
         "of `observe` says on the fleet without a gate. A difference below 2 % has no sign, and no ratio.",
-        [
-            "fleet",
-            "straight s",
-            "saved really",
-            "net of the ledger",
-            "net / really",
-            "held s",
-            "saved s",
-            "observe",
-        ],
+        COLUMNS,
         rows,
         found,
         [
