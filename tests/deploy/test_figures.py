@@ -16,17 +16,18 @@ ARMS = {
     "Turngate": "turns",
     "Turngate, agents say how many turns are left": "turns-declared",
     "vllm-router, program scheduling": "vllm-router-programs",
-    "ThunderAgent, in Dynamo": "thunderagent-1s",
     "session affinity, in Dynamo": "dynamo-affinity",
     "smg": "smg",
     "16 slots, as in batch-agent": "batch-agent-16",
 }
+MORE_FLEETS = ("n80", "giant", "w4x80", "sub", "heavy")
+"""Columns of the second table: Turngate alone."""
 PAIR = re.compile(r"(\d\.\d\d) / (\d\.\d\d)")
 
 
 def ratios(path: Path, arm: str) -> tuple[float, float]:
     """Of the mean session and of the makespan: sums over the seeds."""
-    (row,) = (line for line in path.read_text().splitlines() if line.startswith(f"| {arm} |"))
+    row = next(line for line in path.read_text().splitlines() if line.startswith(f"| {arm} |"))
     makespan, mean = (float(re.findall(r"\*\*([\d.]+)x\*\*", cell)[0]) for cell in row.split("|")[3:5])
     return mean, makespan
 
@@ -48,13 +49,20 @@ def test_the_table_names_every_arm_once() -> None:
 def test_the_table_is_what_was_measured(column: int, fleet: str) -> None:
     for row in rows():
         if row[column]:
-            measured = ratios(RESULTS / "peers" / f"dynamo-{fleet}.md", ARMS[row[0]])
+            measured = ratios(RESULTS / f"dynamo-{fleet}.md", ARMS[row[0]])
             assert all(map(is_rounded, PAIR.findall(row[column])[0], measured)), (row[0], measured)
+
+
+def test_the_second_table_is_what_was_measured() -> None:
+    shown = PAIR.findall(README.partition("More fleets, Turngate alone:")[2].partition("\n\nPeople who chat")[0])
+    assert len(shown) == len(MORE_FLEETS)
+    for pair, fleet in zip(shown, MORE_FLEETS, strict=True):
+        assert all(map(is_rounded, pair, ratios(RESULTS / f"dynamo-{fleet}.md", "turns"))), fleet
 
 
 def test_the_figures_that_link_to_their_file_are_in_it() -> None:
     linked = re.findall(r"\[(\d\.\d\d) / (\d\.\d\d)\]\(benchmarks/fleet/results/([\w.-]+)\)", README)
-    assert len(linked) >= 5
+    assert linked
     for mean, makespan, name in linked:
         assert all(map(is_rounded, (mean, makespan), ratios(RESULTS / name, "turns"))), name
 
