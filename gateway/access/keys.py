@@ -273,9 +273,9 @@ def says_one_model(raw: bytes) -> bool:
     return raw.count(b'"model"') == 1 and b"\\u00" not in raw
 
 
-def model_not_allowed(caller: Caller, model: str) -> Refused:
+def model_not_allowed(caller: Caller, model: str, param: str = "model") -> Refused:
     text = f"This key may not use the model {excerpt(model)!r}. It may use: {', '.join(caller.models) or 'none'}."
-    failure = Failure(403, "permission_error", text, param="model", code="model_not_allowed")
+    failure = Failure(403, "permission_error", text, param=param, code="model_not_allowed")
     return Refused(Outcome.FORBIDDEN, failure)
 
 

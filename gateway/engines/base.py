@@ -20,6 +20,25 @@ MESSAGES = "/v1/messages"
 EMBEDDINGS = "/v1/embeddings"
 CONVERSATIONS = frozenset((CHAT, COMPLETIONS, RESPONSES, MESSAGES))
 """The paths whose calls carry hints."""
+PLACING_KEYS = frozenset(
+    (
+        *("routed_dp_rank", "data_parallel_rank", "disagg_prefill_dp_rank"),
+        *("kv_transfer_params", "ec_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room"),
+    )
+)
+"""Top-level keys by which a client would choose a worker, or the host from which it fetches KV: vLLM's and
+SGLang's request models. Other servers may stand behind an address of any kind, so they hold for all kinds."""
+PLACING_HEADERS = frozenset(
+    (
+        *("x-vllm-priority", "x-data-parallel-rank", "x-dp-rank"),
+        *("x-worker-instance-id", "x-prefill-instance-id", "x-dynamo-dp-rank", "x-dynamo-prefill-dp-rank"),
+        *("x-dynamo-worker-instance-id", "x-dynamo-prefill-instance-id"),
+        *("x-dynamo-request-priority", "x-dynamo-request-strict-priority"),
+    )
+)
+"""Headers to the same end, in lower case."""
+OVERRIDE_PREFIX = "x-override-"
+"""Of SGLang's headers that set any field of a body (SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -17,7 +17,6 @@ from gateway.core.transport import Handler, HeaderList, Request, Responder
 from gateway.dialects import BY_PATH, dialect_of
 from gateway.dialects.base import Dialect, Script
 from gateway.engines.monitor import Monitor
-from gateway.engines.poller import RunningEngine
 from gateway.exchange import Exchange, Payload, Recognition, RequestEnd, Timings
 from gateway.request import engine_errors
 from gateway.request.answer import Answering, error_event
@@ -25,7 +24,7 @@ from gateway.request.engine_errors import EngineFailed
 from gateway.request.gate import Drain, Gate, stopping
 from gateway.request.inprocess import HandedOn, InProcessRequest
 from gateway.request.payload import parse_body, permitted, read_body, served_as
-from gateway.request.stateless import StatelessCalls, serves_path
+from gateway.request.stateless import StatelessCalls, leaking_engines, serves_path
 from gateway.request.stored_responses import Home, StoredResponses
 from gateway.sessions import claims
 from gateway.sessions.identity import Identity
@@ -262,7 +261,7 @@ class TurnHandler:
         if unable and len(unable) == len(engines):
             raise engine_errors.lacks_path(unable[0].name, path)
         if exchange.caller.cache_salt:
-            unable += _leaking(path, engines)
+            unable += leaking_engines(path, engines)
         return frozenset([id_ for engine in unable for id_ in engine.replica_ids]) if unable else _NONE
 
     def _turn_ended(self, exchange: Exchange, is_complete: bool) -> None:
@@ -275,16 +274,6 @@ class TurnHandler:
             self.breaks.finished(exchange)
         if self.trail is not None:
             self.trail.ran(exchange)
-
-
-def _leaking(path: str, engines: Sequence[RunningEngine]) -> list[RunningEngine]:
-    """Return engines that would answer a request with a salt from a cache that others share. Raises Refused when
-    all would."""
-    found = [engine for engine in engines if path not in engine.adapter.salt_paths]
-    if found and len(found) == len(engines):
-        text = f"This key asks for a prefix cache of its own (isolate_cache), which no engine here has on {path}."
-        raise Refused(Outcome.FORBIDDEN, Failure(403, "permission_error", text, code="cache_not_isolated"))
-    return found
 
 
 def _deadline_at(exchange: Exchange) -> float | None:

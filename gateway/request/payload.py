@@ -48,10 +48,22 @@ def parse_body(raw: bytes, dialect: Dialect, limits: RequestLimits) -> Payload:
 
 
 def permitted(payload: Payload, caller: Caller) -> Payload:
-    """Return the payload such that it names one model, which its caller may use. Raises Refused."""
+    """Return the payload such that it names one model, which its caller may use, and no other. Raises Refused."""
     if not may_use(caller.models, payload.engine_model):
         raise model_not_allowed(caller, payload.requested_model)
+    chosen = {key: payload.body[key] for key in MODEL_KEYS if key in payload.body}
+    for key, names in chosen.items():
+        for name in names if isinstance(names, list) else [names]:
+            if name is not None and not (isinstance(name, str) and may_use(caller.models, name)):
+                raise model_not_allowed(caller, name if isinstance(name, str) else "", key)
+    if chosen:
+        payload = payload.with_keys(**chosen)  # a key that is written twice has one value for every reader
     return payload if says_one_model(payload.raw) else payload.with_keys(model=payload.requested_model)
+
+
+MODEL_KEYS = ("models", "lora_path")
+"""Keys beside `model` that choose what answers: OpenRouter's list of substitutes, and SGLang's adapters, which
+may be null."""
 
 
 def too_many(body: Json, limits: RequestLimits) -> Failure | None:

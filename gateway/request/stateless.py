@@ -38,6 +38,9 @@ class StatelessCalls:
         able = [engine for engine in engines if serves_path(engine, path)]
         if engines and not able:
             raise engine_errors.lacks_path(engines[0].name, path)
+        if exchange.caller.cache_salt:
+            leaking = leaking_engines(path, able)
+            able = [engine for engine in able if engine not in leaking]
         await self._answer(exchange, responder, sorted(able, key=_load)[: exchange.settings.limits.attempts])
 
     async def answer_stored(self, exchange: Exchange, responder: Responder) -> None:
@@ -99,6 +102,16 @@ def serves_path(engine: RunningEngine, path: str) -> bool:
     """Return False only where the engine is known not to serve the path."""
     paths = engine.abilities.paths
     return paths is None or path in paths
+
+
+def leaking_engines(path: str, engines: Sequence[RunningEngine]) -> list[RunningEngine]:
+    """Return engines that would answer a request with a salt from a cache that others share. Raises Refused when
+    all would."""
+    found = [engine for engine in engines if path not in engine.adapter.salt_paths]
+    if found and len(found) == len(engines):
+        text = f"This key asks for a prefix cache of its own (isolate_cache), which no engine here has on {path}."
+        raise Refused(Outcome.FORBIDDEN, Failure(403, "permission_error", text, code="cache_not_isolated"))
+    return found
 
 
 def _serves(engine: RunningEngine, model: str) -> bool:

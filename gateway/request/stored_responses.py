@@ -64,15 +64,16 @@ class StoredResponses:
     keys: Keys
 
     async def find(self, tenant: str, response_id: str) -> Home | None:
-        """Return where a response is. None: not known here, and no id that the gateway gave. Raises Refused for
-        another tenant's, and where no engine has it."""
+        """Return where a response is. None: not known here, and no id that the gateway gave; only without keys.
+        Raises Refused for one whose tenant is another or, with keys, not known; and where no engine has it."""
         homes = self.homes
         if (home := homes.home(tenant, response_id)) is not None:
             return home
         is_anothers = response_ids.is_anothers(response_id, tenant)
-        if homes.is_anothers(tenant, response_id) or (is_anothers and not self.keys.is_open):
+        is_unknown = is_anothers or not response_ids.is_given(response_id)
+        if homes.is_anothers(tenant, response_id) or (is_unknown and not self.keys.is_open):
             raise no_such_response(response_id)
-        if is_anothers or not response_ids.is_given(response_id):
+        if is_unknown:
             return None  # an engine's own id, or that of another gateway behind this one, which has no tenants
         engines = [one for one in self.monitor.engines if one.adapter.names_responses]
         path = f"{STORED_ANSWERS}{response_id}"

@@ -11,9 +11,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.core import fields
+from gateway.core.fields import Json
 from gateway.core.json_edit import splice
 from gateway.core.transport import HOP_BY_HOP, HeaderList
-from gateway.engines.base import Outgoing, OutgoingRequest, Repair
+from gateway.engines.base import (
+    OVERRIDE_PREFIX,
+    PLACING_HEADERS,
+    PLACING_KEYS,
+    Outgoing,
+    OutgoingRequest,
+    Repair,
+)
 from gateway.engines.poller import RunningEngine
 from gateway.exchange import Exchange, Payload
 from policies.types import Hints, value
@@ -74,7 +82,9 @@ def _useful(wanted_tokens: int, room_tokens: int) -> Bound | None:
 
 _REPLACED = frozenset(("host", "authorization", "x-api-key", "x-request-id", "content-length", "accept-encoding"))
 _NOT_SENT = _REPLACED | HOP_BY_HOP
+_NOT_SENT_UNENTITLED = _NOT_SENT | PLACING_HEADERS
 _OWN_PREFIX = ("x-turngate-",)
+_UNENTITLED_PREFIXES = (*_OWN_PREFIX, OVERRIDE_PREFIX)
 _SESSION_PREFIXES = ("x-session-", "x-parent-session-", "x-opencode-", "x-codex-", "x-claude-code-", "x-dynamo-")
 _SESSION_NAMES = frozenset(("session-id", "session_id", "thread-id"))
 
@@ -108,7 +118,7 @@ def turn_call(
     body, dialect = payload.body, exchange.dialect
     put = {key: merged(own, body[key]) if key in body else own for key, own in added.body.items()}
     put |= repair.body
-    drop = set(added.drop)
+    drop = placing_keys(exchange, body) | added.drop
     if payload.engine_model != payload.requested_model:
         put["model"] = payload.engine_model
     hides_usage = payload.wants_stream and not payload.wants_usage
@@ -127,6 +137,15 @@ def turn_call(
         added,
         hides_usage,
     )
+
+
+def placing_keys(exchange: Exchange, body: Json) -> set[str]:
+    """Return the keys by which a client without the right would choose its worker."""
+    if exchange.caller.may_prioritise or PLACING_KEYS.isdisjoint(body):
+        return set()
+    found = set(PLACING_KEYS.intersection(body))
+    exchange.note(f"dropped, as the key may not choose: {', '.join(sorted(found))}")
+    return found
 
 
 SALT = "cache_salt"
@@ -153,7 +172,8 @@ def plain_call(exchange: Exchange, engine: RunningEngine) -> Call:
     put = dict(added.body)
     if payload.engine_model != payload.requested_model:
         put["model"] = payload.engine_model
-    raw = splice(payload.raw, body, put, added.drop) if put or added.drop else payload.raw
+    drop = placing_keys(exchange, body) | added.drop
+    raw = splice(payload.raw, body, put, drop) if put or drop else payload.raw
     return Call(request.method, url(engine, exchange), headers(exchange, engine, added), raw or None, added)
 
 
@@ -164,15 +184,16 @@ def url(engine: RunningEngine, exchange: Exchange) -> str:
 
 def headers(exchange: Exchange, engine: RunningEngine, added: Outgoing = NOTHING) -> list[tuple[str, str]]:
     """Return the client's headers, without those about its connection to the gateway, and the gateway's own."""
-    request = exchange.request
-    hidden: tuple[str, ...] = _OWN_PREFIX
+    request, is_entitled = exchange.request, exchange.caller.may_prioritise
+    hidden: tuple[str, ...] = _OWN_PREFIX if is_entitled else _UNENTITLED_PREFIXES
+    not_sent = _NOT_SENT if is_entitled else _NOT_SENT_UNENTITLED
     gone = added.drop_headers.union([name.lower() for name, _ in added.headers])
     if engine.adapter.hides_sessions:
-        gone, hidden = gone | _SESSION_NAMES, _OWN_PREFIX + _SESSION_PREFIXES
+        gone, hidden = gone | _SESSION_NAMES, hidden + _SESSION_PREFIXES
     kept = [
         pair
         for pair in (end_to_end(request.header_list) if "connection" in request.headers else request.header_list)
-        if (name := pair[0].lower()) not in _NOT_SENT and name not in gone and not name.startswith(hidden)
+        if (name := pair[0].lower()) not in not_sent and name not in gone and not name.startswith(hidden)
     ]
     kept += [("Accept-Encoding", "identity"), *added.headers, ("X-Request-Id", exchange.request_id or exchange.id)]
     if engine.address.api_key:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 
 from gateway.app import App
 from gateway.config.settings import Settings
@@ -53,6 +54,18 @@ async def test_where_an_engine_cannot_keep_it_apart_the_request_is_refused(
     assert (refused.status, b"isolate_cache" in refused.body) == (403, True)
     assert not engine.calls
     assert (await gateway.ask(ask, path="/v1/messages", **by("c"))).status == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/tokenize", "/detokenize"])
+async def test_what_is_no_turn_is_refused_to_an_isolated_tenant_too(
+    start: Start, engine: FakeEngine, path: str
+) -> None:
+    gateway = await start(engine, keys=KEYS)
+    ask = {"model": "m", "input": "the same", "prompt": "the same", "tokens": [1]}
+    refused = await gateway.ask(ask, path=path, **by("a"))
+    assert (refused.status, b"isolate_cache" in refused.body) == (403, True)
+    assert not engine.calls
+    assert (await gateway.ask(ask, path=path, **by("c"))).status == 200
 
 
 async def test_lines_of_batches_have_the_salt_of_their_tenant(
