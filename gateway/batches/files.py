@@ -131,6 +131,8 @@ class Spool:
 # ---- multipart/form-data, cut into its parts as it arrives, without I/O (RFC 7578)
 
 MAX_HEADER_BYTES = 16 * 1024
+MAX_PARTS = 64
+"""Parts of one form. An upload has four at most: reading the head of each takes a hundred times its bytes."""
 MAX_PARAMETERS = 64
 """Parameters of one header: the standard library reads them in time that grows with their square."""
 _MAX_BOUNDARY_CHARS = 70
@@ -171,6 +173,7 @@ class FormSplitter:
         self._delimiter = b"\r\n--" + boundary
         self._rest = bytearray(b"\r\n")  # so that the first delimiter looks like the others
         self._is_in_part = False
+        self._num_parts = 0
         self.has_ended = False
         """Whether the closing delimiter has come. Bytes behind it are ignored."""
 
@@ -203,6 +206,9 @@ class FormSplitter:
             yield from self._data(end)
             del rest[: head_end + 4 - end]
             self._is_in_part = True
+            self._num_parts += 1
+            if self._num_parts > MAX_PARTS:
+                raise BadForm(f"The form has more than {MAX_PARTS} parts.")
             yield _part(head)
 
     def _data(self, size: int) -> Iterator[PartData]:

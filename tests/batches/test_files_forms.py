@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.batches.files import MAX_HEADER_BYTES, BadForm, FormSplitter, PartBegins, PartData, boundary_of
+from gateway.batches.files import (
+    MAX_HEADER_BYTES,
+    MAX_PARTS,
+    BadForm,
+    FormSplitter,
+    PartBegins,
+    PartData,
+    boundary_of,
+)
 
 BOUNDARY = b"xYzZy"
 
@@ -86,3 +94,12 @@ def test_more_parameters_than_any_form_has_are_not_read(more: bytes) -> None:
         list(FormSplitter(BOUNDARY).feed(head + more + b"\r\n\r\n"))
     with pytest.raises(BadForm, match="more than 64 parameters"):
         boundary_of("multipart/form-data; boundary=b" + more.decode())
+
+
+@pytest.mark.parametrize("head", [b"Content-Disposition:;name", b'Content-Disposition: form-data; name="file"'])
+def test_more_parts_than_any_form_has_are_not_read(head: bytes) -> None:
+    part = b"--" + BOUNDARY + b"\r\n" + head + b"\r\n\r\n\r\n"
+    end = b"--" + BOUNDARY + b"--\r\n"
+    assert len(read([part * MAX_PARTS + end])) == MAX_PARTS
+    with pytest.raises(BadForm, match="more than 64 parts"):
+        read([part * (MAX_PARTS + 1) + end])
