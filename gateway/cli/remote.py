@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import orjson
 
@@ -62,11 +63,21 @@ async def page(upstream: Upstream, url: str, path: str, key: str, timeout_s: flo
         content = None
     if reply.status in (401, 403):
         raise NoPage(f"{base} asks for a key: --key env:NAME, or name it in the configuration (--config)")
+    content = shown(content)
     if reply.status == 200 and isinstance(content, dict):
         return content
     failure = fields.obj(content, "error") if isinstance(content, dict) else {}
     why = fields.text(failure, "message") or "it is no Turngate, or an old one"
     raise NoPage(f"{base} answered {reply.status}: {why}")
+
+
+def shown(value: Any) -> Any:
+    """Return a JSON value with the invisible characters of its texts escaped: clients and engines chose some."""
+    if isinstance(value, str):
+        return fields.visible(value)
+    if isinstance(value, list):
+        return [shown(item) for item in value]
+    return {shown(key): shown(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 async def report(

@@ -1,9 +1,13 @@
-"""A report on every engine, for `/health` and as text: its kind, the hints that it honours, and advice. Pure."""
+"""A report on every engine, for `/health` and as text: its kind, the hints that it honours, and advice. Pure.
+
+What an engine says of itself is shown with its invisible characters escaped.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from gateway.core.fields import visible
 from gateway.engines.base import CONVERSATIONS, Advice, PolledPool
 from gateway.engines.kinds import EMBEDDED
 from gateway.engines.poller import RunningEngine, counted_pools
@@ -82,10 +86,10 @@ def as_text(engines: Iterable[RunningEngine]) -> str:
 
 def _block(engine: RunningEngine) -> str:
     state = "up" if engine.is_up else f"DOWN: {engine.problem}"
-    lines = [f"{engine.name}  {engine.adapter.kind} {engine.abilities.version}".rstrip() + f"  {state}"]
+    lines = [visible(f"{engine.name}  {engine.adapter.kind} {engine.abilities.version}".rstrip() + f"  {state}")]
     lines += [f"    try: {remedy}" for sign, remedy in _WHEN_DOWN.items() if sign in engine.problem]
     if engine.is_up:
-        lines += [f"  {label:<{_LABEL_CHARS}}{text}" for label, text in _facts(engine)]
+        lines += [visible(f"  {label:<{_LABEL_CHARS}}{text}") for label, text in _facts(engine)]
         lines += [f"  ! {found.problem}\n    try: {found.remedy}" for found in advice_of(engine)]
     return "\n".join(lines)
 
@@ -136,7 +140,7 @@ def _kv_events(engine: RunningEngine) -> str:
 def start_lines(engine: RunningEngine) -> Iterator[str]:
     """One line about an engine, and its advice."""
     if not engine.is_up:
-        yield f"{engine.name}: {engine.problem}; it is used as soon as it answers"
+        yield visible(f"{engine.name}: {engine.problem}; it is used as soon as it answers")
         return
     report, version = engine.report, engine.abilities.version
     sizes = [pool.capacity_tokens for pool in report.pools]
@@ -144,6 +148,7 @@ def start_lines(engine: RunningEngine) -> Iterator[str]:
     kind = (
         f"{engine.address.kind} {version}".rstrip() if engine.address.kind != EMBEDDED else "a model of an engine"
     )
-    yield f"{engine.name}: {kind} serving {', '.join(report.models)}; {counted_pools(report)}, {size}"
+    served = ", ".join(report.models)
+    yield visible(f"{engine.name}: {kind} serving {served}; {counted_pools(report)}, {size}")
     for advice in advice_of(engine):
         yield f"  {advice.problem}: {advice.remedy}"

@@ -24,6 +24,8 @@ OVERLOADED = 529
 """Anthropic's status, which Dynamo also uses; clients of the OpenAI formats do not know that it may be retried."""
 RETRY_AFTER_S = 5.0
 """For engines that are full and do not say for how long: none of them does."""
+LONGEST_PAUSE_S = 86_400.0
+"""Of what an engine may ask for: a day, the longest window of a provider's limits."""
 _MOST_MESSAGE_CHARS = 2_000
 _PASSING = frozenset(
     (
@@ -83,6 +85,17 @@ def cut(engine_name: str, error: UpstreamCut | EventTooLong | NoAnswer) -> Engin
     text = f"Engine {engine_name} broke off before its answer began: {error}."
     failure = Failure(502, "server_error", text)
     return EngineFailed(Outcome.ENGINE_CUT, failure, Ending.FAILED, True, of_break(error))
+
+
+def head_fault(reply: UpstreamReply) -> str | None:
+    """Return why status and headers of an engine are those of no answer, or None. No redirect is followed, and
+    `identity` was the only coding that it was asked for."""
+    status = reply.status
+    if not (200 <= status < 300 or 400 <= status < 600):
+        return f"its status is {status}"
+    if status < 400 and reply.headers.get("content-encoding", "identity").lower() != "identity":
+        return "its answer is packed"
+    return None
 
 
 def lacks_path(engine_name: str, path: str) -> EngineFailed:
@@ -171,7 +184,7 @@ def _seconds(retry_after: str) -> float | None:
         seconds = float(retry_after)
     except ValueError:
         return None
-    return seconds if math.isfinite(seconds) and seconds > 0 else None
+    return min(LONGEST_PAUSE_S, seconds) if math.isfinite(seconds) and seconds > 0 else None
 
 
 # ---- where and when a model call that failed before its first byte is asked again. Pure

@@ -45,12 +45,16 @@ class Forward:
     async def send(self, engine: RunningEngine, call: Call, timeouts: Timeouts) -> UpstreamReply:
         """Return status and headers of an answer. Raises EngineFailed."""
         try:
-            return await self.upstream.call(call.method, call.url, call.headers, call.body, timeouts)
+            reply = await self.upstream.call(call.method, call.url, call.headers, call.body, timeouts)
         except UpstreamRefused:
             self.monitor.failed(engine)
             raise engine_errors.unreachable(engine.name) from None
         except UpstreamCut as error:
             raise engine_errors.cut(engine.name, error) from None
+        if (fault := engine_errors.head_fault(reply)) is not None:
+            reply.close(reuse=False)
+            raise engine_errors.cut(engine.name, NoAnswer(fault))
+        return reply
 
 
 class ModelCall:

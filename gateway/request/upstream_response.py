@@ -114,6 +114,14 @@ class Deltas:
 
 # ---- one event stream, without I/O
 
+MAX_HELD_BYTES = 2**20
+"""Of events before an answer begins, beside those that repeat the request. More than that is no answer."""
+HELD_EVENT_BYTES = 128
+"""Memory of a held event beside its bytes."""
+_ECHOES = 4
+"""Events on arrival (`response.created`, `response.in_progress`) repeat instructions and tools, perhaps
+escaped."""
+
 _DONE = b"[DONE]"
 _NOTHING: Json = {}
 """Stands for an event without JSON, such as a comment."""
@@ -149,6 +157,7 @@ class StreamRelay:
         self._opened: Opening | None = None
         self._held: list[tuple[bytes, Json]] = []
         """Events until the answer begins, each with its JSON. A keep-alive may still go out before them."""
+        self._holdable_bytes = MAX_HELD_BYTES + _ECHOES * len(call.body or b"")
         self._is_released = False
         self.has_begun = False
         """Whether an event came that is part of an answer."""
@@ -179,7 +188,7 @@ class StreamRelay:
             if self.has_begun:
                 self._show(event, heard, out)
             else:
-                self._held.append((event, heard))
+                self._hold(event, heard)
         return out[0] if len(out) == 1 else b"".join(out)
 
     def passing(self, chunks: Sequence[bytes]) -> int:
@@ -243,6 +252,13 @@ class StreamRelay:
         if event:
             (round_.closing if round_ is not None and round_.holds_end else out).append(event)
 
+    def _hold(self, event: bytes, heard: Json) -> None:
+        """Hold an event until the answer begins. Raises EventTooLong."""
+        self._holdable_bytes -= len(event) + HELD_EVENT_BYTES
+        if self._holdable_bytes < 0:
+            raise EventTooLong("it sent too much before its answer")
+        self._held.append((event, heard))
+
     def _release(self, out: list[bytes]) -> None:
         """Release held events. What the client has been sent by now stands before the answer."""
         self._is_released = True
@@ -290,13 +306,18 @@ hidden."""
 
 _NOT_RELAYED = frozenset(
     (
-        *("content-length", "date", "server", "x-request-id", "set-cookie", "www-authenticate"),
+        *("content-length", "content-encoding", "date", "server", "x-request-id", "set-cookie"),
+        *("www-authenticate", "location", "refresh", "retry-after", "retry-after-ms", "alt-svc"),
+        *("clear-site-data", "strict-transport-security"),
         *("openai-organization", "openai-project", "anthropic-organization-id"),
         *HOP_BY_HOP,
         *(f"x-ratelimit-{what}-{of}" for what in ("limit", "remaining", "reset") for of in ("requests", "tokens")),
     )
 )
-"""Headers about the gateway's connection to the engine, and about the operator's account there."""
+"""Headers about the gateway's connection to the engine, about the operator's account there, and what a browser
+would obey in the gateway's name."""
+_NOT_RELAYED_PREFIXES = ("x-turngate-", "access-control-")
+"""Of headers that are the gateway's own, or its decision."""
 
 
 class UpstreamResponse:
@@ -443,4 +464,9 @@ class UpstreamResponse:
 def headers_for_client(reply: UpstreamReply, own: HeaderList) -> list[tuple[str, str]]:
     """Return the engine's headers that concern the client, and the gateway's own."""
     kept = end_to_end(reply.header_list) if "connection" in reply.headers else reply.header_list
-    return [pair for pair in kept if pair[0].lower() not in _NOT_RELAYED] + [*own]
+    relayed = [
+        pair
+        for pair in kept
+        if (name := pair[0].lower()) not in _NOT_RELAYED and not name.startswith(_NOT_RELAYED_PREFIXES)
+    ]
+    return [*relayed, *own]

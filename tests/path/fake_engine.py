@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import orjson
@@ -29,10 +30,15 @@ class Call:
         self._response: web.StreamResponse | None = None
         self.sent = bytearray()
 
-    async def start(self, status: int = 200, content_type: str = "text/event-stream") -> None:
+    async def start(
+        self,
+        status: int = 200,
+        content_type: str = "text/event-stream",
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         if self._response is not None:
             return
-        self._response = web.StreamResponse(status=status, headers={"Content-Type": content_type})
+        self._response = web.StreamResponse(status=status, headers={"Content-Type": content_type, **headers})
         await self._response.prepare(self._request)
 
     async def write(self, data: bytes) -> None:

@@ -211,6 +211,34 @@ async def test_an_event_that_does_not_fit_is_replaced_unseen(start: Start) -> No
     await is_replaced_unseen(gateway, STREAM, "too_long")
 
 
+@fault(
+    ENGINE,
+    "comments without end before its answer",
+    "another replica; 1 MiB of them is held at most",
+    faults("too_long"),
+)
+@pytest.mark.parametrize(
+    "comment", [b": ping\n\n", b":" + b"x" * 2**18 + b"\n\n", b"\n\n"], ids=["short", "long", "empty"]
+)
+async def test_comments_that_do_not_end_are_replaced_unseen(start: Start, comment: bytes) -> None:
+    many = comment * (1 + 4 * 2**20 // len(comment))
+    gateway, *_ = await pair(start, streams([many, chunk(content="late"), finish(), DONE]))
+    await is_replaced_unseen(gateway, STREAM, "too_long")
+
+
+async def test_what_an_engine_sends_on_arrival_may_be_as_long_as_the_request(
+    start: Start, engine: FakeEngine
+) -> None:
+    begun = {"type": "response.created", "response": {"id": "r", "instructions": "x" * 900_000}}
+    event = 2 * (b"event: response.created\ndata: " + orjson.dumps(begun) + b"\n\n")
+    text = b'data: {"type":"response.output_text.delta","delta":"hello"}\n\n'
+    end = b'data: {"type":"response.completed","response":{"id":"r","status":"completed"}}\n\n'
+    engine.plays = [streams([b": ping\n\n" * 1_000, event, text, end])]
+    ask = {"model": "m", "input": "hi", "instructions": "x" * 900_000, "stream": True}
+    answer = await (await start(engine)).ask(ask, "/v1/responses")
+    assert answer.body == b": ping\n\n" * 1_000 + event + text + end
+
+
 @fault(ENGINE, "a giant line during its answer", "the client's stream is reset", faults("too_long"))
 async def test_an_event_that_does_not_fit_ends_an_answer(start: Start, engine: FakeEngine) -> None:
     engine.plays = [streams([chunk(content="half"), *GIANT])]
