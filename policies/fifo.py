@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies.policy import Option, Place, Progress, by_prefix
+from policies.fleet import Pool
+from policies.placement import Option, Place, by_prefix
+from policies.policy import Progress
 from policies.types import Family, FamilyId, Session, Turn
 
 
@@ -24,6 +26,12 @@ class Fifo:
 
     def forecast(self, family: Family, num_begun: int, declared: int | None) -> Sequence[float]:
         return (0.0,)
+
+    def fits(self, pool: Pool, session: Session, family: Family, new_tokens: float, num_waiting: int) -> bool:
+        return True
+
+    def victim_rank(self, session: Session, family: Family) -> float:
+        return 0.0
 
     def lease_s(self, session: Session, family: Family) -> float:
         return 0.0

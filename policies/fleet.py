@@ -16,7 +16,7 @@ from policies.forecast import Forecast, Reserve, expected_turns
 from policies.gate_time import GateTime
 from policies.learning import Pace, TokenRatio, blend
 from policies.ledger import Ledger, Met
-from policies.policy import Option
+from policies.placement import Option
 from policies.reuse import ReuseDistances
 from policies.shares import Tenants
 from policies.throughput import Switch

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from policies.cost import is_worth_admitting
+from policies.fleet import Pool
 from policies.forecast import FEWEST_GAPS, forecast, gaps_of, remaining_tokens, will_return
-from policies.policy import Option, Place, Progress, by_prefix
+from policies.placement import Option, Place, by_prefix
+from policies.policy import Progress
 from policies.types import Family, FamilyId, Session, Turn
 
 UNKNOWN_S = 10.0
@@ -32,6 +35,12 @@ class Turns:
         self._place = place
 
     def rank(self, turn: Turn, session: Progress, family: Family) -> float:
+        return remaining_tokens(family, session.num_begun, session.declared_turns)
+
+    def fits(self, pool: Pool, session: Session, family: Family, new_tokens: float, num_waiting: int) -> bool:
+        return is_worth_admitting(pool, session, family, new_tokens, num_waiting)
+
+    def victim_rank(self, session: Session, family: Family) -> float:
         return remaining_tokens(family, session.num_begun, session.declared_turns)
 
     def lease_s(self, session: Session, family: Family) -> float:

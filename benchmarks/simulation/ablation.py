@@ -33,7 +33,7 @@ REPLACED: Mapping[str, Sequence[tuple[Any, str, Any]]] = {
     "giving way": [(admission, "should_give_way", always(False))],
     "forecast: the next answer": [(Turns, "forecast", staticmethod(lambda family, *_: [output_tokens(family)]))],
     "learned prefill speed": [(learning.Pace, "saw_prefill", always(None))],
-    "price of admission": [(admission, "is_worth_admitting", always(True))],
+    "price of admission": [(Turns, "fits", always(True))],
     "switch": [(Switch, "judge", always(None))],
     "cheap sessions": [(admission, "is_cheap", always(False))],
     "mid-run before new": [(admission.Admission, "_could_fit", always(False))],

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies.policy import Option, rendezvous_weight
+from policies.placement import Option, rendezvous_weight
 from policies.types import FamilyId
 
 

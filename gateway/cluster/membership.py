@@ -19,7 +19,7 @@ from gateway.core.errors import ConfigError
 from gateway.core.redis import client
 from gateway.sessions.session_locations import Origin, Placed, Trail
 from policies.fleet import FleetView, ReplicaView
-from policies.policy import rendezvous_weight
+from policies.placement import rendezvous_weight
 from policies.types import Hold, ReplicaId
 
 if TYPE_CHECKING:

@@ -20,7 +20,8 @@ from gateway.core.errors import ConfigError, Failure, Outcome, Refused
 from gateway.telemetry.factlog import Header
 from policies.admission import Limits
 from policies.fleet import FleetView
-from policies.policy import Place, Policy, by_prefix
+from policies.placement import Place, by_prefix
+from policies.policy import Policy
 from policies.scheduler import Scheduler
 from policies.types import (
     Arrived,

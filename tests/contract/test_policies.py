@@ -15,7 +15,9 @@ from gateway.request.gate import POLICIES as NAMED
 from gateway.request.gate import policy_of
 from policies.admission import Limits
 from policies.fifo import Fifo
-from policies.policy import Option, Policy, Progress, by_prefix
+from policies.fleet import Pool
+from policies.placement import Option, by_prefix
+from policies.policy import Policy, Progress
 from policies.scheduler import Scheduler
 from policies.turns import Turns
 from policies.types import (
@@ -234,6 +236,18 @@ class Watched:
         assert state(family) == before
         assert len(values) == len(self._policy.forecast(family, 0, 0))
         return values
+
+    def fits(self, pool: Pool, session: Session, family: Family, new_tokens: float, num_waiting: int) -> bool:
+        before = state(family), state(session), pool.resident_tokens, pool.held_tokens
+        answer = self._policy.fits(pool, session, family, new_tokens, num_waiting)
+        assert (state(family), state(session), pool.resident_tokens, pool.held_tokens) == before
+        return answer
+
+    def victim_rank(self, session: Session, family: Family) -> float:
+        before = state(family), state(session)
+        value = self._policy.victim_rank(session, family)
+        assert (state(family), state(session)) == before
+        return value
 
     def lease_s(self, session: Session, family: Family) -> float:
         before = state(family), state(session)

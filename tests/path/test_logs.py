@@ -11,7 +11,8 @@ import pytest
 
 from gateway.config.settings import Logging
 from gateway.telemetry import logs
-from policies.policy import Progress, by_prefix
+from policies.placement import by_prefix
+from policies.policy import Progress
 from policies.turns import Turns
 from policies.types import Family, Turn
 from tests.path.conftest import Start

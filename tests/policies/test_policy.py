@@ -1,33 +1,47 @@
+"""What a policy answers is what the Scheduler does: who may become resident, and who leaves."""
+
 from __future__ import annotations
 
-from policies.policy import Option, by_prefix
+import pytest
+
+from policies.fleet import Pool
+from policies.turns import Turns
+from policies.types import Family, Session
+from tests.policies.test_scheduler import Fleet, ids
+from tests.policies.turns_of import done, turn
 
 
-def option(
-    name: str, missing: float = 0, queued: float = 0, running: int = 0, free: int = 8, home: bool = False
-) -> Option:
-    return Option(name, missing, queued, running, free, home)
+class OneByOne(Turns):
+    def fits(self, pool: Pool, session: Session, family: Family, new_tokens: float, num_waiting: int) -> bool:
+        return not pool.ledger.num_residents
 
 
-def test_the_replica_that_holds_the_prefix_wins_at_equal_load() -> None:
-    assert by_prefix([option("a", missing=9_000), option("b", missing=200)], "f", 0).replica_id == "b"
+class LeavesFirst(Turns):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._first = name
+
+    def victim_rank(self, session: Session, family: Family) -> float:
+        return float(session.id == self._first)
 
 
-def test_a_long_prefill_queue_outweighs_a_short_prefix() -> None:
-    warm, idle = option("a", missing=100, queued=20_000), option("b", missing=4_000)
-    assert by_prefix([warm, idle], "f", 0).replica_id == "b"
+def test_a_session_that_the_policy_refuses_waits_although_there_is_room() -> None:
+    fleet = Fleet(OneByOne(), blocks=1_000)
+    assert ids(fleet.arrive(turn("a1", ("a", 2), session="a", remaining=0))) == ["a1"]
+    assert not fleet.arrive(turn("b1", ("b", 2), session="b"))
+    assert ids(fleet.tell(done("a1"), 1.0)) == ["b1"]
 
 
-def test_home_wins_between_equals() -> None:
-    assert by_prefix([option("a"), option("b", home=True), option("c")], "f", 0).replica_id == "b"
-
-
-def test_a_full_replica_is_the_last_choice() -> None:
-    assert by_prefix([option("a", free=0), option("b", missing=50_000)], "f", 0).replica_id == "b"
-
-
-def test_cold_families_spread_and_every_gateway_agrees_where() -> None:
-    replicas = [option(name) for name in "abcd"]
-    homes = [by_prefix(replicas, f"family-{n}", n).replica_id for n in range(200)]
-    assert homes == [by_prefix(replicas[::-1], f"family-{n}", 0).replica_id for n in range(200)]
-    assert all(homes.count(name) > 25 for name in "abcd")
+@pytest.mark.parametrize("first", ["a", "b"])
+def test_where_residents_outgrow_the_pool_the_highest_rank_leaves(first: str) -> None:
+    fleet = Fleet(LeavesFirst(first))
+    for name in ("a", "b", "big"):
+        fleet.arrive(turn(f"{name}1", (name, 30), session=name, remaining=2))
+        fleet.tell(done(f"{name}1"), 1.0)
+    fleet.arrive(turn("big2", ("big", 60), session="big", at=2.0, remaining=1))
+    went = [
+        name
+        for name in ("a", "b")
+        if fleet.arrive(turn(f"{name}2", (name, 31), session=name, at=3.0, remaining=1))
+    ]
+    assert went == [name for name in ("a", "b") if name != first]

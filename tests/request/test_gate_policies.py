@@ -10,7 +10,7 @@ from gateway.core.errors import ConfigError
 from gateway.request.gate import Gate, limits_of, policy_of
 from policies.admission import Limits
 from policies.fifo import Passthrough
-from policies.policy import Option
+from policies.placement import Option
 from policies.scheduler import Scheduler
 from policies.types import Decision, Fact, Switched, Tick
 

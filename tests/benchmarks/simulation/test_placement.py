@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.simulation.placement import least_loaded, round_robin
-from tests.policies.test_policy import option
+from tests.policies.test_placement import option
 
 
 def test_least_loaded_looks_at_running_turns_only() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from policies import forecast
-from policies.admission import is_cheap, turn_value_tokens
+from policies.cost import is_cheap, turn_value_tokens
 from policies.fleet import Pool
 from policies.types import Family, Replica, Session, TurnKind
 
