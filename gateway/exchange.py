@@ -222,6 +222,8 @@ class Exchange:
     kept waiting."""
     opening: Opening | None = None
     """What the client was sent while it waited, in an answer without tools of the gateway. None: nothing."""
+    charges: list[Usage] = field(default_factory=list)
+    """What limits count of each model call before the latest."""
     is_delivered: bool = False
     """Whether the client was sent a stream up to the event that ends the answer. Some leave right after it."""
 
@@ -280,6 +282,11 @@ class Exchange:
         if len(self.rounds) <= 1:
             return self.reply.usage
         return Usage(*(_sum(self.rounds, key) for key in ("prompt_tokens", "cached_tokens", "output_tokens")))
+
+    @property
+    def charged(self) -> list[Usage]:
+        """What limits count of each model call."""
+        return self.charges if self.reply.is_charged else [*self.charges, self.reply.charge]
 
     @property
     def has_engine_worked(self) -> bool:

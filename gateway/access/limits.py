@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -271,6 +271,8 @@ class Allowance:
     began_at: float
     has_place: bool = False
     reserved: dict[Quantity, float] = field(default_factory=dict)
+    expected: tuple[float, float] = (0.0, 0.0)
+    """Prompt and output tokens of the estimate."""
     reserved_at: float = 0.0
 
     def enter(self) -> None:
@@ -284,32 +286,33 @@ class Allowance:
         limiter.counters.hold(limits.name, +1)
         self.has_place = True
 
-    def reserve(self, model: str, body_bytes: int, max_output_tokens: int | None) -> None:
+    def reserve(self, model: str, body_bytes: int, max_output_tokens: int | None, num_answers: int = 1) -> None:
         """Count the amounts that a request is expected to use. Raises Refused. `max_output_tokens`: the client's
-        bound; None: it sets none."""
+        bound on each answer; None: it sets none."""
         prompt_tokens = body_bytes / CHARS_PER_TOKEN
         output_tokens = min(EXPECTED_OUTPUT_TOKENS, max(1, max_output_tokens or EXPECTED_OUTPUT_TOKENS))
-        amounts = self._amounts(model, prompt_tokens, 0, output_tokens)
+        self.expected = prompt_tokens, output_tokens * num_answers
+        amounts = self._amounts(model, prompt_tokens, 0, output_tokens * num_answers)
         now = self.limiter.now()
         self.limiter.take_amounts(self.limits, amounts, now)
         self.reserved, self.reserved_at = amounts, now
 
-    def settle(self, model: str, usage: Usage, has_engine_worked: bool) -> None:
+    def settle(self, model: str, calls: Sequence[Usage], has_engine_worked: bool) -> None:
         """Give back the place of a request that has ended, and replace its estimate by the amounts that it used.
 
-        The estimate stands when an engine worked on the request and reported no usage. When none did, the request
-        used nothing.
+        `calls`: the usage of each model call, as in `Reply.charge`. Where an engine worked on the last one and
+        reported no usage, the estimate stands, or what was relayed if that is more. Where none worked, it used
+        nothing.
         """
         if self.has_place:
             self.has_place = False
             self.limiter.leave(self.limits, self.began_at)
         if not self.reserved:
             return
-        if usage.prompt_tokens is not None:
-            counted = usage.prompt_tokens, usage.cached_tokens or 0, usage.output_tokens or 0
-            used = self._amounts(model, *counted)
-        else:
-            used = self.reserved if has_engine_worked else {}
+        used = dict.fromkeys(self.reserved, 0.0)
+        for call in calls:
+            for quantity, amount in self._used(model, call, has_engine_worked).items():
+                used[quantity] += amount
         change = {quantity: used.get(quantity, 0.0) - amount for quantity, amount in self.reserved.items()}
         more = {quantity: amount for quantity, amount in change.items() if amount > 0}
         less = {quantity: amount for quantity, amount in change.items() if amount < 0}
@@ -317,6 +320,15 @@ class Allowance:
         self.limiter.count_amounts(self.limits, less, self.reserved_at)
         self.limiter.count_amounts(self.limits, more, self.limiter.now())
         self.reserved = {}
+
+    def _used(self, model: str, call: Usage, has_engine_worked: bool) -> dict[Quantity, float]:
+        output_tokens = call.output_tokens or 0
+        if call.prompt_tokens is not None:
+            return self._amounts(model, call.prompt_tokens, call.cached_tokens or 0, output_tokens)
+        if not has_engine_worked:
+            return {}
+        prompt_tokens, expected_tokens = self.expected
+        return self._amounts(model, prompt_tokens, 0, max(expected_tokens, output_tokens))
 
     def headers(self) -> list[tuple[str, str]]:
         """Return `x-ratelimit-*` headers of OpenAI's form, for each meter."""

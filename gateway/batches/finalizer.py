@@ -14,7 +14,7 @@ from gateway.batches.objects import Batch, File, Finished, Line, Spent, Status, 
 from gateway.batches.store import Store
 from gateway.core import fields
 from gateway.core.fields import Json
-from gateway.engines.base import usage_of
+from gateway.engines.base import token_count, usage_of
 from gateway.request.inprocess import InProcessResponder
 
 EXPIRED = ("batch_expired", "This request could not be executed before the completion window expired.")
@@ -43,7 +43,7 @@ def spent(body: Json) -> Spent:
         return Spent()
     raw = fields.obj(body, "usage")
     outputs = fields.obj(raw, "completion_tokens_details") or fields.obj(raw, "output_tokens_details")
-    reasoning_tokens = fields.integer(outputs, "reasoning_tokens") or 0
+    reasoning_tokens = token_count(outputs, "reasoning_tokens") or 0
     return Spent(usage.prompt_tokens or 0, usage.cached_tokens or 0, usage.output_tokens or 0, reasoning_tokens)
 
 

@@ -9,6 +9,9 @@ from typing import Generic, TypeVar
 
 from policies.types import Usage
 
+BYTES_PER_TOKEN = 4
+"""Of text that no engine has counted."""
+
 
 class TextBuffer:
     """Text that comes in pieces. Appending costs what the piece costs; `text += piece` would copy all of it.
@@ -116,6 +119,29 @@ class Reply:
     usage: Usage = Usage()
     is_complete: bool = False
     """Whether the engine ended the answer itself."""
+    num_events: int = 0
+    """Events of its stream. An engine sends one for each token, or for several."""
+    num_other_chars: int = 0
+    """Characters of streamed text that is not part of `written`: reasoning, and further choices."""
+    is_charged: bool = False
+    """Whether its charge is among those of earlier model calls."""
+
+    @property
+    def charge(self) -> Usage:
+        """The usage that limits count: as the engine reported it, but of an answer that was not read to its usage
+        at least the tokens that were relayed. An Anthropic stream reports its prompt first and its output last."""
+        usage = self.usage
+        if self.is_complete and usage.prompt_tokens is not None:
+            return usage
+        output_tokens = max(usage.output_tokens or 0, self.relayed_tokens)
+        return Usage(usage.prompt_tokens, usage.cached_tokens, output_tokens)
+
+    @property
+    def relayed_tokens(self) -> int:
+        """An estimate of the tokens of a stream: one for each event, or more for events that are long."""
+        texts = [self.written, *(call.written for call in self.tool_calls)]
+        num_bytes = sum(len(str(text).encode(errors="replace")) for text in texts)
+        return max(self.num_events, (num_bytes + self.num_other_chars) // BYTES_PER_TOKEN)
 
     @property
     def text(self) -> str:

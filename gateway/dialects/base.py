@@ -39,6 +39,10 @@ class Script:
     """Items of the conversation before the first message, where `messages` are `Texts`."""
 
 
+MOST_ANSWERS = 16_384
+"""vLLM's bound on `n`. What is larger is refused by engines."""
+
+
 class Opening(Protocol):
     """The part of an answer that a client was sent while it waited, before any engine answered. All that follows
     belongs to the same answer: one id, one model, one row of numbers."""
@@ -102,6 +106,11 @@ class Dialect:
     def prompts(self, body: Json) -> list[Prompt] | None:
         """Return the prompts of a request that has several, each answered by itself; None for one prompt."""
         return None
+
+    def num_answers(self, body: Json) -> int:
+        """Return how many answers an engine computes for each prompt."""
+        wanted = max(fields.integer(body, "n") or 1, fields.integer(body, "best_of") or 1)
+        return min(MOST_ANSWERS, max(1, wanted))
 
     def wants_usage(self, body: Json) -> bool:
         """Return whether the client itself gets usage in its stream."""

@@ -68,12 +68,15 @@ class Chat(Dialect):
         """Of several choices (`n`) only the first is read."""
         reply.model = fields.text(event, "model") or reply.model
         for choice in canonical.objects(event.get("choices")):
-            if choice.get("index", 0) != 0:
-                continue
             message = fields.obj(choice, "delta") or fields.obj(choice, "message")
             content = message.get("content")
+            if choice.get("index", 0) != 0:
+                reply.num_other_chars += sum(len(text) for text in message.values() if isinstance(text, str))
+                continue
             if isinstance(content, str):
                 reply.written.append(content)
+            if thought := fields.text(message, "reasoning_content") or fields.text(message, "reasoning"):
+                reply.num_other_chars += len(thought)
             if calls := message.get("tool_calls"):
                 for position, piece in enumerate(canonical.objects(calls)):
                     _put_call(reply.tool_calls, position, piece)

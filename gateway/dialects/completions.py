@@ -71,6 +71,7 @@ class Completions(Dialect):
         reply.model = fields.text(event, "model") or reply.model
         for choice in canonical.objects(event.get("choices")):
             if choice.get("index", 0) != 0:
+                reply.num_other_chars += len(fields.text(choice, "text") or "")
                 continue
             reply.written.append(fields.text(choice, "text") or "")
             finish = fields.text(choice, "finish_reason")

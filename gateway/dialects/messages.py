@@ -185,6 +185,8 @@ def _read_delta(event: Json, reply: Reply) -> None:
         call = reply.tool_calls.at(fields.integer(event, "index") or 0)
         if call is not None:
             call.written.append(fields.text(delta, "partial_json") or "")
+    elif kind == "thinking_delta":
+        reply.num_other_chars += len(fields.text(delta, "thinking") or "")
 
 
 def _call_of(block: Json) -> tuple[str | None, str | None, str]:

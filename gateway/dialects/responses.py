@@ -29,6 +29,7 @@ _SHAPES = base.COMMON | {
 }
 _CALLS = ("function_call", "custom_tool_call")
 _ENDED = ("completed", "incomplete")
+_UNREAD_DELTAS = frozenset(("response.reasoning_text.delta", "response.reasoning_summary_text.delta"))
 _BEGUN = frozenset(("response.created", "response.in_progress", "response.queued"))
 
 
@@ -86,6 +87,8 @@ class Responses(Dialect):
         kind = event.get("type")
         if kind == "response.output_text.delta":
             reply.written.append(fields.text(event, "delta") or "")
+        elif isinstance(kind, str) and kind in _UNREAD_DELTAS:
+            reply.num_other_chars += len(fields.text(event, "delta") or "")
         elif kind == "response.output_item.done":
             _read_call(fields.obj(event, "item"), reply)
         elif event.get("object") == "response":

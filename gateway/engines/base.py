@@ -431,6 +431,27 @@ def _lacks_type(item: Any) -> bool:
 # ---- token usage in an answer: every engine kind answers in every dialect
 
 
+MOST_TOKENS = 10**9
+"""A larger count, and one below 0, is none: it reads as absent."""
+
+
+def token_count(raw: Mapping[str, Any], key: str) -> int | None:
+    """Return a count of tokens that an engine states."""
+    count = fields.integer(raw, key)
+    return count if count is not None and 0 <= count <= MOST_TOKENS else None
+
+
+def believed(usage: Usage, most: Usage) -> Usage:
+    """Return the usage, with no count above `most`. A cached token is one of the prompt."""
+    prompt_tokens = _at_most(usage.prompt_tokens, most.prompt_tokens)
+    cached_tokens = _at_most(usage.cached_tokens, prompt_tokens)
+    return Usage(prompt_tokens, cached_tokens, _at_most(usage.output_tokens, most.output_tokens))
+
+
+def _at_most(count: int | None, most: int | None) -> int | None:
+    return count if count is None or most is None else min(count, most)
+
+
 def usage_of(event: Mapping[str, Any]) -> Usage | None:
     """Usage in an answer body or stream event: at its top, in its `response`, or in its `message`.
 
@@ -445,12 +466,12 @@ def usage_of(event: Mapping[str, Any]) -> Usage | None:
     if not raw:
         return None
     if "prompt_tokens" in raw:
-        cached = fields.integer(fields.obj(raw, "prompt_tokens_details"), "cached_tokens")
-        return Usage(fields.integer(raw, "prompt_tokens"), cached, fields.integer(raw, "completion_tokens"))
-    prompt, output = fields.integer(raw, "input_tokens"), fields.integer(raw, "output_tokens")
+        cached = token_count(fields.obj(raw, "prompt_tokens_details"), "cached_tokens")
+        return Usage(token_count(raw, "prompt_tokens"), cached, token_count(raw, "completion_tokens"))
+    prompt, output = token_count(raw, "input_tokens"), token_count(raw, "output_tokens")
     if "input_tokens_details" in raw:
-        return Usage(prompt, fields.integer(fields.obj(raw, "input_tokens_details"), "cached_tokens"), output)
-    cached = fields.integer(raw, "cache_read_input_tokens")
+        return Usage(prompt, token_count(fields.obj(raw, "input_tokens_details"), "cached_tokens"), output)
+    cached = token_count(raw, "cache_read_input_tokens")
     if prompt is not None:
-        prompt += (cached or 0) + (fields.integer(raw, "cache_creation_input_tokens") or 0)
+        prompt += (cached or 0) + (token_count(raw, "cache_creation_input_tokens") or 0)
     return Usage(prompt, cached, output)

@@ -101,7 +101,7 @@ class RequestHandler:
             exchange.end = RequestEnd(outcome, failure)
             if exchange.allowance is not None:
                 model = exchange.payload.engine_model
-                exchange.allowance.settle(model, exchange.usage, exchange.has_engine_worked)
+                exchange.allowance.settle(model, exchange.charged, exchange.has_engine_worked)
             self.observer.finished(exchange)
             self.drain.left(is_clients)
 
@@ -128,7 +128,8 @@ class RequestHandler:
             await self.lists.answer(exchange, responder, self.handle, caller)
             return Outcome.ANSWERED
         if exchange.allowance is not None:
-            exchange.allowance.reserve(model, len(payload.raw), exchange.max_output_tokens)
+            num_answers = exchange.dialect.num_answers(payload.body)
+            exchange.allowance.reserve(model, len(payload.raw), exchange.max_output_tokens, num_answers)
         if exchange.dialect.is_conversation:
             return await self.turns.answer(exchange, responder)
         await self.stateless.answer(exchange, responder)

@@ -24,7 +24,7 @@ from gateway.engines.base import (
 )
 from gateway.engines.poller import RunningEngine
 from gateway.exchange import Exchange, Payload
-from policies.types import Hints, value
+from policies.types import Hints, Usage, value
 
 FEWEST_USEFUL_TOKENS = 256
 """A lower bound would cut the answer at once. The engine's 400 makes an agent compact its history instead."""
@@ -89,6 +89,9 @@ _SESSION_PREFIXES = ("x-session-", "x-parent-session-", "x-opencode-", "x-codex-
 _SESSION_NAMES = frozenset(("session-id", "session_id", "thread-id"))
 
 NOTHING = Outgoing()
+NO_BOUND = Usage()
+MOST_UNKNOWN_TOKENS = 2**21
+"""Context of a model that states none: the longest that is offered."""
 
 
 @value
@@ -103,6 +106,8 @@ class Call:
     """The fields that the adapter adds; the engine's 400s are read against them."""
     hides_usage: bool = False
     """Whether the gateway asked for streamed usage and the client did not."""
+    most: Usage = NO_BOUND
+    """The largest usage that is believed of its answer. None: any."""
 
 
 def turn_call(
@@ -136,7 +141,18 @@ def turn_call(
         splice(payload.raw, body, put, drop) if put or drop else payload.raw,
         added,
         hides_usage,
+        most_usage(exchange, engine.report.max_model_len.get(payload.engine_model)),
     )
+
+
+def most_usage(exchange: Exchange, max_model_len: int | None) -> Usage:
+    """Return the largest usage that a call can have: by the model's length, the client's bound on the output, and
+    the prompts and answers of one call."""
+    body, dialect = exchange.payload.body, exchange.dialect
+    longest = max_model_len or MOST_UNKNOWN_TOKENS
+    num_prompts = len(dialect.prompts(body) or (None,))
+    output_tokens = min(longest, max(1, exchange.max_output_tokens or longest))
+    return Usage(longest * num_prompts, None, output_tokens * num_prompts * dialect.num_answers(body))
 
 
 def placing_keys(exchange: Exchange, body: Json) -> set[str]:

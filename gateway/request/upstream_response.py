@@ -18,10 +18,11 @@ from gateway.core.reply import Reply
 from gateway.core.sse import EventSplitter, EventTooLong, data_of
 from gateway.core.transport import HOP_BY_HOP, Direct, HeaderList, Pushing, Responder, UpstreamCut, UpstreamReply
 from gateway.dialects.base import Dialect, Opening
-from gateway.engines.base import EngineAdapter
+from gateway.engines.base import EngineAdapter, believed
 from gateway.exchange import Exchange
 from gateway.request import engine_errors
-from gateway.request.upstream_request import Call, end_to_end
+from gateway.request.upstream_request import NO_BOUND, Call, end_to_end
+from policies.types import Usage
 
 if TYPE_CHECKING:
     from gateway.dialects.rounds import Round
@@ -68,6 +69,7 @@ class Deltas:
             self._pieces += piece
             num_taken += 1
         if num_taken:
+            self._reply.num_events += num_taken
             self._fruitless = 0
         return num_taken
 
@@ -148,6 +150,7 @@ class StreamRelay:
         self._engine = engine
         self._reply = reply
         self._hides_usage = call.hides_usage
+        self._most = call.most
         self._reads_back = call.added.reads_back
         self._round = round_
         self._splitter = EventSplitter()
@@ -277,7 +280,7 @@ class StreamRelay:
         if failure is not None:
             self.failure = failure
             return self.has_begun
-        read_into(self._reply, event, self._dialect, self._engine)
+        read_into(self._reply, event, self._dialect, self._engine, self._most)
         if self._reply.finish_reason is not None:
             self.has_finished = True
         # What is sent on arrival is held back: an answer that has not begun can still come from another replica.
@@ -286,12 +289,14 @@ class StreamRelay:
         return not (self._hides_usage and self._dialect.is_asked_usage(event))
 
 
-def read_into(reply: Reply, event: Json, dialect: Dialect, engine: EngineAdapter) -> None:
-    """Fold a stream event, or the body of an answer that is not streamed, into the reply."""
+def read_into(reply: Reply, event: Json, dialect: Dialect, engine: EngineAdapter, most: Usage = NO_BOUND) -> None:
+    """Fold a stream event, or the body of an answer that is not streamed, into the reply. `most`: the largest
+    usage that is believed."""
+    reply.num_events += 1
     dialect.read(event, reply)
     usage = engine.usage(event)
     if usage is not None:
-        reply.usage = usage
+        reply.usage = believed(usage, most)
     if reply.served_by is None:
         reply.served_by = engine.served_by(event)
     if not reply.id:
@@ -455,7 +460,7 @@ class UpstreamResponse:
             raise engine_errors.in_stream(exchange.dialect, failure)
         if self._call.added.reads_back:
             self._first = self._engine.without_read_back(self._first)
-        read_into(exchange.reply, parsed, exchange.dialect, self._engine)
+        read_into(exchange.reply, parsed, exchange.dialect, self._engine, self._call.most)
         exchange.reply.is_complete = True
         if self._round is not None:
             self._round.read(parsed)

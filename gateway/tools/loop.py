@@ -278,6 +278,8 @@ class ToolLoop:
             "tools": tools,
         }
         self._exchange.rounds.append(row)
+        self._exchange.charges.append(reply.charge)
+        reply.is_charged = True
 
     def _store_hidden(self, results: Sequence[Json]) -> None:
         """Store the answer in full before the client gets its end. `results`: of the last round, which the engine

@@ -72,12 +72,13 @@ def reserve(allowance: Allowance, exchange: Exchange) -> None:
 
 def ended(exchange: Exchange, outcome: Outcome, usage: Usage = NOT_SAID, *, has_attempt: bool = True) -> Exchange:
     exchange.end, exchange.reply.usage = RequestEnd(outcome), usage
+    exchange.reply.is_complete = outcome is Outcome.ANSWERED
     exchange.attempt = EngineAttempt("vllm", 1) if has_attempt else None
     return exchange
 
 
 def settle(allowance: Allowance, exchange: Exchange) -> None:
-    allowance.settle(exchange.payload.engine_model, exchange.usage, exchange.has_engine_worked)
+    allowance.settle(exchange.payload.engine_model, exchange.charged, exchange.has_engine_worked)
 
 
 def refusal(allowance: Allowance | None, desk: Desk, exchange: Exchange | None = None) -> Any:
@@ -182,8 +183,7 @@ def test_all_rounds_of_an_answer_with_tools_are_paid() -> None:
     desk = Desk({"tokens": 10_000})
     allowance, exchange = desk.enter(), request_of(100)
     reserve(allowance, exchange)
-    row = {"prompt_tokens": 1_000, "cached_tokens": 0, "output_tokens": 100}
-    exchange.rounds = [row, row]
+    exchange.charges = [Usage(1_000, 0, 100)]
     settle(allowance, ended(exchange, Outcome.ANSWERED, Usage(1_000, 0, 100)))
     assert desk.left("tokens") == 10_000 - 2_200
 

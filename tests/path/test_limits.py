@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,17 @@ import pytest
 
 from tests.path.batches import Connect, asks, create, over, rows_of
 from tests.path.conftest import Gateway, Start
-from tests.path.fake_engine import FakeEngine, chunk, completion, cuts_after, replies, stalls_after
+from tests.path.fake_engine import (
+    DONE,
+    FakeEngine,
+    chunk,
+    completion,
+    cuts_after,
+    finish,
+    replies,
+    stalls_after,
+    streams,
+)
 from tests.path.secured import by, keys
 from tests.path.toolkit import Bench, Says, says
 
@@ -105,6 +116,77 @@ async def test_a_client_that_leaves_early_is_charged_what_was_estimated(start: S
     assert await used(gateway, "tokens") > 1_000
 
 
+NUM_PIECES = 4_000
+THOUGHT, SECOND = chunk(reasoning_content="word "), chunk(content="word ").replace(b'"index":0', b'"index":1')
+
+
+def block(**event: Any) -> bytes:
+    return f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode()
+
+
+START = block(type="message_start", message={"model": "m", "usage": {"input_tokens": 7, "output_tokens": 1}})
+PIECE = block(type="content_block_delta", index=0, delta={"type": "text_delta", "text": "word "})
+SHAPES: dict[str, tuple[str, dict[str, Any], bytes, bytes]] = {
+    "text": ("/v1/chat/completions", ASK, chunk(content="word "), finish()),
+    "reasoning": ("/v1/chat/completions", ASK, THOUGHT, finish()),
+    "two answers": ("/v1/chat/completions", ASK | {"n": 2}, SECOND, finish()),
+    "anthropic": (
+        "/v1/messages",
+        ASK | {"max_tokens": 99_999},
+        PIECE,
+        block(type="message_delta", delta={"stop_reason": "end_turn"}),
+    ),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("pieces_in_event", [1, 50])
+async def test_what_was_relayed_is_charged_although_the_usage_never_came(
+    start: Start, engine: FakeEngine, shape: str, pieces_in_event: int
+) -> None:
+    path, ask, piece, end = SHAPES[shape]
+    begin = START if shape == "anthropic" else b""
+    piece = piece.replace(b"word ", b"word " * pieces_in_event)
+    parts = [begin, *[piece] * (NUM_PIECES // pieces_in_event), end]
+    engine.plays = [stalls_after(*parts)] * 48
+    gateway = await start(engine, keys=keys("a", limits={"budget_tokens": 10_000, **LONG}))
+    for _ in range(48):
+        async with gateway.post(ask | {"stream": True}, path, **by("a")) as response:
+            if response.status == 429:
+                break
+            read = b""
+            while end not in read[-1000:]:
+                read += await response.content.readany()
+        await gateway.is_empty()
+    assert len(engine.calls) <= 3
+    assert await used(gateway, "budget_tokens") == pytest.approx(NUM_PIECES * len(engine.calls), rel=0.3)
+
+
+async def test_each_of_several_answers_is_in_the_estimate(start: Start, engine: FakeEngine) -> None:
+    engine.plays = [stalls_after()] * 9
+    gateway = await start(engine, keys=keys("a", limits={"tokens": 50_000, **LONG}))
+    running = gateway.begin(ASK | {"n": 40, "max_tokens": 1_000}, **by("a"))
+    await engine.has_seen(1)
+    assert await used(gateway, "tokens") > 40_000
+    assert (await gateway.ask(ASK | {"n": 40, "max_tokens": 1_000}, **by("a"))).status == 429
+    running.cancel()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("told", [2**63 - 1, 10**30, 40_000, -(10**9)])
+async def test_a_usage_that_cannot_be_is_not_believed(
+    start: Start, engine: FakeEngine, stream: bool, told: int
+) -> None:
+    said = {"prompt_tokens": told, "completion_tokens": told, "prompt_tokens_details": {"cached_tokens": told}}
+    no_choice, choices = b'"choices":[],"usage":' + json.dumps(said).encode(), chunk().partition(b'"choices":')
+    event = choices[0] + no_choice + b"}\n\n"
+    whole = json.dumps(completion() | {"usage": said}).encode()
+    engine.plays = [streams([chunk(content="x"), finish(), event, DONE]) if stream else replies(200, whole)]
+    gateway = await start(engine, keys=keys("a", limits={"budget_tokens": 10**9, **LONG}))
+    assert (await gateway.ask(ASK | {"stream": stream, "max_tokens": 50}, **by("a"))).status == 200
+    assert 0 < await used(gateway, "budget_tokens") <= engine.max_model_len + 50
+
+
 async def test_what_no_engine_did_costs_nothing(start: Start, engine: FakeEngine) -> None:
     engine.plays = [replies(400, {"error": {"message": "no", "type": "invalid_request_error"}})]
     gateway = await start(
@@ -127,6 +209,7 @@ async def test_a_token_limit_refuses_before_the_engine_is_asked(start: Start, en
 
 
 async def test_a_budget_is_spent_by_the_price_of_the_model(start: Start, engine: FakeEngine) -> None:
+    engine.max_model_len = 2**20
     engine.plays = [replies(200, completion() | {"usage": {"prompt_tokens": 1_000_000, "completion_tokens": 0}})]
     gateway = await start(engine, keys=keys("a", limits={"budget_cost": 2, **LONG}), prices={"*": {"prompt": 2.5}})
     assert (await gateway.ask(ASK, **by("a"))).status == 200
