@@ -21,7 +21,7 @@ from gateway.core.reply import Reply
 from gateway.core.transport import HeaderList, Request
 from gateway.dialects.base import Dialect, Opening
 from policies.recognition.prefix_breaks import Found
-from policies.types import Blocks, Dispatch, Turn, TurnKind, Usage, value
+from policies.types import Blocks, Dispatch, History, Turn, TurnKind, Usage, value
 
 if TYPE_CHECKING:
     from gateway.dialects.rounds import PublicAnswer, Round
@@ -84,6 +84,8 @@ class Recognition:
     """Declared: model calls still to come after this one. None: not declared."""
     is_final: bool = False
     """The client says that its session ends with this answer."""
+    history: History | None = None
+    """Earlier turns of a session that comes for the first time, as its prompt tells of them."""
 
 
 @value

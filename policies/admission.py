@@ -191,7 +191,8 @@ class Admission:
         Tenants go in the order of their shares. A turn that was overtaken for too long goes first, and while it
         does not fit no other overtakes it. Otherwise the policy's order holds, and a session that does not fit
         lets smaller ones behind it pass. While a session in mid-run waits, no new one takes its room,
-        and while a sub-agent waits, no new one of its tenant does.
+        and while a sub-agent waits, or one that only its history shows to be in mid-run, no new one of its tenant
+        does.
         """
         for queue in self._queues.values() if self.held else ():
             candidates, is_overdue = queue.candidates(self._limits.tries, self._limits.hold_bound_s, now)
@@ -213,7 +214,8 @@ class Admission:
                     continue
                 if self._is_due(turn):
                     break
-                if bucket.is_returning and bucket.num_begun > 1:
+                session = self._fleet.sessions[turn.session_id]
+                if bucket.is_returning and bucket.num_begun > 1 and not session.is_presumed:
                     is_awaited = True
                 elif bucket.is_returning:
                     held_up.add(turn.tenant)

@@ -38,6 +38,9 @@ from policies.types import (
 
 ROOMY = 0.7
 """Share of its cache below which a pool takes speculative prefills (facts, engine hooks)."""
+MOST_UNFOUND = 2
+"""Histories of new sessions of a family that were not cached, beyond those that were, after which none counts as
+cached: a cache loses some, and a client may send examples as history."""
 CONTINUES = 3, 4
 """Part of a session's last prompt with which its next one has to begin, where its id alone proves nothing."""
 
@@ -97,6 +100,11 @@ class Pool:
     def held_tokens(self) -> float:
         """Size of its residents with their next answers."""
         return self.resident_tokens + self.reserve.answer_tokens
+
+    def evict_released(self) -> None:
+        """Drop the released sessions that the cache has no room for."""
+        if self.capacity.tokens is not None:
+            self.ledger.evict(self.capacity.tokens / self.tokens(1))
 
     def may_serve(self, turn: Turn) -> bool:
         """Whether it is healthy, serves the turn's model and has not failed it."""
@@ -239,12 +247,30 @@ class Fleet:
             session = Session(turn.session_id, turn.family_id, turn.tenant, turn.parent_id)
             self.sessions[turn.session_id] = session
             family.num_sessions += 1
+            self._presume(session, turn, family)
             if (pool := self.pools.get(turn.cached_at or "")) is not None:
-                pool.ledger.hold(session.id, turn.blocks)
-                pool.ledger.release(session.id)
-                session.replica_id, session.blocks = pool.replica.id, turn.blocks
+                _suppose_cached(pool, session, turn.blocks)
         self.sessions.move_to_end(turn.session_id)
         return session
+
+    def _presume(self, session: Session, turn: Turn, family: Family) -> None:
+        """Believe the history with which a session comes for the first time: so many turns of it have begun, and
+        the prompt of the latest is still cached, where only one pool can have it.
+
+        It has to be the session's own: one that sessions here have sent, too, is an example in a prompt, or a
+        parent's. A family is no longer believed after histories that were not cached.
+        """
+        history = turn.history
+        if history is None or session.parent_id in self.sessions or family.num_unfound > MOST_UNFOUND:
+            return
+        blocks, pools = turn.blocks[: history.last_chars // BLOCK_CHARS], self.eligible(turn)
+        num_shared = max((pool.ledger.expected_blocks(blocks) for pool in pools), default=0)
+        if num_shared >= len(blocks):
+            return
+        session.num_earlier = history.num_turns
+        if len(pools) == 1:
+            session.presumed_blocks = len(blocks) - num_shared
+            _suppose_cached(pools[0], session, blocks)
 
     def hold(self, session: Session, turn: Turn, pool: Pool) -> Met:
         """Make the session resident in the pool, with this turn's prompt."""
@@ -265,7 +291,7 @@ class Fleet:
     def reset_session(self, session: Session) -> None:
         """Make the session a new one: another prompt came under its id."""
         self.release(session)
-        session.num_begun = session.prompt_tokens = 0
+        session.num_begun = session.num_earlier = session.presumed_blocks = session.prompt_tokens = 0
         session.is_presumed_ended = session.found_prefix = False
 
     def release(self, session: Session) -> None:
@@ -281,8 +307,7 @@ class Fleet:
         part.blocks -= session.held_blocks
         session.is_resident, session.held_blocks = False, 0
         self.lost.append((session, pool.replica.id))
-        if pool.capacity.tokens is not None:
-            pool.ledger.evict(pool.capacity.tokens / pool.tokens(1))
+        pool.evict_released()
 
     def forget(self, session: Session) -> None:
         """Drop an idle session and all that pools hold of it; its family keeps its lessons."""
@@ -327,6 +352,14 @@ class Fleet:
                 self.release(session)
                 session.replica_id = None
         pool.ledger, pool.concurrency, pool.reuse = Ledger(), Concurrency(), ReuseDistances()
+
+
+def _suppose_cached(pool: Pool, session: Session, blocks: Blocks) -> None:
+    """Take in that the pool served a session that is new here. It is not resident."""
+    pool.ledger.hold(session.id, blocks)
+    pool.ledger.release(session.id)
+    pool.evict_released()
+    session.replica_id, session.blocks = pool.replica.id, blocks
 
 
 def continues_prompt(session: Session, turn: Turn) -> bool:

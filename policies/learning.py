@@ -232,16 +232,25 @@ def _reach(family: Family, num_turns: int) -> None:
         family.continued.append(0)
 
 
-def saw_first_prompt(family: Family, turn: Turn, parent: Session | None) -> int:
+def saw_first_prompt(family: Family, turn: Turn, parent: Session | None, has_history: bool = False) -> int:
     """Record the arrival of a first prompt: what follows its siblings' prefix, and its parent's, is its own. A
-    session that waits at the gate teaches that, too. Return the blocks of the prefix."""
+    session that waits at the gate teaches that, too. Return the blocks of the prefix.
+
+    `has_history`: it came with a history, which shows the first prompt, and by how much a turn grew. That says
+    nothing about the chance to go on, since those that ended earlier are not seen (left truncation).
+    """
     shared_blocks = shared_length(family.first_blocks, turn.blocks)
     if parent is not None:
         shared_blocks = max(shared_blocks, shared_length(parent.blocks, turn.blocks))
+    first_chars, history = turn.chars, turn.history
+    if has_history and history is not None:
+        first_chars = history.first_chars
+        append_chars = (turn.chars - first_chars) / history.num_turns
+        family.append_tokens = blend(family.append_tokens, append_chars * family.tokens_per_char)
     if family.first_chars:
-        own_chars = max(0, turn.chars - shared_blocks * BLOCK_CHARS)
+        own_chars = max(0, first_chars - shared_blocks * BLOCK_CHARS)
         family.private_chars = blend(family.private_chars, own_chars)
-    family.first_blocks, family.first_chars = turn.blocks, turn.chars
+    family.first_blocks, family.first_chars = turn.blocks, first_chars
     return shared_blocks
 
 

@@ -194,8 +194,9 @@ class Scheduler:
             learning.saw_continuation(family, session)
         else:
             parent = self._fleet.sessions.get(session.parent_id or "")
-            shared_blocks = learning.saw_first_prompt(family, turn, parent)
             family.tokens_per_char = self._fleet.tokens_per_char(turn)
+            shared_blocks = learning.saw_first_prompt(family, turn, parent, has_history=session.num_earlier > 0)
+            session.num_begun = session.num_earlier
             self._clocks.began(session, shared_blocks * BLOCK_CHARS, parent, now)
         self._clocks.wants(session, family, turn, now)
         session.num_begun += 1

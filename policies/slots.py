@@ -18,6 +18,7 @@ from policies.types import (
     BLOCK_CHARS,
     SIDE,
     Ending,
+    Family,
     Hints,
     Left,
     Session,
@@ -154,6 +155,8 @@ class Slots:
             self._charge(running, session, fact, now)
         if fact.ending is Ending.COMPLETE and turn.kind is not SIDE:
             self._time(running, session, fact, now)
+            if session.presumed_blocks:
+                _judge_history(running, session, self._fleet.families[session.family_id], fact)
             self._judge_cache(running, session, fact)
             self._learn(turn, session, pool, fact)
         return turn
@@ -239,3 +242,14 @@ class Slots:
             family.tokens_per_char = pool.ratio.value
         learning.saw_answer(family, session, prompt_tokens, fact.usage.output_tokens, turn.is_retry)
         learning.saw_tools(family, session, fact.tool_names, fact.tool_s)
+
+
+def _judge_history(running: RunningTurn, session: Session, family: Family, fact: Left) -> None:
+    """Learn whether the history of a session that came with one was cached, once its engine has ever reported a
+    cached token."""
+    presumed_blocks, session.presumed_blocks = session.presumed_blocks, 0
+    cached_tokens, history, pool = fact.usage.cached_tokens, running.turn.history, running.pool
+    if history is None or cached_tokens is None or not (cached_tokens or pool.pace.counts_cached):
+        return
+    least_tokens = pool.tokens(history.last_chars // BLOCK_CHARS - presumed_blocks / 2)
+    family.num_unfound = max(0, family.num_unfound + (-1 if cached_tokens >= least_tokens else 1))

@@ -47,6 +47,18 @@ SIDE = TurnKind.SIDE
 
 
 @value
+class History:
+    """Earlier turns of a session, as the prompt tells of them with which it comes for the first time."""
+
+    num_turns: int
+    """Answers of the model in it; at least 1."""
+    first_chars: int
+    """Length of the prompt of the first of these turns."""
+    last_chars: int
+    """Of the latest."""
+
+
+@value
 class Turn:
     """One model call that wants a slot."""
 
@@ -77,6 +89,9 @@ class Turn:
     """Longest wait that its client survives. A turn that would wait longer is refused on arrival."""
     cached_at: ReplicaId | None = None
     """Where another gateway last ran a turn of its session. None: not known."""
+    history: History | None = None
+    """Of a session that begins with one: another gateway served it, or this one before it was restarted. None: it
+    begins with its task, or was seen before."""
     pinned_to: ReplicaId | None = None
     """The only replica that can serve it (a stateful response lives there). None: any."""
     excluded: frozenset[ReplicaId] = frozenset()
@@ -103,7 +118,11 @@ class Session:
     parent_id: SessionId | None = None
     kind: TurnKind = TurnKind.AGENT
     num_begun: int = 0
-    """Agent turns that have arrived, without retries."""
+    """Agent turns that have arrived, without retries; with `num_earlier`."""
+    num_earlier: int = 0
+    """Turns that are known from the history alone with which it came."""
+    presumed_blocks: int = 0
+    """Until its first answer: blocks of that history that count as cached, though no turn here has shown it."""
     declared_turns: int | None = None
     """Turns still to come, as its client said last. They count for its order among the turns of its tenant."""
     remaining_turns: int | None = None
@@ -136,6 +155,11 @@ class Session:
     """While idle: its first lease ran out."""
     is_presumed_ended: bool = False
     """It counts as ended until it comes back: its lease ran out, or its client ended it."""
+
+    @property
+    def is_presumed(self) -> bool:
+        """Whether its history alone says that it has begun: its first turn here is its latest."""
+        return 0 < self.num_earlier == self.num_begun - 1
 
     @property
     def state(self) -> SessionState:
@@ -184,6 +208,8 @@ class Family:
     """Cache of the policy's forecast, by the stage of a session; emptied by `learning.is_news`."""
     found_share: float | None = None
     """Share of the returns that found the prompt before in the cache. None: not seen yet."""
+    num_unfound: int = 0
+    """Histories with which sessions came that were not cached, less those that were."""
     num_lessons: int = 0
     next_lesson: int = 1
     """Number of the lesson that empties the caches."""

@@ -251,6 +251,7 @@ class TurnHandler:
             deadline_at=_deadline_at(exchange),
             max_wait_s=settings.max_wait_s if exchange.payload.wants_stream else settings.max_wait_plain_s,
             cached_at=self.trail.found(exchange) if self.trail is not None else None,
+            history=recognition.history,
             pinned_to=previous.replica_id if previous is not None else None,
             excluded=self._unable(exchange),
         )

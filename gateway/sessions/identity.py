@@ -29,8 +29,9 @@ from gateway.sessions.claims import Claim
 from policies.recognition import chains
 from policies.recognition.chains import Texts
 from policies.recognition.continuation import Call, Rule
+from policies.recognition.history import history
 from policies.recognition.lineage import Lineage, Sighting
-from policies.types import Blocks, SessionId, value
+from policies.types import SIDE, Blocks, History, SessionId, value
 
 
 @value
@@ -179,6 +180,7 @@ class Identity:
             chars=sighting.chars,
             remaining_turns=remaining,
             is_final=claim.is_final,
+            history=_history(sighting, script),
         )
 
     def residency(self, exchange: Exchange, script: Script) -> tuple[Blocks, int]:
@@ -289,6 +291,13 @@ def _left_behind(reply: Reply) -> tuple[tuple[bytes, ...], bytes]:
     if calls:
         return tuple([orjson.dumps(call.id)[1:-1] for call in calls if len(call.id) >= _MIN_ID_CHARS]), said
     return (orjson.dumps(text[-_MARK_CHARS:])[1:-1],) if says_much else (), said
+
+
+def _history(sighting: Sighting, script: Script) -> History | None:
+    """Return the earlier turns of a session that nothing here has shown before. A fork and a sibling are new."""
+    if sighting.rule is not Rule.NEW or sighting.kind is SIDE:
+        return None
+    return history(len(script.system) + sum(map(len, script.tools)), script.messages)
 
 
 def _is_out_of_steps(script: Script) -> bool:

@@ -38,6 +38,7 @@ DECLARED = st.builds(
     says_retry=st.booleans(),
     is_final=st.booleans(),
     max_output_tokens=st.none() | st.sampled_from([1, 1_000_000]),
+    tells_history=st.booleans(),
 )
 
 

@@ -22,6 +22,7 @@ from policies.types import (
     Ending,
     Fact,
     FirstByte,
+    History,
     Left,
     Reason,
     Reject,
@@ -52,6 +53,8 @@ class Declared:
     says_retry: bool = False
     is_final: bool = False
     max_output_tokens: int | None = None
+    tells_history: bool = False
+    """Each session begins as if another gateway had served nine turns of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +178,7 @@ class Tenants:
             weight=agents.weight,
             deadline_at=None if declared.deadline_s is None else self._now + declared.deadline_s,
             max_wait_s=agents.max_wait_s,
+            history=History(9, chars // 10, chars * 9 // 10) if declared.tells_history else None,
         )
 
     def _next(self, lane: _Lane) -> None:

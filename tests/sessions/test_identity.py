@@ -221,3 +221,29 @@ def test_the_tools_that_are_remembered_are_bounded_in_bytes() -> None:
         assert identity.script(exchange).tool_names == (name,)
         assert identity.script(exchange).tool_names == (name,)
         assert 0 < sum(tools.size_bytes for tools in identity._tools._kept.values()) <= MAX_TOOL_BYTES
+
+
+# ---- sessions that begin with a history: the gateway was restarted
+
+USER, ANSWERED = b'["user",{"content":"go"}]', (b'["assistant",{"content":"a"}]', b'["tool",{"content":"r"}]')
+
+
+def test_a_session_that_begins_with_a_history_says_so_once() -> None:
+    desk = Desk()
+    first = desk.ask(USER, *ANSWERED, *ANSWERED)
+    assert first.history is not None
+    assert (first.history.num_turns, first.turn_index) == (2, 0)
+    assert first.history.last_chars == first.chars - len(b"".join(ANSWERED))
+    following = desk.ask(USER, *ANSWERED, *ANSWERED, *ANSWERED)
+    assert (following.session_id, following.history) == (first.session_id, None)
+
+
+def test_a_task_a_fork_a_sibling_and_a_side_request_have_no_history() -> None:
+    desk = Desk()
+    assert desk.ask(USER).history is None
+    fork = desk.ask(USER, b'["assistant",{"content":"another"}]', b'["user",{}]')
+    assert fork.history is None
+    desk.ask(USER + b"2", *ANSWERED)
+    assert desk.ask(USER + b"2", *ANSWERED).history is None
+    title = desk.ask(USER + b"3", *ANSWERED, headers={"thread-id": "t"}, tools=())
+    assert (title.kind, title.history) == (TurnKind.SIDE, None)
