@@ -14,6 +14,7 @@ from benchmarks.simulation.ablation import ablation
 from benchmarks.simulation.experiments import classes, cliff, overload, robustness, shapes, sharing
 from benchmarks.simulation.gate_ledger import ledger
 from benchmarks.simulation.report import Outcome, draw, text_of
+from benchmarks.simulation.restart import restart
 
 EXPERIMENTS: dict[str, Callable[[Sequence[int]], Outcome]] = {
     "cliff": cliff,
@@ -24,6 +25,7 @@ EXPERIMENTS: dict[str, Callable[[Sequence[int]], Outcome]] = {
     "shapes": shapes,
     "ablation": ablation,
     "ledger": ledger,
+    "restart": restart,
 }
 
 

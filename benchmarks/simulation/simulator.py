@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import random
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from typing import Protocol
 from benchmarks.simulation.router import ROUTED, KvRouter
 from benchmarks.simulation.workloads import AgentRun, ModelCall
 from gateway.embedded.model import EngineModel, EngineSpec, ModelRequest, Step
+from gateway.request.gate import TURNED_AWAY_S
 from policies.types import (
     BLOCK_CHARS,
     Arrived,
@@ -24,6 +26,7 @@ from policies.types import (
     Ending,
     Fact,
     FirstByte,
+    History,
     Left,
     Reject,
     Release,
@@ -74,6 +77,29 @@ class World:
     max_wait_s: float = 1e9
     frontend_s: float = 0.0
     """Time in which the frontend of the engines reads one call; it reads them one after the other."""
+
+
+DOWN_S = 1.0
+"""Time in which a gateway that was killed is back."""
+RETRIED_AFTER_S = 1.125, 1.5
+"""When the official SDKs reach a gateway again that is back by then: their second try, 0.5 and 1 s after a reset
+or a refused connection, each shortened by up to a quarter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """Another gateway, without memory, takes the place of this one. The engines keep their caches.
+
+    It is replaced as in a rolling update: the new one is up before; the old one ends the turns that run, and
+    refuses those that wait. Or it is killed, and back after DOWN_S: all open calls die; the engine drops those
+    that it has, as it does when a client leaves; each client sends its call again. Clients that want a call
+    meanwhile try until the gateway is back.
+    """
+
+    at_s: float
+    make: Callable[[], Decider]
+    """The new Scheduler."""
+    is_killed: bool = False
 
 
 @dataclass(slots=True)
@@ -166,9 +192,14 @@ class _Progress:
 class Simulation:
     """One fleet against replicas of one world; `run` plays it to its end. Single use."""
 
-    def __init__(self, scheduler: Decider, world: World) -> None:
+    def __init__(self, scheduler: Decider, world: World, restart: Restart | None = None) -> None:
         self._scheduler = scheduler
         self._world = world
+        self._restart = restart
+        self._is_down = False
+        self._served: set[str] = set()
+        """Sessions that the gateway has seen since its start."""
+        self._rng = random.Random(0)
         self._models = {f"r{number}": EngineModel(world.spec) for number in range(world.num_replicas)}
         self._router = KvRouter(self._models)
         self._busy: set[str] = set()
@@ -188,6 +219,8 @@ class Simulation:
         """Open loop: each run begins at its own time; with `num_at_once` a closed loop: in their order, that many
         at the start and one more whenever one ends. Raises AssertionError when a turn is left unserved."""
         self._report()
+        if self._restart is not None:
+            self._at(self._restart.at_s, self._kill if self._restart.is_killed else self._replace)
         if num_at_once is None:
             for run in runs:
                 self._at(run.arrives_at, lambda run=run: self._begin(run, _nothing))  # type: ignore[misc]
@@ -235,8 +268,14 @@ class Simulation:
             self._send(run, call, -1)
         self._send(run, run.calls[0], 0)
 
-    def _send(self, run: AgentRun, call: ModelCall, index: int) -> None:
-        world = self._world
+    def _send(self, run: AgentRun, call: ModelCall, index: int, wanted_at: float | None = None) -> None:
+        """Send a call, which its client wants since `wanted_at`; None: since now."""
+        wanted_at, world = self._now if wanted_at is None else wanted_at, self._world
+        if self._is_down:
+            assert self._restart is not None
+            again_at = max(self._now, self._restart.at_s + self._rng.uniform(*RETRIED_AFTER_S))
+            self._at(again_at, lambda: self._send(run, call, index, wanted_at))
+            return
         first_kind = run.first_kind if index == 0 else TurnKind.AGENT
         chars = round(call.prompt_tokens * world.chars_per_token)
         turn = Turn(
@@ -253,14 +292,29 @@ class Simulation:
             remaining_turns=len(run.calls) - index - 1 if world.declares_turns and index >= 0 else None,
             deadline_at=None if run.deadline_s is None else self._now + run.deadline_s,
             max_wait_s=world.max_wait_s,
+            history=self._history(run, index),
         )
-        simulated = SimulatedTurn(run.id, index, self._now, call.prompt_tokens, call.output_tokens)
+        self._served.add(run.id)
+        simulated = SimulatedTurn(run.id, index, wanted_at, call.prompt_tokens, call.output_tokens)
         self._open[turn.id] = _OpenCall(run, call, turn, simulated)
         self._tell(Arrived(turn))
 
+    def _history(self, run: AgentRun, index: int) -> History | None:
+        """Return what recognition reads from the prompt of a session that it sees for the first time."""
+        if index < 1 or run.id in self._served:
+            return None
+        first, last = (
+            round(call.prompt_tokens * self._world.chars_per_token)
+            for call in (run.calls[0], run.calls[index - 1])
+        )
+        return History(index, first, last)
+
     def _answered(self, turn_id: str) -> None:
-        """An answer is complete: its tool and its sub-agents start, or its session ends."""
-        sent = self._open.pop(turn_id)
+        """An answer is complete: its tool and its sub-agents start, or its session ends. Nobody waits for the
+        answer to a call that died."""
+        sent = self._open.pop(turn_id, None)
+        if sent is None:
+            return
         run, call, simulated = sent.run, sent.call, sent.simulated
         simulated.done_at = self._now
         self._result.turns.append(simulated)
@@ -308,7 +362,7 @@ class Simulation:
                 self._at(max(wake_at, self._now), partial(self._tick, wake_at))
 
     def _tick(self, wake_at: float) -> None:
-        if wake_at != self._wake_at:
+        if wake_at != self._wake_at or self._is_down:
             return  # another time took its place, as the Gate's timer does
         self._wake_at = None
         self._tell(Tick())
@@ -336,6 +390,8 @@ class Simulation:
             self._start(replica_id, name, call, output_tokens)
 
     def _start(self, replica_id: str, name: str, call: ModelCall, output_tokens: int) -> None:
+        if name not in self._open:
+            return  # it died before the frontend read it
         block_tokens = self._world.spec.block_tokens
         num_prompt_blocks = call.prompt_tokens // block_tokens
         num_blocks = (call.prompt_tokens + output_tokens) // block_tokens
@@ -354,10 +410,34 @@ class Simulation:
 
     def _resend(self, refused: _OpenCall) -> None:
         """A client tries a refused call again; its wait counts from the first time."""
-        self._send(refused.run, refused.call, refused.simulated.index)
-        for sent in self._open.values():
-            if sent.run is refused.run and sent.simulated.index == refused.simulated.index:
-                sent.simulated.wanted_at = refused.simulated.wanted_at
+        self._send(refused.run, refused.call, refused.simulated.index, refused.simulated.wanted_at)
+
+    # ---- the gateway
+
+    def _kill(self) -> None:
+        assert self._restart is not None
+        self._is_down = True
+        died, self._open = self._open, {}
+        for name, sent in died.items():
+            if sent.simulated.replica_id:
+                self._models[sent.simulated.replica_id].abort(name)
+                self._router.ended(name)
+        self._at(self._now + DOWN_S, self._come_back)
+        for sent in died.values():
+            self._resend(sent)
+
+    def _replace(self) -> None:
+        for name, sent in list(self._open.items()):
+            if not sent.simulated.replica_id:
+                del self._open[name]
+                self._at(self._now + TURNED_AWAY_S, partial(self._resend, sent))
+        self._come_back()
+
+    def _come_back(self) -> None:
+        assert self._restart is not None
+        self._is_down, self._wake_at, self._scheduler = False, None, self._restart.make()
+        self._served.clear()
+        self._report()
 
     # ---- engines
 

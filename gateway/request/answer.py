@@ -19,7 +19,7 @@ from gateway.core.errors import STATUS, Failure, Outcome, Refused
 from gateway.core.transport import HeaderList, Responder
 from gateway.exchange import AnswerRounds, Exchange, Payload
 from gateway.request.engine_errors import Attempts, EngineFailed
-from gateway.request.gate import Gate, Rejected, Ticket, TurnedAway, stopping
+from gateway.request.gate import TURNED_AWAY_S, Gate, Rejected, Ticket, TurnedAway, stopping
 from gateway.request.model_call import Forward, ModelCall
 from gateway.request.stored_responses import Home, Homes
 from gateway.request.upstream_response import UpstreamResponse
@@ -229,7 +229,7 @@ class TurnAnswer:
             try:
                 return await self._attempt(attempts, payload)
             except TurnedAway:
-                raise stopping() from None
+                raise stopping(TURNED_AWAY_S) from None
             except Rejected as rejected:
                 failed = attempts.failed or _refused(rejected.refusal, rejected.retry_after_s)
                 may_wait = rejected.refusal is not Refusal.DEADLINE

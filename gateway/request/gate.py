@@ -47,6 +47,9 @@ LOG = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 1.0
 """Another gateway, or the next process of this one, takes over after about this time."""
+TURNED_AWAY_S = 3.0
+"""The same for turns that waited here. The next gateway has no memory, and admits sessions as they come: those
+whose turn runs now, and whose cache is warm, are to come before (`benchmarks.simulation restart`)."""
 
 
 class TurnedAway(Exception):
@@ -78,9 +81,9 @@ class Drain:
                 LOG.warning("stopping: %d requests are cut off, their time is over", self.num_running)
 
 
-def stopping() -> Refused:
+def stopping(retry_after_s: float = RETRY_AFTER_S) -> Refused:
     text = "This gateway is stopping. Try again: another one, or its successor, will answer."
-    failure = Failure(503, "server_error", text, code="stopping", retry_after_s=RETRY_AFTER_S)
+    failure = Failure(503, "server_error", text, code="stopping", retry_after_s=retry_after_s)
     return Refused(Outcome.REJECTED_STOPPING, failure)
 
 

@@ -61,7 +61,7 @@ async def test_who_waits_is_sent_away_at_once_in_its_dialect(start: Start, engin
     stopping = asyncio.create_task(gateway.app.stop())
     answer = await waiting
     assert answer.status == 503
-    assert int(answer.headers["Retry-After"]) >= 1
+    assert answer.headers["Retry-After"] == "3"  # after the sessions whose cache is warm
     assert (orjson.loads(answer.body).get("type") == "error") == (path == "/v1/messages")
     assert await counted(gateway, outcomes("rejected_stopping")) == 1
     go_on.set()

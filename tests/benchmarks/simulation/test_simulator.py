@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from benchmarks.simulation.fleets import AgentFleet, Population, SubAgents, fixed
-from benchmarks.simulation.simulator import CachedTokens, Decider, Simulation, SimulationResult, World
+import pytest
+
+from benchmarks.simulation.fleets import FLEETS, AgentFleet, Population, SubAgents, fixed
+from benchmarks.simulation.simulator import (
+    DOWN_S,
+    CachedTokens,
+    Decider,
+    Restart,
+    Simulation,
+    SimulationResult,
+    World,
+)
 from benchmarks.simulation.workloads import BOUNDED, HEAVY, AgentRun, ModelCall, Text, mixed, plain, with_children
 from gateway.cli.demo_fleet import FleetShape
 from gateway.embedded.model import EngineSpec
@@ -226,3 +237,28 @@ def test_calls_that_come_together_are_read_one_after_the_other() -> None:
     read = Simulation(straight(), replace(WORLD, frontend_s=2.0)).run(runs)
     assert len({turn.first_token_at for turn in at_once.turns}) == 1
     assert [round(turn.ttft_s) for turn in read.turns] == [2, 4, 6]
+
+
+# ---- a gateway that is restarted in mid-fleet
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_restart_of_the_gateway_loses_no_turn_and_no_session(is_killed: bool) -> None:
+    runs = FLEETS["base"].draw(1)
+    listener = Listener(turns())
+    restart = Restart(9.0, lambda: listener, is_killed)
+    result = Simulation(turns(), FLEETS["base"].world, restart).run(runs)
+    served = Counter((turn.session_id, turn.index) for turn in result.turns)
+    assert served == Counter((run.id, index) for run in runs for index in range(len(run.calls)))
+    begun = [fact.turn for at, fact in listener.facts if isinstance(fact, Arrived)]
+    told = Counter(turn.session_id for turn in begun if turn.history is not None)
+    assert set(told.values()) == {1}
+    assert min(at for at, fact in listener.facts if isinstance(fact, Arrived)) >= 9.0 + DOWN_S * is_killed
+
+
+def test_a_turn_that_ran_while_the_gateway_was_killed_is_computed_again_and_waits_since_the_first_time() -> None:
+    runs = FLEETS["base"].draw(1)
+    world = FLEETS["base"].world
+    (whole, killed) = (Simulation(turns(), world, each).run(runs) for each in (None, Restart(9.0, turns, True)))
+    assert killed.makespan_s > whole.makespan_s
+    assert max(turn.done_at - turn.wanted_at for turn in killed.turns if turn.wanted_at < 9.0 < turn.done_at) > 3.0
