@@ -46,6 +46,7 @@ bench: .venv/installed-dev  ## tables of benchmarks/README.md that need no real 
 	$(BIN)/python -m benchmarks.fleet --fleet base
 	$(BIN)/python -m benchmarks.fleet --fleet below
 	$(BIN)/python -m benchmarks.clients.identity
+	$(BIN)/python -m benchmarks.clients.fleets
 	$(BIN)/python -m benchmarks.overhead.transports
 	$(BIN)/python -m benchmarks.overhead.streams
 	$(BIN)/python -m tests.real.install peers litellm nginx
