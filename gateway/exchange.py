@@ -84,6 +84,12 @@ class Recognition:
     """Declared: model calls still to come after this one. None: not declared."""
     is_final: bool = False
     """The client says that its session ends with this answer."""
+    agent: str = ""
+    """Name of the client's program, one visible line. Empty: not known."""
+    client_session: str | None = None
+    """The client's own id of the session, one visible line. Only its tenant may see it. None: it gave none."""
+    client_hash: str | None = None
+    """A keyed hash of it, for logs and operators."""
     history: History | None = None
     """Earlier turns of a session that comes for the first time, as its prompt tells of them."""
 

@@ -149,6 +149,18 @@ _SCHEMAS: Json = {
         "properties": {"type": {"const": "error"}, "error": having("message", TEXT)},
         "required": ["type", "error"],
     },
+    "Session": {
+        "type": "object",
+        "properties": {
+            "session": TEXT,
+            "agent": TEXT | {"description": "`X-Turngate-Agent`, else the product of the client's user agent."},
+            "client_session": TEXT | {"description": "The client's own id; a hash of it for the operator."},
+            "family": TEXT,
+            "parent": TEXT,
+            "turns": _NUMBER,
+        },
+        "required": ["session", "family", "turns"],
+    },
     "Model": _object_of("model", {"created": _NUMBER, "owned_by": TEXT}),
     "File": _object_of("file", {"bytes": _NUMBER, "created_at": _NUMBER, "filename": TEXT, "purpose": TEXT}),
     "Batch": _object_of("batch", {"endpoint": TEXT, "status": TEXT, "created_at": _NUMBER, "input_file_id": TEXT}),

@@ -162,7 +162,8 @@ _STATUS = json_of(having("status", TEXT))
 _PROMETHEUS, _HTML = content_of("text/plain", TEXT), content_of("text/html", TEXT)
 _FILE_QUERY = (*page_of(10_000), in_query("purpose", TEXT))
 _LIVE_QUERY = (in_query("limit", TEXT), in_query("offset", TEXT))  # a text that is no number counts as absent
-_SESSIONS, _FAMILIES = having("sessions", OBJECTS), having("families", OBJECTS)
+_SESSIONS = having("sessions", {"type": "array", "items": ref("Session")})
+_FAMILIES = having("families", OBJECTS)
 
 
 def _first(pages: Sequence[Json]) -> Json:

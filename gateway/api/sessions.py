@@ -112,11 +112,14 @@ def snapshot(
 
 
 def row(entry: SessionEntry, now: float, shows_tenant: bool) -> Json:
-    """Return one session as the gateway remembers it; keys without a value are left out."""
+    """Return one session as the gateway remembers it; keys without a value are left out. A row that
+    shows the tenant is for the operator, and has a hash of the client's own id."""
     recognition, exchange = entry.recognition, entry.open[-1] if entry.open else None
     dispatch = exchange.dispatch if exchange is not None else None
     columns: Json = {
         "session": recognition.session_id,
+        "agent": entry.agent,
+        "client_session": entry.client_hash if shows_tenant else entry.client_session,
         "family": recognition.family_id,
         "parent": recognition.parent_id,
         "tenant": entry.tenant if shows_tenant else None,
@@ -227,8 +230,15 @@ def joined_sessions(pages: Sequence[Json]) -> Json:
     for one in (one for page in pages for one in page["sessions"]):
         other = rows.get(one["session"])
         if other is None or one.get("idle_s", 0) < other.get("idle_s", 0):
-            rows[one["session"]] = one
+            rows[one["session"]] = _named_as(other or {}, one)
+        else:
+            rows[one["session"]] = _named_as(one, other)
     return {"sessions": list(rows.values())}
+
+
+def _named_as(other: Json, one: Json) -> Json:
+    """Return the row of a session with the names that only the other member's row of it has."""
+    return {name: other[name] for name in ("agent", "client_session") if name in other} | one
 
 
 def joined_families(pages: Sequence[Json]) -> Json:

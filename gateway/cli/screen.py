@@ -26,9 +26,27 @@ COLOURS: Mapping[str, str] = {
 _ORDER = {phase: number for number, phase in enumerate(COLOURS)}
 GAUGE_CELLS = 24
 ID_CHARS = 10
-COLUMNS = ("SESSION", "FAMILY", "TENANT", "PHASE", "FOR", "TURN", "LEFT", "TOKENS", "REPLICA")
+NAME_CELLS = 16
+COLUMNS = (
+    "SESSION",
+    "AGENT",
+    "CLIENT'S ID",
+    "FAMILY",
+    "TENANT",
+    "PHASE",
+    "FOR",
+    "TURN",
+    "LEFT",
+    "TOKENS",
+    "REPLICA",
+)
 _NUMBERS = ("TURN", "LEFT", "TOKENS", "FOR")
-_LEFT_OUT = ((70, ("FAMILY", "LEFT")), (50, ("TOKENS", "REPLICA")))
+_LEFT_OUT = (
+    (130, ("CLIENT'S ID",)),
+    (100, ("AGENT",)),
+    (70, ("FAMILY", "LEFT")),
+    (50, ("TOKENS", "REPLICA")),
+)
 """In a terminal with fewer columns."""
 _NAMES = {"residency": "room"}
 """Reasons to wait, in the words of the head."""
@@ -155,8 +173,7 @@ def sessions(snapshot: Json, sort: str, rows_left: int | None, page: int, width:
     shown = rows[first : first + rows_left] if rows_left is not None else rows
     cells = [_cells(row) for row in shown]
     left_out = {name for least, names in _LEFT_OUT if width < least for name in names}
-    if not any(row["TENANT"] for row in cells):
-        left_out.add("TENANT")
+    left_out |= {name for name in ("TENANT", "AGENT", "CLIENT'S ID") if not any(row[name] for row in cells)}
     names = [name for name in COLUMNS if name not in left_out]
     table = _table(*names, right=_NUMBERS)
     for row in cells:
@@ -173,6 +190,8 @@ def _cells(row: Json) -> dict[str, str | Text]:
     phase = row["phase"] + (f":{_NAMES.get(waits_for, waits_for)}" if waits_for else "")
     return {
         "SESSION": row["session"][:ID_CHARS],
+        "AGENT": Text(_clipped(row.get("agent", ""), NAME_CELLS)),  # what clients chose is no markup
+        "CLIENT'S ID": Text(row.get("client_session", "")),
         "FAMILY": row["family"][:6],
         "TENANT": _clipped(row.get("tenant", ""), 8),
         "PHASE": Text(phase, style=COLOURS.get(row["phase"], "")),

@@ -8,8 +8,10 @@ too, and a proxy may add its own).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import TypeAlias
 
+from gateway.core.fields import excerpt
 from policies.types import value
 
 _MAX_ID_CHARS = 255
@@ -59,6 +61,27 @@ def read_claim(headers: Headers) -> Claim:
 def says_retry(headers: Headers) -> bool:
     """Whether it is a retry: official SDKs count how often they have sent a request again."""
     return (whole_number(headers, "x-stainless-retry-count") or 0) > 0
+
+
+_MAX_AGENT_CHARS = 64
+_MAX_USER_AGENT_CHARS = 256
+
+
+def agent_name(headers: Headers) -> str:
+    """Return the name of the program that asks, as one visible line: as it says, else the product of its user
+    agent. Empty: it has none. A label for people; nothing is decided by it."""
+    if (named := headers.get("x-turngate-agent")) is not None:
+        return excerpt(named.strip(), _MAX_AGENT_CHARS)
+    return _product(headers.get("user-agent", "")[:_MAX_USER_AGENT_CHARS])
+
+
+@lru_cache(maxsize=256)
+def _product(user_agent: str) -> str:
+    """Return the first product without its version: `opencode` of `opencode/1.18.33 ai-sdk/...`, and
+    `AsyncOpenAI/Python` of `AsyncOpenAI/Python 2.9.0`."""
+    first = user_agent.strip().partition(" ")[0]
+    name, _, version = first.rpartition("/")
+    return excerpt(name if name and version[:1].isdigit() else first, _MAX_AGENT_CHARS)
 
 
 def lost_s(headers: Headers) -> float | None:

@@ -20,6 +20,7 @@ from typing import Any
 import orjson
 
 from gateway.core import fields
+from gateway.core.fields import excerpt
 from gateway.core.reply import Reply
 from gateway.dialects.base import Script
 from gateway.dialects.canonical import ToolList
@@ -162,7 +163,8 @@ class Identity:
         headers = exchange.request.headers
         claim = claims.read_claim(headers)
         group = fields.text(exchange.payload.body, "prompt_cache_key")
-        sighting = self._lineage.recognise(self._call(exchange, script, claim, group), now)
+        call = self._call(exchange, script, claim, group)
+        sighting = self._lineage.recognise(call, now)
         self._open[exchange.id] = sighting
         remaining = claims.whole_number(headers, "x-turngate-remaining-turns")
         if remaining is None and _is_out_of_steps(script):
@@ -180,6 +182,9 @@ class Identity:
             chars=sighting.chars,
             remaining_turns=remaining,
             is_final=claim.is_final,
+            agent=claims.agent_name(headers),
+            client_session=None if claim.session is None else excerpt(claim.session),
+            client_hash=call.name,
             history=_history(sighting, script),
         )
 

@@ -112,6 +112,10 @@ class SessionEntry:
     model: str = ""
     replica: str = ""
     prompt_tokens: int | None = None
+    agent: str = ""
+    client_session: str | None = None
+    client_hash: str | None = None
+    """These three as in a Recognition, of the latest request that gave them."""
     open: tuple[Exchange, ...] = ()
     """Its requests that are in the gateway now."""
 
@@ -177,6 +181,9 @@ class SessionTable:
         else:
             entry.recognition = recognition
             entry.num_turns = max(entry.num_turns, recognition.turn_index + 1)
+        entry.agent = recognition.agent or entry.agent
+        if recognition.client_session is not None:
+            entry.client_session, entry.client_hash = recognition.client_session, recognition.client_hash
         entry.model = exchange.payload.engine_model
         entry.open = (*entry.open, exchange)
         self._busy[session_id] = entry
@@ -245,3 +252,4 @@ class SessionTable:
         for part in (*self._own, *self._shared):
             part.forget_session(entry.tenant, entry.id)
         entry.recognition = _FORGOTTEN  # the timeline still holds the entry
+        entry.client_session = entry.client_hash = None

@@ -45,6 +45,9 @@ _RECOGNISED = ReceiptPart(
     source="recognition.source",
     confidence="recognition.confidence",
     is_retry="recognition.is_retry",
+    agent="recognition.agent",
+    client_session="recognition.client_session",
+    client_hash="recognition.client_hash",
 )
 _DISPATCHED = ReceiptPart(
     engine="attempt.engine_kind",
@@ -62,7 +65,20 @@ _NAMES = (
 _OWN_BYTES = 800
 """Of a receipt without what follows, and of the table that holds it."""
 _OF_ANY_LENGTH = itemgetter(
-    *map(_NAMES.index, ("model", "engine_model", "request_id", "rounds", "notes", "status"))
+    *map(
+        _NAMES.index,
+        (
+            "model",
+            "engine_model",
+            "request_id",
+            "agent",
+            "client_session",
+            "client_hash",
+            "rounds",
+            "notes",
+            "status",
+        ),
+    )
 )
 _OF_FAILURES = itemgetter(*map(_NAMES.index, ("code", "param")))
 _TENANT, _FINISHED_AT = _NAMES.index("tenant"), len(_NAMES) + Timings.__slots__.index("finished_at")
@@ -96,8 +112,8 @@ def _bounded(value: Any) -> Any:
 
 def size_bytes(values: Values) -> int:
     """Return about the memory of a receipt. Texts that several share count in each."""
-    model, engine_model, request_id, rounds, notes, status = _OF_ANY_LENGTH(values)
-    size = _OWN_BYTES + getsizeof(model) + getsizeof(engine_model) + getsizeof(request_id)
+    *texts, rounds, notes, status = _OF_ANY_LENGTH(values)
+    size = _OWN_BYTES + sum(map(getsizeof, texts))
     if notes or rounds or status is not None:
         size += sum(map(_deep_size_bytes, (notes, rounds, _OF_FAILURES(values))))
     return size
@@ -108,10 +124,14 @@ def _deep_size_bytes(value: Any) -> int:
     return getsizeof(value) + sum(map(_deep_size_bytes, inner))
 
 
-def receipt(values: Values) -> Json:
+def receipt(values: Values, names_session: bool = False) -> Json:
     """Return a flat object without keys that have no value. Turns count from 1. Token counts are sums over the
-    model calls of an answer, which stand beside them."""
+    model calls of an answer, which stand beside them. `names_session`: it is for the client's own tenant, which
+    may see its id of the session; for others it is hashed."""
     row: Json = dict(zip(_NAMES, values, strict=False))
+    hashed = row.pop("client_hash")
+    if not names_session:
+        row["client_session"] = hashed
     row["turn"] = None if row["turn"] is None else row["turn"] + 1
     times = Timings(*values[len(_NAMES) :])
     row |= {"queue_ms": _ms(queued_s(times)), "ttft_ms": _ms(ttft_s(times)), "total_ms": _ms(total_s(times))}
@@ -179,7 +199,7 @@ class Receipts:
         values, _ = self._kept.get(receipt_id, (None, 0))
         if values is None or tenant not in (None, values[_TENANT]) or self._is_old(values, now):
             return None
-        return receipt(values)
+        return receipt(values, names_session=tenant is not None)
 
     def _is_old(self, values: Values, now: float) -> bool:
         ended_at: float = values[_FINISHED_AT]

@@ -258,3 +258,28 @@ def test_live_pages_of_members_share_their_replicas() -> None:
     assert (replica["residency_tokens"], replica["capacity_tokens"]) == (1200, 2000)
     assert replica["stated_tokens"] == 1100
     assert (replica["gate"], replica["gate_held_s"], replica["gate_saved_s"]) == ("none", 70, 824)
+
+
+# ---- names
+
+
+def test_a_client_s_id_is_whole_in_its_tenant_s_rows_and_hashed_for_the_operator() -> None:
+    entry = seen()
+    entry.agent, entry.client_session, entry.client_hash = "opencode", "ses_1", "00ff"
+    names = [
+        (row["agent"], row["client_session"])
+        for shows_tenant in (False, True)
+        for row in (views.row(entry, NOW, shows_tenant), views.live_row(entry, RESIDENT, NOW, shows_tenant))
+    ]
+    assert names == [("opencode", "ses_1")] * 2 + [("opencode", "00ff")] * 2
+
+
+@pytest.mark.parametrize("is_named_older", [True, False])
+def test_a_session_of_two_members_keeps_the_names_that_one_of_them_knows(is_named_older: bool) -> None:
+    idle_s = 3.0 if is_named_older else 1.0
+    named = {"session": "s", "idle_s": idle_s, "agent": "opencode", "client_session": "ses_1"}
+    pages = [{"sessions": [row]} for row in (named, {"session": "s", "idle_s": 2.0})]
+    for joined in (joined_sessions(pages), joined_sessions(pages[::-1])):
+        (row,) = joined["sessions"]
+        assert (row["agent"], row["client_session"]) == ("opencode", "ses_1")
+        assert row["idle_s"] == min(2.0, idle_s)

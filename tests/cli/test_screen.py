@@ -159,3 +159,15 @@ def test_times_are_short(value: float, text: str) -> None:
 )
 def test_the_gauge_shows_the_share_and_the_ceiling(used: int, text: str) -> None:
     assert gauge(used, 96, 100).plain == text
+
+
+def test_names_of_clients_are_shown_whole_where_there_is_room_and_are_no_markup() -> None:
+    named = session(0, agent="[red]opencode", client_session="ses_[/red]" + "i" * 40)
+    shown = snapshot(2, sessions=[named, session(1)])
+    wide = "\n".join(drawn(shown, width=200))
+    assert named["agent"] in wide
+    assert named["client_session"] in wide
+    narrow = "\n".join(drawn(shown, width=80))
+    assert "AGENT" not in narrow
+    assert "ses_" not in narrow
+    assert "AGENT" not in "\n".join(drawn(snapshot(2), width=200))

@@ -55,6 +55,16 @@ async def test_a_line_names_request_session_and_tenant_and_holds_no_content(
     assert "a secret" not in written.getvalue()
 
 
+async def test_a_client_s_own_id_of_a_session_is_logged_as_a_hash(
+    start: Start, engine: FakeEngine, written: io.StringIO
+) -> None:
+    gateway = await start(engine)
+    answer = await gateway.ask(ASK, X_Turngate_Session="ticket-4711", User_Agent="fixer/2.0")
+    (line,) = [row for row in map(orjson.loads, written.getvalue().splitlines()) if row["message"] == "request"]
+    assert (line["client_session"], line["agent"]) == (answer.headers["X-Turngate-Session"], "fixer")
+    assert "ticket-4711" not in written.getvalue()
+
+
 async def test_a_stack_trace_names_its_request(start: Start, engine: FakeEngine, written: io.StringIO) -> None:
     gateway = await start(engine, policy={"name": "tests.path.test_logs:Broken"})
     answer = await gateway.ask(ASK)

@@ -180,3 +180,25 @@ async def test_what_clients_choose_makes_no_new_series(start: Start, engine: Fak
     for n in range(1, 6):
         await strange(n)
     assert await series() == before
+
+
+async def test_a_client_s_id_is_whole_in_its_tenant_s_views_hashed_for_the_operator_and_in_no_other_view(
+    start: Start, engine: FakeEngine
+) -> None:
+    gateway = await start(engine, keys=keys("a", "b"), admin=admin_key())
+    answers = {
+        tenant: await gateway.ask(ASK, **OWN, **by(tenant), User_Agent=f"{tenant}-agent/1") for tenant in "ab"
+    }
+    hashed = {tenant: answer.headers["X-Turngate-Session"] for tenant, answer in answers.items()}
+    for tenant, other in ("ab", "ba"):
+        for path in ("sessions", "live"):
+            (row,) = orjson.loads((await view(gateway, f"/v1/turngate/{path}", key_of(tenant)))[1])["sessions"]
+            assert (row["client_session"], row["agent"]) == ("session-1", f"{tenant}-agent")
+        receipt = f"/v1/turngate/receipts/{answers[tenant].headers['X-Turngate-Receipt']}"
+        assert orjson.loads((await view(gateway, receipt, key_of(tenant)))[1])["client_session"] == "session-1"
+        assert (await view(gateway, receipt, key_of(other)))[0] == 404
+        assert "session-1" not in (await view(gateway, receipt, ADMIN))[1]
+    for path in ("sessions", "live", "families"):
+        text = (await view(gateway, f"/v1/turngate/{path}", ADMIN))[1]
+        assert "session-1" not in text
+        assert path == "families" or all(one in text for one in hashed.values())

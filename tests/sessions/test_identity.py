@@ -15,7 +15,7 @@ from gateway.core.reply import Reply, ToolCall, ToolCalls
 from gateway.dialects import BY_PATH
 from gateway.dialects.base import Dialect, Script
 from gateway.exchange import Exchange, Payload, Recognition, Timings
-from gateway.sessions.claims import Claim, read_claim
+from gateway.sessions.claims import Claim, agent_name, read_claim
 from gateway.sessions.identity import MAX_TOOL_BYTES, Identity
 from policies.types import TurnKind
 
@@ -247,3 +247,46 @@ def test_a_task_a_fork_a_sibling_and_a_side_request_have_no_history() -> None:
     assert desk.ask(USER + b"2", *ANSWERED).history is None
     title = desk.ask(USER + b"3", *ANSWERED, headers={"thread-id": "t"}, tools=())
     assert (title.kind, title.history) == (TurnKind.SIDE, None)
+
+
+# ---- names for people
+
+
+@pytest.mark.parametrize(
+    ("headers", "name"),
+    [
+        ({"user-agent": "opencode/1.18.33 ai-sdk/provider-utils/3 runtime/node"}, "opencode"),
+        ({"user-agent": "codex_exec/0.169.0 (Linux; x86_64)"}, "codex_exec"),
+        ({"user-agent": "claude-cli/2.0.1 (external, cli)"}, "claude-cli"),
+        ({"user-agent": "AsyncOpenAI/Python 2.9.0"}, "AsyncOpenAI/Python"),
+        ({"user-agent": "curl"}, "curl"),
+        ({"user-agent": "1/2"}, "1"),
+        ({"user-agent": ""}, ""),
+        ({}, ""),
+        ({"user-agent": "curl/8", "x-turngate-agent": " reviewer of pull requests "}, "reviewer of pull requests"),
+        ({"user-agent": "curl/8", "x-turngate-agent": ""}, ""),
+        ({"x-turngate-agent": "\x1b[2J<b>\udce9"}, "\\u001b[2J<b>\\udce9"),
+        ({"x-turngate-agent": "n" * 100}, "n" * 61 + "..."),
+        ({"user-agent": "n" * 10_000}, "n" * 61 + "..."),
+    ],
+)
+def test_an_agent_is_named_as_it_says_else_by_its_product_without_version(
+    headers: dict[str, str], name: str
+) -> None:
+    assert agent_name(headers) == name
+    assert Desk().ask(b"u1", headers=headers).agent == name
+
+
+def test_the_client_s_own_id_stays_whole_beside_its_hash_which_differs_between_tenants() -> None:
+    desk, named = Desk(), {"x-session-id": "i" * 255}
+    first, other = (desk.ask(b"u1", headers=named, tenant=tenant) for tenant in ("a", "b"))
+    assert first.client_session == other.client_session == "i" * 255
+    assert first.client_hash == first.session_id != other.client_hash
+    side = desk.ask(b"another", headers=named, tenant="a")
+    assert side.client_hash == first.client_hash != side.session_id
+    assert desk.ask(b"u1", headers={"x-session-id": "i" * 256}).client_session is None
+    assert desk.ask(b"u1").client_session is None
+
+
+def test_a_client_s_id_is_one_visible_line() -> None:
+    assert Desk().ask(b"u1", headers={"x-session-id": "a\x1b[2J"}).client_session == "a\\u001b[2J"

@@ -142,3 +142,16 @@ def test_a_page_has_the_sessions_with_a_request_first() -> None:
     assert [entry.id for entry in table.page(None, 0, 10)[0]] == ["s2", "s1", "s0"]
     assert [entry.id for entry in table.page("a", 1, 1)[0]] == ["s1"]
     assert table.page("another", 0, 10) == ([], 0)
+
+
+def test_names_stay_until_other_ones_come_and_are_forgotten_with_the_session() -> None:
+    table = SessionTable(1, 1e9)
+    named = replace(turn("s"), agent="opencode", client_session="ses_1", client_hash="h")
+    for number, recognition in enumerate((named, turn("s", index=1))):
+        exchange = request_of(f"x{number}", recognition)
+        table.open_request(exchange, 10.0)
+        table.close_request(exchange, True, 11.0)
+    (entry,) = table.of_tenant("a")
+    assert (entry.agent, entry.client_session, entry.client_hash) == ("opencode", "ses_1", "h")
+    serve(table, "another", 12.0)
+    assert (entry.client_session, entry.client_hash, entry.recognition.client_session) == (None, None, None)

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from gateway.core.errors import Failure, Outcome
-from gateway.exchange import Exchange, RequestEnd
+from gateway.exchange import Exchange, Recognition, RequestEnd
 from gateway.telemetry.receipts import Receipts, size_bytes, values_of
+from policies.types import TurnKind
 from tests.telemetry.observed import exchange, observer
 
 MUCH = 2**20
@@ -112,3 +113,21 @@ def test_whoever_is_not_known_leaves_no_receipt() -> None:
     seen.finished(stranger)
     assert seen.receipt(stranger.id, None) is None
     assert "X-Turngate-Receipt" not in dict(seen.receipt_headers(stranger))
+
+
+def test_a_receipt_names_the_client_s_id_to_its_tenant_and_a_hash_of_it_to_the_operator() -> None:
+    kept = Receipts(keep_s=10, max_kept=2, max_bytes=MUCH)
+    who = Recognition(
+        *("s1", "f1", None, 1, TurnKind.AGENT, "x-session-id", 1.0, False, (), 0),
+        agent="opencode",
+        client_session="ses_1",
+        client_hash="00ff",
+    )
+    put(kept, "1", 0.0, recognition=who)
+    shown = [kept.get("1", tenant, 0.0) for tenant in ("a", None)]
+    assert [(row["agent"], row["client_session"]) for row in shown if row] == [
+        ("opencode", "ses_1"),
+        ("opencode", "00ff"),
+    ]
+    assert all("client_hash" not in row for row in shown if row)
+    assert kept.get("1", "b", 0.0) is None

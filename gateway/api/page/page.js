@@ -9,6 +9,8 @@ const span = (s) => s == null ? "" : s >= 3600 ? (s / 3600).toFixed(1) + " h" : 
 
 const COLUMNS = [
   {name: "session", of: (row) => row.session.slice(0, 12), class: "id"},
+  {name: "agent", of: (row) => row.agent || ""},
+  {name: "client's id", of: (row) => row.client_session || "", class: "id"},
   {name: "family", of: (row) => row.family.slice(0, 8), class: "id"},
   {name: "tenant", of: (row) => row.tenant || ""},
   {name: "phase", of: (row) => row.phase + (row.waits_for ? " for " + (row.waits_for === "residency" ? "room" : row.waits_for) : ""), by: (row) => PHASES.indexOf(row.phase)},
@@ -18,7 +20,8 @@ const COLUMNS = [
   {name: "tokens", of: (row) => tokens(row.prompt_tokens), by: (row) => -(row.prompt_tokens ?? 0), class: "number"},
   {name: "replica", of: (row) => row.replica || ""},
 ];
-let sort = COLUMNS[3], told = null, timer = 0;
+const OPTIONAL = new Set(["agent", "client's id", "tenant"]);
+let sort = COLUMNS[5], told = null, timer = 0;
 
 function element(tag, text, name) {
   const made = document.createElement(tag);
@@ -94,7 +97,7 @@ function draw() {
   $("counts").textContent = `${states.running} running, ${states.waiting} waiting (${waiting.residency} for room, `
     + `${waiting.slot} for a slot), ${states.idle} between turns, families: ${told.families}${gates(told.replicas)}`;
   $("replicas").replaceChildren(...told.replicas.map(replica));
-  const columns = COLUMNS.filter((column) => column.name !== "tenant" || told.sessions.some((row) => row.tenant));
+  const columns = COLUMNS.filter((column) => !OPTIONAL.has(column.name) || told.sessions.some(column.of));
   $("names").replaceChildren(...columns.map((column) => {
     const cell = element("th", null, column.class === "number" ? "number" : ""), button = element("button", column.name);
     button.onclick = () => { sort = column; draw(); };
