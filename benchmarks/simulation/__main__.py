@@ -13,6 +13,7 @@ from benchmarks.results import command_parser, write
 from benchmarks.simulation.ablation import ablation
 from benchmarks.simulation.experiments import classes, cliff, overload, robustness, shapes, sharing
 from benchmarks.simulation.gate_ledger import ledger
+from benchmarks.simulation.no_harm import coding, no_harm
 from benchmarks.simulation.report import Outcome, draw, text_of
 from benchmarks.simulation.restart import restart
 
@@ -23,6 +24,8 @@ EXPERIMENTS: dict[str, Callable[[Sequence[int]], Outcome]] = {
     "overload": overload,
     "robustness": robustness,
     "shapes": shapes,
+    "no-harm": no_harm,
+    "coding": coding,
     "ablation": ablation,
     "ledger": ledger,
     "restart": restart,

@@ -44,6 +44,16 @@ def _turns(_runs: Sequence[AgentRun], _world: World) -> Decider:
     return Scheduler(Turns(), Limits())
 
 
+class HoldsNothing(Turns):
+    """Orders the turns that wait for a slot."""
+
+    gates_residency = False
+
+
+def _holds_nothing(_runs: Sequence[AgentRun], _world: World) -> Decider:
+    return Scheduler(HoldsNothing(), Limits())
+
+
 def _deadline(_runs: Sequence[AgentRun], _world: World) -> Decider:
     return Scheduler(EarliestDeadline(), Limits())
 
@@ -64,6 +74,7 @@ ARMS: Mapping[str, Sequence[ArmFactory]] = {
     "straight": [_straight],
     "fifo": [_fifo],
     "turns": [_turns],
+    "holds nothing": [_holds_nothing],
     "deadline": [_deadline],
     "turns, least loaded": [_least_loaded],
     "turns, round robin": [_round_robin],
