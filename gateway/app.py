@@ -39,6 +39,7 @@ from gateway.request.answer import Answering
 from gateway.request.background_calls import BackgroundCalls
 from gateway.request.gate import Drain, Gate, limits_of, policy_of, recorded
 from gateway.request.handler import RequestHandler, TurnHandler
+from gateway.request.incoming_bodies import IncomingBodies
 from gateway.request.model_call import Forward
 from gateway.request.stateless import StatelessCalls
 from gateway.request.stored_responses import Homes, StoredResponses
@@ -243,6 +244,7 @@ class App:
             monitor=turns.monitor,
             turns=turns,
             stateless=StatelessCalls(forward, turns.monitor, turns.stored, observer),
+            bodies=IncomingBodies(),
             lists=PromptListHandler(turns.gate.replica_view, observer.receipt_headers),
             observer=observer,
         )
@@ -323,6 +325,7 @@ class App:
             self._secret,
             self._keys,
             parts.stored.homes,
+            parts.handler.bodies,
             trail,
             self._counters,
             parts.gate,

@@ -285,6 +285,14 @@ class Exchange:
         return None if given is None else excerpt(given)
 
     @property
+    def engine_request_id(self) -> str:
+        """The id of the request for engines, which may mistake two requests with one id for each other."""
+        given = self.request_id
+        if given is None:
+            return self.id
+        return response_ids.scoped(given, self.caller.tenant) if self.caller.id else given
+
+    @property
     def usage(self) -> Usage:
         """The usage of the whole answer: a sum over its model calls."""
         if len(self.rounds) <= 1:

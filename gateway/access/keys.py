@@ -291,7 +291,7 @@ _ELSEWHERE = Failure(404, "not_found_error", "Metrics are on the admin listener 
 _GUARDED = Failure(
     403,
     "permission_error",
-    "Metrics tell about all tenants: on a public address they need admin.key, or their own listener (admin.port).",
+    "Metrics tell about all tenants: with keys they need admin.key, or their own listener (admin.port).",
 )
 
 
@@ -315,20 +315,19 @@ class Access:
     """Holds the admin key. None: there is none, and every request at the admin listener is an administrator's."""
     has_listener: bool
     """Whether there is an admin listener."""
-    is_public: bool
-    """Whether other machines reach the gateway."""
 
     @staticmethod
     def of(settings: Settings, keys: Keys) -> Access:
         """Raises ConfigError when the admin key cannot be read."""
         admin = settings.admin
         admins = Keys({hash_of(admin.key): ANONYMOUS}) if admin.key else None
-        return Access(keys, admins, admin.port is not None, not settings.listen.is_loopback)
+        return Access(keys, admins, admin.port is not None)
 
     @property
     def is_guarded(self) -> bool:
-        """Whether other machines reach the gateway and need keys. A reload may change that."""
-        return self.is_public and not self.keys.is_open
+        """Whether a key is needed. A reload may change that. On loopback too: a proxy that ends TLS listens for
+        others."""
+        return not self.keys.is_open
 
     async def viewer(self, headers: Mapping[str, str], is_private: bool) -> Viewer | Failure:
         """Return whose views these headers open."""

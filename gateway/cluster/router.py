@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from re import Pattern
 from typing import cast
 
@@ -21,11 +21,20 @@ from gateway.config.live_settings import RequestSettings
 from gateway.core.errors import Failure, Refused
 from gateway.core.transport import BodyTooLarge, Handler, Request, Responder, UpstreamCut, UpstreamRefused
 from gateway.dialects import dialect_of, stored_answer_id
+from gateway.request.handler import failed
+from gateway.request.incoming_bodies import IncomingBodies
 from gateway.request.inprocess import Continuation, InProcessResponder
 from gateway.request.stored_responses import Homes
 from gateway.sessions.session_locations import origin_of
 
-GONE = Failure(503, "server_error", "The worker that had this request is gone. Try again.", code="worker_gone")
+GONE = Failure(
+    503,
+    "server_error",
+    "The worker that had this request is gone. Try again.",
+    code="worker_gone",
+    retry_after_s=1.0,
+)
+UPLOAD_WAIT_S = 600.0
 
 
 class ForwardCounter:
@@ -50,6 +59,7 @@ class MemberRouter:
     peer_client: PeerClient
     keys: Keys
     homes: Homes
+    bodies: IncomingBodies
     destination: Callable[[str, str], Destination]
     """Returns the destination of a method and a path."""
     own_page: Callable[[], bytes]
@@ -67,6 +77,8 @@ class MemberRouter:
     """Whether a request that was cut may have run tools, so that it is not sent again."""
     is_admin: bool = False
     """Whether this is the router of the admin listener."""
+    owned_bodies: IncomingBodies = field(default_factory=lambda: IncomingBodies(wait_s=UPLOAD_WAIT_S))
+    """Files are long, and have room of their own."""
 
     async def handle(self, request: Request, responder: Responder) -> None:
         """A `transport.Handler`."""
@@ -94,10 +106,14 @@ class MemberRouter:
             await self.serve(request, responder)  # which refuses it in its own format
             return
         begun = Continuation(settings, caller)
+        limits = settings.limits
         try:
-            raw = await request.read(settings.limits.body_bytes)
+            raw = await self.bodies.read(request, limits.body_bytes, limits.incoming_bytes, caller.id)
         except BodyTooLarge:
             await self.serve(ReadRequest(request, None, begun), responder)
+            return
+        except Refused as refused:
+            await _refuse(request, responder, refused.failure)
             return
         read = ReadRequest(request, raw, begun)
         try:
@@ -123,14 +139,20 @@ class MemberRouter:
         settings: RequestSettings,
     ) -> None:
         """Serve a request that belongs to one certain member."""
-        if homes == [self.membership.me]:
-            await self.serve(request, responder)
+        caller = await self.keys.caller(request.headers)
+        if homes == [self.membership.me] or caller is None:
+            await self.serve(request, responder)  # which refuses a request without a key
             return
+        room_bytes, raw = max(limit_bytes, settings.limits.incoming_bytes), b""
         try:
-            raw = await request.read(limit_bytes) if request.method == "POST" else b""
+            if request.method == "POST":
+                raw = await self.owned_bodies.read(request, limit_bytes, room_bytes, caller.id)
         except BodyTooLarge:
             text = f"The body is longer than {limit_bytes} bytes."
             await _refuse(request, responder, Failure(413, "invalid_request_error", text))
+            return
+        except Refused as refused:
+            await _refuse(request, responder, refused.failure)
             return
         await self._serve_at(homes, ReadRequest(request, raw), raw, responder, settings)
 
@@ -160,7 +182,7 @@ class MemberRouter:
             else:
                 self.forwarded("relayed")
                 return
-        await _refuse(request, responder, GONE, ("Retry-After", "1"))
+        await _refuse(request, responder, GONE)
 
     async def _holder(self, answer_id: str) -> Member | None:
         """Return the member that holds a stored answer; None when no other member is known to."""
@@ -222,10 +244,8 @@ class MemberRouter:
         }
 
 
-async def _refuse(request: Request, responder: Responder, failure: Failure, *more: tuple[str, str]) -> None:
-    dialect = dialect_of(request.path)
-    headers = [("Content-Type", "application/json"), *more]
-    await responder.reply(failure.status, headers, dialect.error_body(failure))
+async def _refuse(request: Request, responder: Responder, failure: Failure) -> None:
+    await responder.reply(*failed(dialect_of(request.path), failure, ()))
 
 
 # ---- one metrics page of several: counters and histograms added up, gauges by their meaning

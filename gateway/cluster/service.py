@@ -27,6 +27,7 @@ from gateway.config.live_settings import RequestSettings
 from gateway.config.settings import Settings
 from gateway.core.transport import Handler, Server, Upstream
 from gateway.request.gate import Gate
+from gateway.request.incoming_bodies import IncomingBodies
 from gateway.request.stored_responses import Homes
 from gateway.sessions.session_locations import Trail
 from gateway.telemetry.metrics import Metrics
@@ -46,6 +47,7 @@ class MemberContext:
     """`identity.secret`."""
     keys: Keys
     homes: Homes
+    bodies: IncomingBodies
     trail: Trail
     counters: Counters
     gate: Gate
@@ -185,6 +187,7 @@ def _router_of(
         peer_client=peer_client,
         keys=context.keys,
         homes=context.homes,
+        bodies=context.bodies,
         destination=context.destination,
         own_page=context.metrics.exposition,
         problems=lambda: {"exchange": membership.problem} if membership.problem else {},

@@ -289,6 +289,9 @@ class RequestLimits(Section):
 
     body_bytes: Count = 32 * 2**20
     """Largest request body in bytes."""
+    incoming_bytes: Count = 256 * 2**20
+    """Bytes of bodies above 256 KiB that may be on their way in at once. One key may use a quarter. Further bodies
+    wait for at most 30 s, and each has to come at 64 KiB/s, with 30 s more."""
     queue_turns: Count = 10_000
     """Turns that may wait at once. Further turns are refused with 429."""
     messages: Count = 10_000
@@ -388,7 +391,7 @@ class AdminSettings(Section):
     """Address of the admin listener. Any address but loopback needs `admin.key`, or `admin.open: true`."""
     port: Port | None = None
     """Port of the admin listener, which alone then serves metrics and admin views. 0: any free port. null: there
-    is no admin listener, and the public one serves them on loopback or with `admin.key`."""
+    is no admin listener, and the public one serves them without keys or with `admin.key`."""
     key: KeyRef | None = None
     """Bearer token for metrics and for views of all tenants, written as in `keys`. null: none."""
     open: bool = False

@@ -30,5 +30,10 @@ def is_anothers(response_id: str, tenant: str) -> bool:
     return parts is not None and parts[2] != _owner(parts[1], tenant)
 
 
+def scoped(request_id: str, tenant: str) -> str:
+    """Return a client's own id of a request such that no other tenant can have the same."""
+    return f"{_owner('', tenant)}-{request_id}"
+
+
 def _owner(nonce: str, tenant: str) -> str:
     return blake2b(f"{nonce} {tenant}".encode("utf-8", "surrogatepass"), digest_size=_OWNER_BYTES).hexdigest()

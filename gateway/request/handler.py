@@ -22,6 +22,7 @@ from gateway.request import engine_errors
 from gateway.request.answer import Answering, error_event
 from gateway.request.engine_errors import EngineFailed
 from gateway.request.gate import Drain, Gate, stopping
+from gateway.request.incoming_bodies import IncomingBodies
 from gateway.request.inprocess import HandedOn, InProcessRequest
 from gateway.request.payload import parse_body, permitted, read_body, served_as
 from gateway.request.stateless import StatelessCalls, leaking_engines, serves_path
@@ -62,6 +63,7 @@ class RequestHandler:
     drain: Drain
     keys: Keys
     limiter: Limiter
+    bodies: IncomingBodies
     monitor: Monitor
     turns: TurnHandler
     stateless: StatelessCalls
@@ -114,7 +116,7 @@ class RequestHandler:
             exchange.allowance = self.limiter.allowance(caller.limits)
             if not isinstance(request, InProcessRequest):
                 exchange.allowance.enter()  # a list has entered for its parts, and lines of batches are paced
-        raw = await read_body(request, settings.limits)
+        raw = await read_body(request, settings.limits, self.bodies, caller.id)
         if request.path not in BY_PATH:
             exchange.payload = Payload(raw)
             await self.stateless.answer_stored(exchange, responder)

@@ -211,7 +211,7 @@ def headers(exchange: Exchange, engine: RunningEngine, added: Outgoing = NOTHING
         for pair in (end_to_end(request.header_list) if "connection" in request.headers else request.header_list)
         if (name := pair[0].lower()) not in not_sent and name not in gone and not name.startswith(hidden)
     ]
-    kept += [("Accept-Encoding", "identity"), *added.headers, ("X-Request-Id", exchange.request_id or exchange.id)]
+    kept += [("Accept-Encoding", "identity"), *added.headers, ("X-Request-Id", exchange.engine_request_id)]
     if engine.address.api_key:
         kept.append(("Authorization", f"Bearer {engine.address.api_key}"))
     return kept

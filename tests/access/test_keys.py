@@ -197,10 +197,10 @@ WITH_KEY = {"admin": {"key": hashed(ADMIN)}}
     ("tree", "is_private", "shown", "hidden"),
     [
         ({}, False, {"", CLIENT}, set()),
-        ({"keys": KEYS}, False, {"", CLIENT}, set()),
+        ({"keys": KEYS}, False, set(), {"", CLIENT}),
+        ({"keys": KEYS, **WITH_KEY}, False, {ADMIN}, {"", CLIENT}),
         ({"keys": KEYS, **PUBLIC}, False, set(), {"", CLIENT}),
         ({"keys": KEYS, **PUBLIC, **WITH_KEY}, False, {ADMIN}, {"", CLIENT}),
-        ({"keys": KEYS, **WITH_KEY}, False, {ADMIN}, {"", CLIENT}),
         ({**WITH_KEY}, False, {ADMIN}, {""}),
         ({"admin": {"port": 0}}, False, set(), {""}),
         ({"admin": {"port": 0}}, True, {""}, set()),

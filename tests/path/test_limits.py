@@ -23,6 +23,7 @@ from tests.path.fake_engine import (
     stalls_after,
     streams,
 )
+from tests.path.faults import metrics_of
 from tests.path.secured import by, keys
 from tests.path.toolkit import Bench, Says, says
 
@@ -63,8 +64,7 @@ async def test_a_request_over_its_limit_is_refused_in_its_own_dialect(
     assert len(engine.calls) == 1
     other = await gateway.ask(BODIES[path], path, **by("b"))
     assert other.status == 200
-    async with gateway.get("/metrics") as response:
-        page = await response.text()
+    page = metrics_of(gateway)
     assert 'turngate_limited_total{limit="requests"} 1.0' in page
     assert "turngate_outcomes_total" in page
     assert 'outcome="rejected_limit"' in page

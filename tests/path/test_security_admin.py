@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
+from gateway.api.routes import ROUTES
 from tests.path.conftest import Gateway, Start
 from tests.path.fake_engine import FakeEngine
 from tests.path.secured import ADMIN, admin_key, by, key_of, keys
@@ -60,6 +63,22 @@ async def test_on_a_public_address_metrics_and_engines_are_not_for_everybody(
     assert await status(gateway, "/health") == (200, '{"status":"ok"}')
     assert '"engines"' in (await status(gateway, "/health", key_of("a")))[1]
     assert (await status(gateway, "/ready"))[0] == 200
+
+
+@pytest.mark.parametrize(
+    "path", [route.path for route in ROUTES if route.method == "GET" and "{" not in route.path]
+)
+async def test_with_keys_all_but_probes_and_what_holds_no_data_needs_one_on_loopback_too(
+    start: Start, engine: FakeEngine, path: str, tmp_path: Path
+) -> None:
+    gateway = await start(engine, keys=keys("a"), batches={"directory": str(tmp_path)})
+    code, text = await status(gateway, path)
+    if path in ("/health", "/ready"):
+        assert (code, len(orjson.loads(text))) == (200, 1)
+    elif path in ("/ui", "/openapi.json"):
+        assert code == 200
+    else:
+        assert code in (401, 403)
 
 
 async def test_the_admin_key_opens_views_and_no_model(start: Start, engine: FakeEngine) -> None:

@@ -172,3 +172,24 @@ async def test_headers_are_bounded(start: Start, engine: FakeEngine, extra: byte
     writer.write(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n" + extra + b"\r\n")
     assert b" 4" in await asyncio.wait_for(reader.readline(), DEADLINE_S)
     writer.close()
+
+
+async def test_a_key_whose_bodies_never_end_keeps_its_share_and_no_other_key_waits(
+    start: Start, engine: FakeEngine
+) -> None:
+    gateway = await start(engine, keys=keys("flood", "b"), limits={"incoming_bytes": 4 * 2**20})
+    bearer = by("flood")["Authorization"]
+    head = f"POST {PATHS[0]} HTTP/1.1\r\nHost: h\r\nAuthorization: {bearer}\r\nContent-Length: {2**20}\r\n\r\n"
+    _, writer = await asyncio.open_connection("127.0.0.1", gateway.app.port)
+    writer.write(head.encode() + b"x" * 2**19)
+    held = gateway.app.parts.handler.bodies.held
+    await gateway.until(lambda: held == {"key-flood": 2**20})
+    large = ASK | {"user": "x" * 2**19}
+    waiting = gateway.begin(large, **by("flood"))
+    assert (await gateway.ask(large, **by("b"))).status == 200
+    assert (await gateway.ask(ASK, **by("flood"))).status == 200
+    assert not waiting.done()
+    writer.close()
+    async with asyncio.timeout(DEADLINE_S):
+        assert (await waiting).status == 200
+    assert held == {}

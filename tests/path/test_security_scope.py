@@ -86,3 +86,17 @@ async def test_with_keys_an_answer_whose_tenant_is_not_known_is_nobody_s(start: 
     assert engine.calls == []
     gateway = await start(engine)
     assert (await gateway.ask(follow, "/v1/responses")).status == 200
+
+
+async def test_an_id_that_two_tenants_give_is_two_ids_for_an_engine(start: Start, engine: FakeEngine) -> None:
+    gateway = await start(engine, keys=keys("a", "b"))
+    for tenant in "aba":
+        answer = await gateway.ask(ASK, **by(tenant), X_Request_Id="7")
+        assert answer.headers["X-Request-Id"] == "7"
+    first, other, again = (call.headers["X-Request-Id"] for call in engine.calls)
+    assert first != other
+    assert first == again
+    assert all(one.endswith("-7") for one in (first, other))
+    gateway = await start(engine)
+    await gateway.ask(ASK, X_Request_Id="7")
+    assert engine.calls[-1].headers["X-Request-Id"] == "7"

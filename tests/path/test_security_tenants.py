@@ -12,6 +12,7 @@ import pytest
 from tests.path.batches import Connect, asks, create
 from tests.path.conftest import Answer, Gateway, Start
 from tests.path.fake_engine import FakeEngine, replies
+from tests.path.faults import metrics_of
 from tests.path.secured import ADMIN, admin_key, by, key_of, keys
 from tests.path.toolkit import Bench, Says, says
 
@@ -154,8 +155,7 @@ async def test_metrics_name_no_tenant_key_session_or_word_of_a_client(start: Sta
     answer = await gateway.ask(ASK | {"model": "strange-model", "user": "strange-user"}, **OWN, **by("tenant-b"))
     await gateway.ask(ASK, "/v1/strange-path", **by("a"))
     await gateway.ask(ASK, Authorization="Bearer strange-key")
-    async with gateway.get("/metrics") as response:
-        page = await response.text()
+    page = metrics_of(gateway)
     assert "turngate_outcomes_total" in page
     for word in ("tenant-b", "key-", "strange", "session-1", answer.headers["X-Turngate-Session"]):
         assert word not in page
@@ -164,9 +164,8 @@ async def test_metrics_name_no_tenant_key_session_or_word_of_a_client(start: Sta
 async def test_what_clients_choose_makes_no_new_series(start: Start, engine: FakeEngine) -> None:
     gateway = await start(engine, keys=keys("a"), tools=Bench().settings())
 
-    async def series() -> int:
-        async with gateway.get("/metrics") as response:
-            return sum(not line.startswith("#") for line in (await response.text()).splitlines())
+    def series() -> int:
+        return sum(not line.startswith("#") for line in metrics_of(gateway).splitlines())
 
     async def strange(n: int) -> None:
         calls = ((f"call_{n}", f"made_up_{n}", "{}"),)
@@ -176,10 +175,10 @@ async def test_what_clients_choose_makes_no_new_series(start: Start, engine: Fak
         await gateway.ask(body, f"/v1/p{n}", **by("a"))
 
     await strange(0)
-    before = await series()
+    before = series()
     for n in range(1, 6):
         await strange(n)
-    assert await series() == before
+    assert series() == before
 
 
 async def test_a_client_s_id_is_whole_in_its_tenant_s_views_hashed_for_the_operator_and_in_no_other_view(

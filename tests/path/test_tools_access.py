@@ -15,6 +15,7 @@ from aiohttp import web
 
 from tests.path.conftest import Start
 from tests.path.fake_engine import FakeEngine
+from tests.path.faults import metrics_of
 from tests.path.toolkit import Bench, Says, says
 
 ASK: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "find it"}]}
@@ -85,8 +86,7 @@ async def test_a_tool_that_a_prompt_makes_up_is_refused_counted_and_logged(
     assert bench.ran == []
     lines = [record.__dict__["fields"] for record in caplog.records if record.name == "turngate.tool"]
     assert [(line["tool"], line["status"]) for line in lines] == [("write", "refused"), ("shell", "refused")]
-    async with gateway.get("/metrics") as response:
-        page = await response.text()
+    page = metrics_of(gateway)
     assert 'turngate_tool_failed_total{status="refused",tool="unknown"} 1.0' in page
     assert 'turngate_tool_failed_total{status="refused",tool="write"} 1.0' in page
 

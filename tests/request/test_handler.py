@@ -43,6 +43,7 @@ async def test_a_request_ends_with_one_outcome(error: BaseException, outcome: Ou
         drain=drain,
         keys=cast(Any, RaisingKeys(error)),
         limiter=nothing,
+        bodies=nothing,
         monitor=nothing,
         turns=nothing,
         stateless=nothing,

@@ -9,7 +9,7 @@ from typing import Protocol
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
 from gateway.core.transport import BodyBroken, BodyTooLarge, HeaderList, by_name
-from gateway.transport.edge import MAX_HEAD_BYTES, fault_of
+from gateway.transport.edge import MAX_HEAD_BYTES, MAX_HEADERS, fault_of
 from gateway.transport.fast.head import RawHeaders, decoded, size_bytes
 
 BUFFER_BYTES = 256 * 1024
@@ -199,6 +199,8 @@ class RequestReader:
         self._parser: HttpRequestParser | None = HttpRequestParser(self)
         self._target = b""
         self._headers: RawHeaders = []
+        self._num_headers = 0
+        """Those of the head; what follows are trailers."""
         self._block_bytes = 0
         self._bodiless_bytes = 0
         """Bytes that have come since the last byte of a body."""
@@ -256,6 +258,7 @@ class RequestReader:
         if is_long and size_bytes(self._target, raw) > MAX_HEAD_BYTES:
             raise _Refused(f"its headers are longer than {MAX_HEAD_BYTES} bytes")
         target, version = self._target.decode("ascii"), parser.get_http_version()
+        self._num_headers = len(raw)
         header_list = decoded(raw)
         headers = by_name(header_list)
         if (fault := fault_of(version, target, header_list, headers)) is not None:
@@ -279,9 +282,13 @@ class RequestReader:
     def on_message_complete(self) -> None:
         if self._parser is not None and self._parser.should_upgrade():
             return  # only its head has come
+        if len(self._headers) > self._num_headers:
+            trailers = self._headers[self._num_headers :]
+            if len(trailers) > MAX_HEADERS or size_bytes(b"", trailers) > MAX_HEAD_BYTES:
+                raise _Refused(f"its trailers are longer than {MAX_HEAD_BYTES} bytes or more than {MAX_HEADERS}")
         request, self._incoming = self._incoming, None
         assert request is not None
-        self._target, self._headers, self._bodiless_bytes = b"", [], 0
+        self._target, self._headers, self._num_headers, self._bodiless_bytes = b"", [], 0, 0
         request.finish()
         self._sink.request_received(request)
 

@@ -163,6 +163,21 @@ async def test_headers_and_trailers_are_bounded_however_they_are_cut(serve: Serv
         writer.close()
 
 
+@pytest.mark.parametrize("trailers", [b"X: " + b"x" * 100_000 + b"\r\n", b"X: y\r\n" * 129], ids=["long", "many"])
+@pytest.mark.parametrize("cut_bytes", [10, 10**9])
+async def test_trailers_that_come_whole_are_bounded_like_headers(
+    serve: Serve, trailers: bytes, cut_bytes: int
+) -> None:
+    begin = (
+        b"POST / HTTP/1.1\r\nHost: h\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n"
+    )
+    sent = begin + trailers + b"\r\n"
+    reader, writer = await raw(await serve(echo), sent[:cut_bytes])
+    writer.write(sent[cut_bytes:])
+    assert (await closed(reader)).startswith(b"HTTP/1.1 400 ")
+    writer.close()
+
+
 async def test_nothing_is_left_of_connections_that_ended(limited: Limited) -> None:
     server = FastServer(echo)
     port = await server.start("127.0.0.1", 0)
