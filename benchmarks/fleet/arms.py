@@ -12,12 +12,14 @@ from benchmarks.fleet.clients import (
     DeclaringClient,
     DynamoSessionClient,
     NamedSessionClient,
+    RetryingClient,
     SessionCapClient,
     SlotsClient,
     StrictPriorityClient,
 )
 from benchmarks.fleet.engines import Engine
 from benchmarks.fleet.peers import smg, vllm_router, vllm_router_programs
+from benchmarks.fleet.restart import restarted
 from gateway.cli.demo import command
 from gateway.core.transport import Upstream
 
@@ -98,6 +100,16 @@ ARMS = {
     ),
     "turns-round-robin": Arm(
         "Turngate, placement in turn", gateway("policy.placement=benchmarks.simulation.placement:round_robin")
+    ),
+    "turns-replaced": Arm(
+        "Turngate, default settings, replaced 12 s after the start as in a rolling update, clients that retry",
+        restarted(is_killed=False),
+        lambda setting: RetryingClient(),
+    ),
+    "turns-killed": Arm(
+        "Turngate, default settings, killed and started again 12 s after the start, clients that retry",
+        restarted(is_killed=True),
+        lambda setting: RetryingClient(),
     ),
     "turns-declared": Arm(
         "Turngate, default settings, clients that declare their remaining turns",

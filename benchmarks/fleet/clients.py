@@ -6,14 +6,18 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
-from collections.abc import AsyncIterator
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from typing import TypeAlias
 
 import orjson
 
 from benchmarks.simulation.workloads import AgentRun
-from gateway.cli.demo_fleet import TIMEOUTS
+from gateway.cli.demo_fleet import CALL_FAILURES, TIMEOUTS, CallRefused, TurnRecord
 from gateway.core.transport import Upstream
+
+Ask: TypeAlias = Callable[[Sequence[tuple[str, str]]], Awaitable[str]]
 
 
 def turns_left(run: AgentRun, index: int) -> int:
@@ -32,8 +36,38 @@ class Client:
         """Held during a model call; the turn's clock runs while it is waited for."""
         return nullcontext()
 
+    async def call(self, ask: Ask, turn: TurnRecord) -> str:
+        """Return the answer to a call. `ask` sends it, with more headers."""
+        return await ask([])
+
     async def left(self, run: AgentRun) -> None:
         """The session has ended, well or not."""
+
+
+class RetryingClient(Client):
+    """Sends a call again whose connection is refused or breaks, or that is refused for now: after `Retry-After`,
+    else after pauses as the official SDKs make them. Those try twice and not in mid-stream, agents on them more
+    often and there, too."""
+
+    TRIES = 10
+    FIRST_S, MOST_S, SHORTER = 0.5, 8.0, 0.25
+    RETRIED = frozenset((408, 409, 429, 500, 502, 503, 504))
+
+    def __init__(self) -> None:
+        self._rng = random.Random(0)
+
+    async def call(self, ask: Ask, turn: TurnRecord) -> str:
+        for number in itertools.count():
+            try:
+                return await ask([("x-stainless-retry-count", str(number))])
+            except CALL_FAILURES as error:
+                if number == self.TRIES or (isinstance(error, CallRefused) and error.status not in self.RETRIED):
+                    raise
+                pause_s = min(self.MOST_S, self.FIRST_S * 2**number) * (1 - self.SHORTER * self._rng.random())
+                stated_s = error.retry_after_s if isinstance(error, CallRefused) else None
+                turn.first_token_at = turn.admitted_at = 0.0
+                await asyncio.sleep(pause_s if stated_s is None else stated_s)
+        raise AssertionError
 
 
 class DeclaringClient(Client):

@@ -7,6 +7,7 @@ import random
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeAlias
 
 from benchmarks.fleet.clients import Client
@@ -14,6 +15,7 @@ from benchmarks.simulation.workloads import AgentRun, ModelCall, Text, everyone
 from gateway.cli.demo_fleet import CALL_FAILURES, ModelClient, SessionRecord, TurnRecord
 
 Message: TypeAlias = Mapping[str, str]
+Headers: TypeAlias = Sequence[tuple[str, str]]
 NOT_DONE = "not done in time"
 
 VOCABULARY = (
@@ -125,11 +127,17 @@ class Player:
             record.turns.append(turn)
             async with self._client.place(run, index):
                 headers = self._client.headers(run, index)
-                answer = await self._model.call(prompt.messages, call.output_tokens, turn, headers)
+                ask = partial(self._ask, prompt.messages, call.output_tokens, turn, headers)
+                answer = await self._client.call(ask, turn)
             prompt = prompt.counted(turn.prompt_tokens)
             conversation = prompt.answered(answer, call.output_tokens)
             if index + 1 < len(run.calls):
                 await self._between(call, prompt)
+
+    async def _ask(
+        self, messages: Sequence[Message], output_tokens: int, turn: TurnRecord, headers: Headers, more: Headers
+    ) -> str:
+        return await self._model.call(messages, output_tokens, turn, [*headers, *more])
 
     async def _between(self, call: ModelCall, prompt: Conversation) -> None:
         """The tool of a call, and the sub-agents that its answer starts, which may continue its prompt."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import re
+import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -142,8 +143,11 @@ _ADDRESS = re.compile(rb"(?:OPENAI_BASE_URL=http|--engine vllm)://([\w.\[\]:]+:\
 
 
 @asynccontextmanager
-async def command(arguments: Sequence[str]) -> AsyncIterator[str]:
-    """Run `turngate ARGUMENTS` for the body of the block; the value is its base URL, without `/v1`."""
+async def command(
+    arguments: Sequence[str], stop: signal.Signals = signal.SIGTERM, stop_within_s: float = STOP_WITHIN_S
+) -> AsyncIterator[str]:
+    """Run `turngate ARGUMENTS` for the body of the block; the value is its base URL, without `/v1`. `stop`: the
+    signal at the end of the block."""
     with TemporaryFile() as log:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "gateway", *arguments, stdout=asyncio.subprocess.PIPE, stderr=log
@@ -157,15 +161,15 @@ async def command(arguments: Sequence[str]) -> AsyncIterator[str]:
                 raise RuntimeError(f"turngate {arguments[0]} stopped: {said[-1] if said else 'no message'}")
             yield base_url
         finally:
-            await _stop(process)
+            await _stop(process, stop, stop_within_s)
 
 
-async def _stop(process: asyncio.subprocess.Process) -> None:
+async def _stop(process: asyncio.subprocess.Process, stop: signal.Signals, within_s: float) -> None:
     if process.returncode is not None:
         return
-    process.terminate()
+    process.send_signal(stop)
     try:
-        async with asyncio.timeout(STOP_WITHIN_S):
+        async with asyncio.timeout(within_s):
             await process.wait()
     except TimeoutError:
         process.kill()

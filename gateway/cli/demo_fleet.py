@@ -77,6 +77,16 @@ def draw(shape: FleetShape, seed: int) -> list[PlannedSession]:
 
 TIMEOUTS = Timeouts(connect_s=10.0, first_byte_s=600.0, idle_s=600.0)
 CALL_FAILURES = (RuntimeError, UpstreamRefused, UpstreamCut)
+
+
+class CallRefused(RuntimeError):
+    """The answer has another status than 200."""
+
+    def __init__(self, status: int, text: str, retry_after_s: float | None) -> None:
+        super().__init__(text)
+        self.status, self.retry_after_s = status, retry_after_s
+
+
 _WORDS = ("state", "cache", "agent", "index", "token", "queue", "slots", "merge", "patch", "build")
 
 
@@ -152,7 +162,9 @@ class ModelClient:
         reply = await self._upstream.call("POST", self._url, all_headers, orjson.dumps(body), TIMEOUTS)
         if reply.status != 200:
             refusal = await reply.read(10_000)
-            raise RuntimeError(f"{self._url} answered {reply.status}: {refusal.decode(errors='replace')}")
+            text = f"{self._url} answered {reply.status}: {refusal.decode(errors='replace')}"
+            retry_after = reply.headers.get("retry-after", "")
+            raise CallRefused(reply.status, text, float(retry_after) if retry_after.isdigit() else None)
         splitter, words = EventSplitter(), []
         queue_ms = float(reply.headers.get("x-turngate-queue-ms", "0"))
         async for chunk in reply.chunks():
