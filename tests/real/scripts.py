@@ -7,7 +7,10 @@ from typing import Any
 
 Body = dict[str, Any]
 ITEMS_OF_MODEL = ("function_call", "custom_tool_call", "reasoning", "local_shell_call")
-SHELL_TOOLS = {"bash": "command", "exec_command": "cmd", "shell_command": "command"}
+SHELL_TOOLS = {
+    **dict.fromkeys(("bash", "Bash", "run_shell_command", "shell_command"), "command"),
+    "exec_command": "cmd",
+}
 """Name of the tool -> its argument that takes one line of shell."""
 
 
