@@ -157,7 +157,9 @@ class App:
         lines = [line for engine in self.parts.monitor.engines for line in start_lines(engine)]
         base = f"http://{shown}:{self.port}"
         lines.append(f"What happens in it: {base}/ui, or `turngate top`")
-        return "\n".join([*lines, f"Ready. Point your agents at it: OPENAI_BASE_URL={base}/v1"])
+        is_any_up = any(engine.is_up for engine in self.parts.monitor.engines)
+        state = "Ready." if is_any_up else "Listening, but no engine answers yet: requests get 503 until one does."
+        return "\n".join([*lines, f"{state} Point your agents at it: OPENAI_BASE_URL={base}/v1"])
 
     # ---- building, from what stands alone to what uses it
 

@@ -8,7 +8,8 @@ import aiohttp
 import pytest
 
 from gateway.app import App
-from gateway.config.settings import Policy, Settings
+from gateway.cluster.workers import READY
+from gateway.config.settings import EngineEntry, Policy, Settings
 from gateway.core.errors import ConfigError
 from gateway.request.gate import policy_of
 
@@ -30,6 +31,17 @@ async def test_it_serves_the_embedded_engine_and_stops_with_nothing_left_running
     finally:
         await app.stop()
     assert asyncio.all_tasks() == tasks
+
+
+async def test_it_is_ready_only_with_an_engine_that_answers() -> None:
+    for engine, last in (("embedded", "Ready. "), ("vllm://127.0.0.1:1", "Listening, but no engine answers yet")):
+        app = App(SETTINGS.model_copy(update={"engines": (EngineEntry(url=engine),)}))
+        await app.start()
+        try:
+            assert app.banner().splitlines()[-1].startswith(last)
+        finally:
+            await app.stop()
+        assert last.encode().startswith(READY)  # a supervisor waits for this line
 
 
 async def test_a_port_that_is_taken_leaves_nothing_running() -> None:

@@ -11,6 +11,7 @@ from gateway.cluster.workers import is_member
 from gateway.config import loading
 from gateway.config.loading import refuse_missing
 from gateway.config.settings import Settings
+from gateway.engines.kinds import UNNAMED
 from gateway.request.gate import policy_of
 from gateway.tools.wiring import python_tools
 from gateway.transport import transport_of
@@ -65,7 +66,8 @@ def _meaning(settings: Settings) -> Iterator[str]:
         else "Clients: all that reach the address, without a key"
     )
     for address in loading.addresses(settings):
-        yield f"Engine {address.name}: {address.kind} {address.base_url}".rstrip()
+        kind = "of the kind that it shows," if address.kind == UNNAMED else address.kind
+        yield f"Engine {address.name}: {kind} {address.base_url}".rstrip()
     yield f"Policy {policy.name}: resident sessions fill at most {policy.ceiling:.0%} of a KV pool"
     yield f"Placement {policy.placement}"
     yield f"Wait at most {policy.max_wait_s:g} s streamed, {policy.max_wait_plain_s:g} s not streamed"

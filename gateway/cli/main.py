@@ -138,7 +138,10 @@ def flags(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _add_engines(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--engine", action="append", metavar="URL", help="use this engine, such as vllm://host:8000 (repeatable)"
+        "--engine",
+        action="append",
+        metavar="URL",
+        help="use this engine, such as vllm://host:8000 or http://host:8000 (repeatable)",
     )
     command.add_argument("--hosts", metavar="FILE", help="use the engines of this file too; one address per line")
 

@@ -97,8 +97,8 @@ class Supervised:
 
 LOG = logging.getLogger(__name__)
 
-READY = b"Ready."
-"""Begins the last line of a worker's banner."""
+READY = (b"Ready.", b"Listening,")
+"""Begin the last line of a worker's banner, with engines and without."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 10.0
 """Pause before a worker that died is restarted. It doubles each time, until a worker has lived for `STEADY_S`."""
 STEADY_S = 30.0

@@ -23,11 +23,12 @@ from pydantic.fields import FieldInfo
 from gateway.config.settings import EngineEntry, Section, Settings, help_of
 from gateway.core.errors import ConfigError
 from gateway.engines.base import EngineAddress, KvEventSource
-from gateway.engines.kinds import adapter_of, host_urls, parse_address
+from gateway.engines.kinds import EMBEDDED, adapter_of, host_urls, parse_address
 
 DEFAULT_FILE = Path("turngate.yaml")
 PREFIX = "TURNGATE_"
 FILE_VARIABLE = PREFIX + "CONFIG"
+BY_REFERENCE = "give a secret by reference, env:NAME or file:/path"
 
 
 def load(
@@ -98,8 +99,11 @@ def dump(settings: Settings) -> str:
 
 
 def secret(reference: str, environ: Mapping[str, str] | None = None) -> str:
-    """Return the value behind `env:NAME` or `file:/path`. Raises ConfigError when it is missing or empty."""
+    """Return the value behind `env:NAME` or `file:/path`. Raises ConfigError when it is missing or empty. The
+    error does not repeat a reference of another form, which may be the secret itself."""
     scheme, _, place = reference.partition(":")
+    if scheme not in ("env", "file") or not place:
+        raise ConfigError(BY_REFERENCE)
     if scheme == "env":
         value = (os.environ if environ is None else environ).get(place, "")
     else:
@@ -165,8 +169,9 @@ def _needed(settings: Settings, addresses: Sequence[EngineAddress]) -> Iterator[
 
 
 def addresses(settings: Settings) -> list[EngineAddress]:
-    """Return every configured engine, with those of the hosts file last. Names are unique. An embedded engine has
-    no base URL yet. Raises ConfigError when there is no engine."""
+    """Return every configured engine, with those of the hosts file last. Names are unique: of embedded engines
+    without one, the second is `embedded-2`. An embedded engine has no base URL yet. Raises ConfigError when there
+    is no engine."""
     listed = host_urls(_read_text(Path(settings.hosts_file))) if settings.hosts_file else []
     found = [_address(entry) for entry in settings.engines]
     found += [_address(EngineEntry(url=url), f"{settings.hosts_file}: ") for url in listed]
@@ -175,16 +180,31 @@ def addresses(settings: Settings) -> list[EngineAddress]:
             "no engine is configured: pass --engine vllm://host:8000, or list engines in turngate.yaml"
             " (to look around without a GPU: --engine embedded)"
         )
+    found = list(_numbered(found))
     names = [address.name for address in found]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ConfigError(f"two engines are called {twice[0]}: give one of them another `name`")
+        raise ConfigError(
+            f"two engines are called {twice[0]}: list it once, or give one of them another `name` in"
+            " turngate.yaml, engines: [{url: ..., name: ...}]"
+        )
     return found
+
+
+def _numbered(addresses: Iterable[EngineAddress]) -> Iterator[EngineAddress]:
+    """Each `--engine embedded` is an engine of its own, and no flag gives it a name."""
+    num_embedded = 0
+    for address in addresses:
+        is_unnamed = address.kind == EMBEDDED and address.name == EMBEDDED
+        num_embedded += is_unnamed
+        yield replace(address, name=f"{EMBEDDED}-{num_embedded}") if is_unnamed and num_embedded > 1 else address
 
 
 def _address(entry: EngineEntry, where: str = "") -> EngineAddress:
     try:
         key = secret(entry.api_key) if entry.api_key else None
         address = parse_address(entry.url, entry.name, key, entry.metrics_urls)
+        if key is None and address.base_url == (adapter := adapter_of(address.kind)).service_url:
+            address = replace(address, api_key=os.environ.get(adapter.key_variable) or None)
     except ValueError as error:
         raise ConfigError(f"{where}{error}") from None
     return replace(address, kv_events=tuple(KvEventSource(one.url, one.replay_url) for one in entry.kv_events))
@@ -249,10 +269,22 @@ def _faults(error: ValidationError, origins: Mapping[str, str], file: str) -> It
             *parents, key = fault["loc"]
             message = "no such key" + did_you_mean(str(key), _keys_at(parents))
         elif fault["type"] == "string_pattern_mismatch":  # the value may be the secret itself
-            message = "give a secret by reference, env:NAME or file:/path"
+            message = BY_REFERENCE
             if path.endswith(".key"):
                 message += ", or the hash that `turngate keys` prints"
+        elif fault["type"] == "tuple_type":
+            message = "write a list, [...] or lines that begin with `- `" + _example_of(fault["loc"])
         yield f"{origin}: {path}: {message}" if path else f"{origin}: {message}"
+
+
+def _example_of(loc: tuple[int | str, ...]) -> str:
+    """Return the example of the help of a key, as the end of a message. Empty: its help has none."""
+    section: type[Section] = Settings
+    for part in loc[:-1]:
+        if part in section.model_fields:
+            section = _section_in(section.model_fields[str(part)].annotation) or section
+    example = help_of(section).get(str(loc[-1]), "").partition("Example: ")[2]
+    return f", such as {loc[-1]}: {' '.join(example.split())}" if example else ""
 
 
 def _keys_at(loc: list[int | str]) -> list[str]:

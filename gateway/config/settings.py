@@ -151,12 +151,14 @@ class EngineEntry(Section):
     """One engine process, or one Dynamo frontend with all the workers behind it."""
 
     url: str
-    """`kind://host:port`, where the kind is vllm, sglang, dynamo, openai, anthropic or bedrock; `embedded`; or a
-    rented service: `openai://`, `anthropic://`, `bedrock://REGION`."""
+    """`kind://host:port`, where the kind is vllm, sglang, dynamo, openai, anthropic or bedrock; `http://host:port`,
+    where the engine shows its kind itself; `embedded`; or a rented service: `openai://`, `anthropic://`,
+    `bedrock://REGION`."""
     name: str = ""
-    """Name in metrics, receipts and headers. Empty: host:port."""
+    """Name in metrics, receipts and headers. Empty: host:port, or `embedded`, `embedded-2`, ..."""
     api_key: SecretRef | None = None
-    """Bearer token that is sent to the engine, as env:NAME or file:/path. null: none."""
+    """Bearer token that is sent to the engine, as env:NAME or file:/path. null: none, but for `openai://` and
+    `anthropic://` alone OPENAI_API_KEY and ANTHROPIC_API_KEY, if they are set."""
     metrics_urls: tuple[str, ...] = ()
     """Addresses of further metrics pages, such as a Dynamo worker's system port."""
     kv_events: KvEvents = ()

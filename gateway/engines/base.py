@@ -13,6 +13,9 @@ from gateway.core.transport import HeaderList, Timeouts, Upstream, UpstreamReply
 from gateway.engines.pages import json_page, read_models
 from policies.types import Hints, Usage, value
 
+MODELS_PAGE = "/v1/models"
+"""The page that decides: every kind has it, and an engine that lists no model yet is not ready."""
+METRICS_PAGE = "/metrics"
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 RESPONSES = "/v1/responses"
@@ -234,6 +237,9 @@ class EngineAdapter:
     """Pages that do not change while the engine runs, read once."""
     service_url: str = ""
     """Base URL of the service that `kind://` alone means. Empty: there is none."""
+    key_variable: str = ""
+    """Environment variable of the service's own tools that holds its key. It is read for `service_url` alone,
+    where the configuration names no key."""
     throttles: bool = False
     """Whether the engine shows its limit by refusing calls (429, 529). Its calls then go through
     `providers.upstream`, which obeys."""
@@ -280,7 +286,7 @@ class EngineAdapter:
         """Write into `abilities` what its pages (path -> text) say about version, paths and flags."""
         if paths := fields.obj(json_page(pages, "/openapi.json"), "paths"):
             abilities.paths = frozenset(paths)
-        abilities.looks_like = _other_kind(pages.get("/metrics", ""), self.kind)
+        abilities.looks_like = _other_kind(pages.get(METRICS_PAGE, ""), self.kind)
 
     def parse_report(self, pages: Mapping[str, str]) -> Report:
         """Read polled pages (path -> text); a value that no page states stays None."""
@@ -376,9 +382,26 @@ def _other_kind(metrics: str, kind: str) -> str:
     """The kind that a metrics page shows. Empty: `kind` itself, or one without metrics that are known here."""
     if kind not in _METRICS_OF:
         return ""
-    page = f"\n{metrics}"
-    found = [other for other, prefix in _METRICS_OF.items() if f"\n{prefix}" in page]
+    found = _kinds_in(metrics)
     return found[0] if found and kind not in found else ""
+
+
+def _kinds_in(metrics: str) -> list[str]:
+    page = f"\n{metrics}"
+    return [kind for kind, prefix in _METRICS_OF.items() if f"\n{prefix}" in page]
+
+
+def shown_kind(pages: Mapping[str, str]) -> str:
+    """The kind that an engine shows by its metrics, or as the owner of its models. Empty: it shows none."""
+    found = [*_kinds_in(pages.get(METRICS_PAGE, "")), *_owners(pages)]
+    return next((kind for kind in found if kind != "turngate"), "")
+
+
+def _owners(pages: Mapping[str, str]) -> Iterator[str]:
+    for model in fields.items(json_page(pages, MODELS_PAGE), "data"):
+        owner = fields.text(model, "owned_by") if isinstance(model, dict) else None
+        if owner in _METRICS_OF:
+            yield owner
 
 
 # ---- which field an engine refuses, from the text of its 400

@@ -38,7 +38,7 @@ def health_row(engine: RunningEngine) -> dict[str, object]:
     report, abilities = engine.report, engine.abilities
     return {
         "name": engine.name,
-        "kind": engine.address.kind,
+        "kind": engine.adapter.kind,
         "is_rented": engine.is_rented,
         "is_up": engine.is_up,
         "version": abilities.version,
@@ -146,7 +146,7 @@ def start_lines(engine: RunningEngine) -> Iterator[str]:
     sizes = [pool.capacity_tokens for pool in report.pools]
     size = f"{sum(filter(None, sizes)):,} tokens" if all(sizes) else "unknown size"
     kind = (
-        f"{engine.address.kind} {version}".rstrip() if engine.address.kind != EMBEDDED else "a model of an engine"
+        f"{engine.adapter.kind} {version}".rstrip() if engine.adapter.kind != EMBEDDED else "a model of an engine"
     )
     served = ", ".join(report.models)
     yield visible(f"{engine.name}: {kind} serving {served}; {counted_pools(report)}, {size}")

@@ -16,9 +16,12 @@ KINDS = {
     "anthropic": "gateway.engines.providers.anthropic:Anthropic",
     "bedrock": "gateway.engines.providers.bedrock:Bedrock",
     "embedded": "gateway.engines.vllm:EmbeddedAdapter",
+    "http": "gateway.engines.openai:Unnamed",
 }
 """Import paths: an adapter is loaded when an engine of its kind is configured."""
 EMBEDDED = "embedded"
+UNNAMED = "http"
+"""Its poller takes the adapter of the kind that the engine shows."""
 DEFAULT_KIND = "vllm"
 _TRANSPORTS = ("http", "https")
 
@@ -39,8 +42,9 @@ def adapter_of(kind: str) -> EngineAdapter:
 def parse_address(
     url: str, name: str = "", api_key: str | None = None, metrics_urls: tuple[str, ...] = ()
 ) -> EngineAddress:
-    """`kind://host:port[/path]`, `kind+https://host[/path]`, or `embedded`, which has no base URL yet; `openai://`,
-    `anthropic://`, `bedrock://REGION` or `bedrock://REGION/MODEL,MODEL` for rented models.
+    """`kind://host:port[/path]`, `kind+https://host[/path]`, or `embedded`, which has no base URL yet;
+    `openai://`, `anthropic://`, `bedrock://REGION` or `bedrock://REGION/MODEL,MODEL` for rented models;
+    `http://host:port` of an engine that shows its kind itself.
 
     A closing `/v1` is left out: the paths of the API have it. Raises ValueError with what to write instead.
     """
@@ -48,10 +52,11 @@ def parse_address(
         return EngineAddress(EMBEDDED, "", api_key, metrics_urls, name or EMBEDDED)
     scheme, separator, rest = url.partition("://")
     kind, _, transport = scheme.partition("+")
-    if not separator or kind in _TRANSPORTS:
+    if not separator or kind == "https":
         host = url.rpartition("://")[2] or "host:8000"
+        named = "vllm+https" if separator else "vllm"
         raise ValueError(
-            f"engine {url!r}: say which kind it is, such as vllm://{host} (kinds: {', '.join(KINDS)})"
+            f"engine {url!r}: say which kind it is, such as {named}://{host} (kinds: {', '.join(KINDS)})"
         )
     adapter = adapter_of(kind)
     if not transport and (service := adapter.service_at(rest)):
@@ -60,7 +65,7 @@ def parse_address(
         raise ValueError(f"engine {url!r}: {transport!r} is no transport; write {kind}:// or {kind}+https://")
     parts = urlsplit(f"//{rest}")
     try:
-        has_port = parts.port is not None or transport == "https"
+        has_port = parts.port is not None or transport == "https" or kind == UNNAMED
     except ValueError as error:
         raise ValueError(f"engine {url!r}: {error}") from None
     if not parts.hostname or not has_port:

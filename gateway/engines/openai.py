@@ -12,6 +12,7 @@ class OpenAI(EngineAdapter):
 
     kind = "openai"
     service_url = "https://api.openai.com"
+    key_variable = "OPENAI_API_KEY"
     throttles = True
     hides_sessions = True
 
@@ -22,8 +23,21 @@ class OpenAI(EngineAdapter):
         return url == self.service_url or (url.startswith("https://") and bool(address.api_key))
 
     def advice(self, report: Report, abilities: Abilities) -> Iterator[Advice]:
-        yield Advice(
-            "a plain OpenAI-compatible server says nothing of its KV cache and takes no hints",
-            "if it is vLLM, SGLang or Dynamo, say so in the engine's URL: vllm://, sglang:// or dynamo://",
-        )
+        yield _PLAIN
         yield from super().advice(report, abilities)
+
+
+class Unnamed(EngineAdapter):
+    """A server at a plain `http://` address, until it shows its kind; for good if it shows none."""
+
+    kind = "http"
+
+    def advice(self, report: Report, abilities: Abilities) -> Iterator[Advice]:
+        yield _PLAIN
+        yield from super().advice(report, abilities)
+
+
+_PLAIN = Advice(
+    "a plain OpenAI-compatible server says nothing of its KV cache and takes no hints",
+    "if it is vLLM, SGLang or Dynamo, say so in the engine's URL: vllm://, sglang:// or dynamo://",
+)

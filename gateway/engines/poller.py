@@ -9,16 +9,23 @@ from dataclasses import dataclass, field, replace
 
 from gateway.core.errors import EngineFault
 from gateway.core.transport import UpstreamCut, UpstreamRefused
-from gateway.engines.base import Abilities, EngineAdapter, EngineAddress, PolledPool, Report
+from gateway.engines.base import (
+    METRICS_PAGE,
+    MODELS_PAGE,
+    Abilities,
+    EngineAdapter,
+    EngineAddress,
+    PolledPool,
+    Report,
+    shown_kind,
+)
 from gateway.engines.breaker import Breaker, BreakerRules, BreakerState
 from gateway.engines.client import PROBE_S, EngineClient, Probe
-from gateway.engines.kinds import adapter_of
+from gateway.engines.kinds import UNNAMED, adapter_of
 from policies.types import CacheLost, Fact, ReplicaId, ReplicaLost, ReplicaReported
 
 LOG = logging.getLogger(__name__)
 
-UP_PAGE = "/v1/models"
-"""The page that decides: every kind has it, and an engine that lists no model yet is not ready."""
 POLLS_TO_LOSE = 2
 """Failed polls in a row after which an engine counts as dead; one may be a hiccup."""
 MAX_COUNTED = 10
@@ -42,6 +49,7 @@ class RunningEngine:
 
     address: EngineAddress
     adapter: EngineAdapter
+    """Of its address. One without a kind gets that of the kind that the engine shows as it comes up."""
     abilities: Abilities
     """Replaced when the engine comes back: read it where it is needed."""
     report: Report = field(default_factory=Report)
@@ -161,6 +169,9 @@ class EnginePoller:
         if has_come_back:
             self._missing.clear()
             self._had = frozenset()
+            if engine.address.kind == UNNAMED:
+                kind = shown_kind(await self._pages((MODELS_PAGE, METRICS_PAGE)))
+                engine.adapter = adapter = adapter_of(kind or UNNAMED)
         pages = await self._pages((*adapter.metrics_paths, *engine.address.metrics_urls))
         if gone := self._had - pages.keys():
             LOG.debug("engine %s: no %s", engine.name, ", ".join(sorted(gone)))
@@ -173,7 +184,7 @@ class EnginePoller:
             engine.abilities = self._learned(self._fixed_pages | pages)
         report = adapter.parse_report(self._fixed_pages | pages)
         if not report.models:
-            return f"{UP_PAGE} lists no model yet"
+            return f"{MODELS_PAGE} lists no model yet"
         self._take_over(report)
         self._due_at = self._clock() + RENTED_POLL_S
         if has_come_back and self._context.probes_hints and not engine.is_rented:
@@ -190,7 +201,7 @@ class EnginePoller:
         for path, (status, text) in zip(wanted, answers, strict=True):
             if status == 200:
                 pages[path] = text
-            elif path == UP_PAGE:
+            elif path == MODELS_PAGE:
                 raise UpstreamCut(f"GET {path} answered {status}" if status else text)
             elif status in (404, 405, 501) and path not in self._had:
                 self._missing.add(path)

@@ -109,6 +109,7 @@ def test_check_warns_of_a_variable_that_nothing_reads(
         (["serve", "--engine", "embedded", "--host", "0.0.0.0"], "configure keys, or say listen.open"),
         (["check", "--config", "gone.yaml"], "cannot read gone.yaml"),
         (["check", "--engine", "vlm://a:1"], "vlm"),
+        (["top", "--key", "sekret"], "give a secret by reference, env:NAME or file:/path"),
         (["check", "--engine", "embedded", "--set", "policy.name=turn"], "did you mean turns?"),
         (["check", "--engine", "embedded", "--set", "policy.name=turn:s"], "No module named 'turn'"),
         (["check", "--engine", "embedded", "--set", "cluster.redis=redis://r:1"], "one `identity.secret`"),

@@ -219,8 +219,8 @@ def test_engines_come_from_the_list_and_then_from_the_hosts_file() -> None:
     ("engines", "fault"),
     [
         ([], "no engine is configured"),
-        (["vllm://a:1", "vllm://a:1"], "two engines are called a:1"),
-        (["http://a:1"], "vllm://a:1"),
+        (["vllm://a:1", "vllm://a:1"], "two engines are called a:1: list it once, or give .*name"),
+        (["https://a:1"], "vllm\\+https://a:1"),
         (["vlm://a:1"], "vlm"),
         ([{"url": "vllm://a:1", "api_key": "env:TURNGATE_TEST_UNSET"}], "env:TURNGATE_TEST_UNSET is missing"),
     ],
@@ -228,6 +228,37 @@ def test_engines_come_from_the_list_and_then_from_the_hosts_file() -> None:
 def test_engines_that_cannot_be_meant_are_refused(engines: list[Any], fault: str) -> None:
     with pytest.raises(ConfigError, match=fault):
         loading.addresses(loading.load({"engines": engines}, environ=NOTHING))
+
+
+def test_embedded_engines_without_a_name_are_numbered() -> None:
+    settings = loading.load({"engines": ["embedded", "embedded", {"url": "embedded", "name": "own"}]}, environ={})
+    assert [address.name for address in loading.addresses(settings)] == ["embedded", "embedded-2", "own"]
+
+
+def test_a_rented_service_gets_the_key_of_its_own_tools_and_no_other_address_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-1")
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-2")
+    monkeypatch.setenv("TURNGATE_TEST_KEY", "sk-3")
+    own = {"url": "openai://", "name": "own", "api_key": "env:TURNGATE_TEST_KEY"}
+    engines = ["openai://", "anthropic://", own, "openai://h:1", "openai+https://api.example.com", "vllm://a:1"]
+    found = loading.addresses(loading.load({"engines": engines}, environ=NOTHING))
+    assert [address.api_key for address in found] == ["sk-1", "sk-2", "sk-3", None, None, None]
+
+
+def test_a_mapping_in_the_place_of_a_list_is_told_with_an_example() -> None:
+    told = fault_of('engines: {url: "vllm://a:1"}')
+    assert told.startswith("my.yaml: engines: write a list, ")
+    assert "such as engines: [vllm://127.0.0.1:8000, " in told
+    assert "such as use: [{use: " in fault_of("tools: {use: {search: {}}}")
+
+
+def test_a_secret_that_is_given_as_itself_is_refused_and_not_repeated() -> None:
+    for text in ("hush", "hush:x", "env:"):
+        with pytest.raises(ConfigError, match="give a secret by reference, env:NAME or file:/path") as caught:
+            loading.secret(text)
+        assert "hush" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,8 @@ from gateway.engines.kinds import host_urls, parse_address
             EngineAddress("openai", "https://api.example.com/base", name="api.example.com"),
         ),
         ("sglang://[::1]:30000", EngineAddress("sglang", "http://[::1]:30000", name="[::1]:30000")),
+        ("http://gpu1:8000/v1", EngineAddress("http", "http://gpu1:8000", name="gpu1:8000")),
+        ("http://gpu1", EngineAddress("http", "http://gpu1", name="gpu1")),
         ("embedded", EngineAddress("embedded", "", name="embedded")),
         ("openai://", EngineAddress("openai", "https://api.openai.com", name="api.openai.com")),
         ("anthropic://", EngineAddress("anthropic", "https://api.anthropic.com", name="api.anthropic.com")),
@@ -40,7 +42,7 @@ def test_an_engine_is_written_as_kind_and_address(url: str, address: EngineAddre
 @pytest.mark.parametrize(
     ("url", "hint"),
     [
-        ("http://gpu1:8000", "vllm://gpu1:8000"),
+        ("https://gpu1", "vllm\\+https://gpu1"),
         ("gpu1:8000", "vllm://gpu1:8000"),
         ("vlm://gpu1:8000", "use one of vllm"),
         ("vllm://gpu1", "vllm://gpu1:8000"),

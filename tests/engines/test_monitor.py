@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import orjson
+import pytest
 
 from gateway.engines.base import EngineAddress
+from gateway.engines.doctor import health_row
 from policies.types import ReplicaLost, ReplicaReported
 from tests.engines.watched_engine import NewEngine, Watched
 from tests.path.faults import ENGINE, fault, faults
@@ -20,6 +22,29 @@ async def test_after_start_every_engine_that_answers_is_reported(watched: Watche
     }
     assert [engine.is_up for engine in monitor.engines] == [True, True]
     assert monitor.engines[0].abilities.version == "0.32.0"
+
+
+@pytest.mark.parametrize(
+    ("release", "kind"), [("vllm-0.32", "vllm"), ("dynamo-1.6-one", "dynamo"), ("sglang-0.5.23", "sglang")]
+)
+async def test_an_engine_at_a_plain_address_is_of_the_kind_that_it_shows(
+    release: str, kind: str, watched: Watched, new_engine: NewEngine
+) -> None:
+    monitor = await watched.start(new_engine(release), kind="http")
+    (engine,) = monitor.engines
+    named = {"kind": kind, "looks_like": ""}
+    assert named == {"kind": engine.adapter.kind, "looks_like": engine.abilities.looks_like}
+    assert health_row(engine)["kind"] == kind
+    assert [pool.capacity_tokens is not None for pool in engine.report.pools] == [True]
+
+
+async def test_an_engine_at_a_plain_address_that_shows_no_kind_is_a_plain_server(
+    watched: Watched, new_engine: NewEngine
+) -> None:
+    engine = new_engine("vllm-0.32")
+    engine.pages = {"/v1/models": '{"data":[{"id":"m","owned_by":"organization_owner"},7]}'}
+    monitor = await watched.start(engine, kind="http")
+    assert (monitor.engines[0].adapter.kind, monitor.engines[0].is_up) == ("http", True)
 
 
 async def test_an_engine_that_is_not_up_is_waited_for(watched: Watched, new_engine: NewEngine) -> None:

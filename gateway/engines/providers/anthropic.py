@@ -52,6 +52,7 @@ class Anthropic(EngineAdapter):
     kind = "anthropic"
     probe_paths = ()
     service_url = "https://api.anthropic.com"
+    key_variable = "ANTHROPIC_API_KEY"
     throttles = True
     hides_sessions = True
 
