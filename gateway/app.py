@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from gateway.access.keys import Access, Keys, callers
 from gateway.access.limits import Limiter
+from gateway.api.host_guard import HostGuard
 from gateway.api.routes import TABLE, Router
 from gateway.api.sessions import SessionViews
 from gateway.api.views import LivePage, Views
@@ -304,11 +305,14 @@ class App:
         if self._trail is not None:
             self._joined = await self._join(self._trail, public, for_admin)
             public, for_admin = self._joined.public, self._joined.admin
+        listen, admin = self.settings.current.listen, self.settings.current.admin
+        public = HostGuard(public, self._keys, (*listen.hosts, listen.host), listen.is_loopback).handle
         server, shares_port = self._transport.server(public), self._worker is not None
         self._exits.push_async_callback(self._close, server)
-        listen, admin = self.settings.current.listen, self.settings.current.admin
         self.port = await server.start(listen.host, listen.port, reuse_port=shares_port)
         if admin.port is not None:
+            if admin.key is None:
+                for_admin = HostGuard(for_admin, None, (*listen.hosts, admin.host), admin.is_loopback).handle
             private = self._transport.server(for_admin)
             self._exits.push_async_callback(private.stop, 0)
             self.admin_port = await private.start(admin.host, admin.port, reuse_port=shares_port)

@@ -126,6 +126,11 @@ class Listen(Section):
     """TCP port to listen on. 0: any free port."""
     open: bool = False
     """Whether other machines are served although no keys are configured."""
+    hosts: Annotated[tuple[str, ...], BeforeValidator(_split)] = ()
+    """Further host names, or globs of them, by which clients reach the gateway while no keys are configured.
+    Addresses, names without a dot and names such as gateway.internal need no entry. Under any other name no
+    request is answered on loopback, and no browser elsewhere.
+    Example: [gateway.example.com]"""
 
     @property
     def is_loopback(self) -> bool:
