@@ -81,8 +81,9 @@ async def examine_engines(settings: Settings) -> int:
 # ---- this machine: open files, room for batches, extras
 
 
-FILES_PER_TURN = 2
-"""One connection to its client, one to its engine."""
+RUNNING_TURNS = 1_024
+"""More than a handful of engines run at once. Each takes one connection to its client and one to its engine; a
+turn that waits takes the first alone."""
 OWN_FILES = 256
 MOST_SKEW_S = 2.0
 LEAST_FREE_BYTES = 2**30
@@ -96,9 +97,7 @@ class Machine:
 
     python: str
     open_files: int
-    """The soft limit; -1: none."""
-    most_open_files: int
-    """The hard limit, to which the soft one may be raised without rights; -1: none."""
+    """The hard limit, to which `turngate serve` raises the soft one; -1: none."""
     missing_extras: tuple[str, ...] = ()
     free_bytes: int | None = None
     """On the disk of the batches. None: there are no batches."""
@@ -106,11 +105,10 @@ class Machine:
 
 def look_at_machine(settings: Settings) -> Machine:
     """Look at this machine, for a gateway of these settings."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     directory = settings.batches.directory
     return Machine(
         platform.python_version(),
-        -1 if soft == resource.RLIM_INFINITY else soft,
         -1 if hard == resource.RLIM_INFINITY else hard,
         () if all(importlib.util.find_spec(name) for name in FAST) else ("fast",),
         _free_bytes(Path(directory)) if directory is not None else None,
@@ -120,9 +118,11 @@ def look_at_machine(settings: Settings) -> Machine:
 def advice(machine: Machine, settings: Settings, skews_s: Mapping[str, float | None]) -> Iterator[Advice]:
     """Yield what to change. `skews_s` says by engine how far its clock is ahead; None: it states no time."""
     turns = settings.limits.queue_turns
-    wanted = turns * FILES_PER_TURN + OWN_FILES
+    running = min(RUNNING_TURNS, turns)
+    wanted = turns + 2 * running + OWN_FILES
     if 0 <= machine.open_files < wanted:
-        served = max(0, machine.open_files - OWN_FILES) // FILES_PER_TURN
+        spare = max(0, machine.open_files - OWN_FILES)
+        served = max(spare // 2, spare - running)
         yield Advice(
             f"{machine.open_files:,} open files serve {served:,} clients at once, and limits.queue_turns lets"
             f" {turns:,} wait",

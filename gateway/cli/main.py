@@ -111,6 +111,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from gateway.telemetry import logs
 
     settings = loading.load(flags(arguments), arguments.config)
+    loading.import_from_its_folder(loading.chosen_file(arguments.config))
     if arguments.dump_config:
         print(loading.dump(settings), end="")
         return 0

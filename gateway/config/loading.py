@@ -8,6 +8,7 @@ written there as YAML; engines also as `a,b`.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
@@ -42,9 +43,7 @@ def load(
     the file, else ./turngate.yaml is read if it exists.
     """
     environ = os.environ if environ is None else environ
-    chosen = file or (Path(environ[FILE_VARIABLE]) if environ.get(FILE_VARIABLE) else None)
-    if chosen is None and DEFAULT_FILE.exists():
-        chosen = DEFAULT_FILE
+    chosen = chosen_file(file, environ)
     tree = _read_file(chosen) if chosen else {}
     leaves = dict(leaf_keys())
     origins: dict[str, str] = {}
@@ -62,6 +61,19 @@ def load(
     except ValidationError as error:
         where = str(chosen or "configuration")
         raise ConfigError("\n".join(_faults(error, origins, where))) from None
+
+
+def chosen_file(file: Path | None = None, environ: Mapping[str, str] | None = None) -> Path | None:
+    """Return the file that `load` reads. None: it reads none."""
+    named = (os.environ if environ is None else environ).get(FILE_VARIABLE)
+    chosen = file or (Path(named) if named else None)
+    return DEFAULT_FILE if chosen is None and DEFAULT_FILE.exists() else chosen
+
+
+def import_from_its_folder(file: Path | None) -> None:
+    """Make modules that lie beside the configuration importable, such as your tools. Installed ones go first."""
+    if file is not None and (folder := str(file.parent.absolute())) not in sys.path:
+        sys.path.append(folder)
 
 
 def leaf_keys() -> Iterator[tuple[str, FieldInfo]]:

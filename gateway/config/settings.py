@@ -483,7 +483,8 @@ class ToolEntry(ToolSourceSettings):
     """Tools in Python: your own, those of an installed package, or built-in ones."""
 
     use: str
-    """Import path `package.module:attribute`, the name of an entry point, or the name of a built-in tool."""
+    """Import path `package.module:attribute`, the name of an entry point, or the name of a built-in tool. A module
+    may lie beside the configuration file."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of a built-in tool, or of a `build` function."""
     secrets: dict[str, SecretRef] = Field(default_factory=dict)

@@ -111,5 +111,10 @@ def _time(record: logging.LogRecord) -> str:
 
 
 def _quoted(value: Any) -> str:
-    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    """Return a value for a line of text. A list of objects, such as the rounds of an answer, is its length: the
+    receipt has them all."""
+    if isinstance(value, list):
+        has_objects = any(isinstance(item, dict | list) for item in value)
+        value = len(value) if has_objects else ",".join(map(str, value))
+    text = str(value)
     return text if PLAIN.fullmatch(text) else orjson.dumps(text).decode()

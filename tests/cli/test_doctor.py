@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from gateway.engines.kinds import adapter_of
 from gateway.engines.poller import RunningEngine
 from gateway.transport.aiohttp_upstream import AiohttpUpstream
 
-GOOD = Machine("3.13.1", 65_536, 1_048_576, (), 2**40)
+GOOD = Machine("3.13.1", 65_536, (), 2**40)
 KEY = {"key": "env:A"}
 
 
@@ -35,8 +36,14 @@ def test_a_machine_that_allows_all_gets_no_advice() -> None:
 def test_open_files_are_held_against_what_may_wait() -> None:
     (found,) = problems(replace(GOOD, open_files=1_024))
     assert found.startswith("1,024 open files serve 384 clients at once, and limits.queue_turns lets 10,000 wait")
-    assert "LimitNOFILE=20256" in found
-    assert problems(replace(GOOD, open_files=1_024), limits={"queue_turns": 384}) == []
+    assert "LimitNOFILE=12304" in found
+    assert problems(replace(GOOD, open_files=1_024), limits={"queue_turns": 256}) == []
+    assert problems(replace(GOOD, open_files=20_000)) == []
+
+
+def test_the_limit_that_counts_is_the_one_to_which_serve_raises_its_own() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert doctor.look_at_machine(Settings()).open_files == (-1 if hard == resource.RLIM_INFINITY else hard)
 
 
 @pytest.mark.parametrize(("skew_s", "side"), [(61.0, "61 s ahead of"), (-3.4, "3 s behind")])

@@ -93,6 +93,18 @@ def test_check_says_what_the_configuration_means(capsys: pytest.CaptureFixture[s
     assert "gpt-* is qwen" in said
 
 
+def test_a_module_beside_the_configuration_can_be_imported_from_any_directory(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    folder = tmp_path / "etc"
+    folder.mkdir()
+    (folder / "lies_beside.py").write_text("def search(q: str) -> str:\n    return q\n")
+    (folder / "turngate.yaml").write_text('engines: [embedded]\ntools: {use: [{use: "lies_beside:search"}]}\n')
+    assert main.main(["check", "--config", "etc/turngate.yaml"]) == 0
+    assert "Tools of the gateway: search" in capsys.readouterr().out
+
+
 def test_check_warns_of_a_variable_that_nothing_reads(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,6 +34,22 @@ def log() -> Iterator[Log]:
     root.handlers[:], root.level = handlers, level
 
 
+@pytest.mark.parametrize(
+    ("style", "expected"),
+    [("text", "rounds=2 notes=a,b"), ("json", '"tools":[{"name":"search","status":"ok"}]')],
+)
+def test_a_line_of_text_counts_objects_and_a_line_of_json_holds_them(
+    style: Literal["text", "json"], expected: str, log: Log
+) -> None:
+    rounds = [{"replica": "a", "tools": [{"name": "search", "status": "ok"}]}, {"replica": "a", "tools": []}]
+    stream = log(style)
+    logging.getLogger("turngate.request").info(
+        "request", extra={"fields": {"rounds": rounds, "notes": ["a", "b"]}}
+    )
+    assert expected in stream.getvalue()
+    assert "{'" not in stream.getvalue()
+
+
 def raised(error: Exception) -> Exception:
     try:
         raise error
