@@ -100,13 +100,13 @@ _CONFIDENCE = {
     Rule.RETRY: 0.8,
     Rule.SIDE: 0.8,
     Rule.NEW: 0.8,
-    Rule.TAIL: 0.7,
+    Rule.EDITED: 0.7,
     Rule.FORK: 0.7,
     Rule.RESTART: 0.6,
     Rule.SIBLING: 0.6,
 }
 """Confidence of the chain alone."""
-_AGREEING = frozenset((Rule.NEXT, Rule.RETRY, Rule.TAIL))
+_AGREEING = frozenset((Rule.NEXT, Rule.RETRY, Rule.EDITED))
 
 
 class Identity:
@@ -151,9 +151,7 @@ class Identity:
             self._tools.put(key, ToolList(script.tools, script.tool_names))
         messages, items = script.messages, raw.items[script.num_system :]
         if isinstance(messages, Texts) and len(items) == len(messages):
-            last = hash(
-                (exchange.caller.tenant, _model(exchange), dialect.name, self._cutter.fingerprint(script.system))
-            )
+            last = hash((exchange.caller.tenant, dialect.name))
             messages.fingerprints = [last := hash((last, item)) for item in items]
         return script
 
@@ -199,8 +197,8 @@ class Identity:
         """Record the end of an exchange; harmless if repeated. `is_complete`: its client got a whole answer."""
         sighting = self._open.pop(exchange.id, None)
         if sighting is not None:
-            marks, said = _left_behind(exchange.reply)
-            self._lineage.answered(sighting, is_complete, marks, now, said)
+            marks, said, calls = _left_behind(exchange.reply)
+            self._lineage.answered(sighting, is_complete, marks, now, said, calls)
 
     def forget_session(self, _tenant: str, session_id: SessionId) -> None:
         self._lineage.forget_session(session_id)
@@ -216,6 +214,8 @@ class Identity:
             tools=script.tools,
             system=script.system,
             messages=messages,
+            tenant=self._key(exchange.caller.tenant, ""),
+            system_hash=self._cutter.fingerprint(script.system),
             name=self._name(exchange.caller.tenant, claim.session) if claim.session is not None else None,
             parent=self._name(exchange.caller.tenant, claim.parent) if claim.parent is not None else None,
             group=group.encode() if group else None,
@@ -284,18 +284,31 @@ def _confidence(sighting: Sighting) -> float:
     return 1.0 if sighting.rule in _AGREEING else min(0.9, alone + 0.1)
 
 
-def _left_behind(reply: Reply) -> tuple[tuple[bytes, ...], bytes]:
-    """Return the marks of this answer that the client will send back, and the answer as JSON text.
+def _left_behind(reply: Reply) -> tuple[tuple[bytes, ...], bytes, list[bytes]]:
+    """Return the marks of this answer that the client will send back, the answer as JSON text, and the arguments
+    of its calls.
 
     Every client sends call ids back verbatim. Text is known by its end, since clients take reasoning off its
     start. A text of a few words counts as none: then the calls are the answer.
     """
     text, calls = reply.text.strip(), reply.tool_calls
     says_much = len(text) >= _MIN_TEXT_CHARS
-    said = orjson.dumps(text if says_much else "\n".join([call.arguments for call in calls]))[1:-1]
+    arguments = [call.arguments for call in calls]
+    said = orjson.dumps(text if says_much else "\n".join(arguments))[1:-1]
     if calls:
-        return tuple([orjson.dumps(call.id)[1:-1] for call in calls if len(call.id) >= _MIN_ID_CHARS]), said
-    return (orjson.dumps(text[-_MARK_CHARS:])[1:-1],) if says_much else (), said
+        ids = tuple([orjson.dumps(call.id)[1:-1] for call in calls if len(call.id) >= _MIN_ID_CHARS])
+        return ids, said, list(map(_as_written, arguments))
+    return (orjson.dumps(text[-_MARK_CHARS:])[1:-1],) if says_much else (), said, []
+
+
+def _as_written(arguments: str) -> bytes:
+    """Return the arguments of a call with their letters as canonical messages have them."""
+    if "\\u" in arguments:
+        try:
+            return orjson.dumps(orjson.loads(arguments))
+        except (orjson.JSONDecodeError, orjson.JSONEncodeError):
+            pass
+    return arguments.encode(errors="replace")
 
 
 def _history(sighting: Sighting, script: Script) -> History | None:

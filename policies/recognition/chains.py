@@ -1,7 +1,9 @@
 """Hash chains over canonical prompts: one link per message, one per 512-character block.
 
 A link is a hash of the link before it and of its own text, so two chains agree exactly as far as their prompts do.
-The first link holds a key, so chains of different keys (tenants, models) never agree. Links use the hash of the
+The first link holds a key, so chains of different keys never agree: that of messages is a tenant's, whatever the
+model, the system text and the tools, which a client may change within a session; that of blocks is a tenant's on
+one model, as caches are. Links use the hash of the
 interpreter, which has another key in each process and takes a tenth of the time of blake2b, and never leave the
 process. Ids that leave it are made by `digest`. Characters are counted in UTF-8 bytes.
 """
@@ -38,14 +40,19 @@ def own_name(*parts: bytes | int) -> str:
     return f"{hash(parts) & 0xFFFF_FFFF_FFFF_FFFF:016x}"
 
 
-def message_chain(key: bytes, system: bytes, messages: Sequence[bytes], known: Sequence[int] = ()) -> Chain:
-    """Return one link for the system text, then one per message. `known`: the first links, see `block_chain`."""
-    links = array("q", known or (hash((key, system)),))
-    last = links[-1]
-    for part in messages[len(links) - 1 :]:
-        last = hash((last, part))
-        links.append(last)
-    return links
+def message_links(key: bytes, messages: Sequence[bytes], known: Links | None = None) -> Links:
+    """Return the links of a prompt. `known`: those of its beginning."""
+    if known is None:
+        chain, hashes = array("q", (hash(key),)), array("q")
+    else:
+        chain, hashes = known.chain[:], known.hashes[:]
+    root, last = chain[0], chain[-1]
+    for part in messages[len(hashes) :]:
+        own = hash((root, part))
+        hashes.append(own)
+        last = hash((last, own))
+        chain.append(last)
+    return Links(chain, hashes)
 
 
 def block_chain(key: bytes, parts: Iterable[bytes], known: Sequence[int] = (), skipped: int = 0) -> Chain:
@@ -84,12 +91,22 @@ Sizes: TypeAlias = "array[int]"
 
 
 @value
+class Links:
+    """The messages of a prompt, hashed; shared, never changed."""
+
+    chain: Chain
+    """One link for the key, then one per message."""
+    hashes: Chain
+    """One per message, of it alone and of the key."""
+
+
+@value
 class Known:
     """The beginning of a prompt that was hashed before; shared, never changed."""
 
-    chain: Chain
+    links: Links
     sizes: Sizes
-    """Bytes of its messages: one less than links."""
+    """Bytes of its messages."""
 
 
 class Texts(Sequence[bytes]):
@@ -100,8 +117,8 @@ class Texts(Sequence[bytes]):
         self._write = write
         self._sizes = array("I")
         self.fingerprints: Sequence[int] = ()
-        """One for each beginning of the prompt, shortest first. Two are equal only where key, system text and
-        messages are, byte for byte. Empty: not known."""
+        """One for each beginning of the prompt, shortest first. Two are equal only where key and messages are,
+        byte for byte. Empty: not known."""
 
     def know(self, known: Known) -> None:
         """Take in that the first messages are these."""
@@ -149,22 +166,22 @@ def size_of(messages: Sequence[bytes], stop: int | None = None) -> int:
 
 
 class Beginnings:
-    """Chains of the latest prompts, by the fingerprint of their raw text; at most `limit`."""
+    """Links of the latest prompts, by the fingerprint of their raw text; at most `limit`."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._known: OrderedDict[int, Known] = OrderedDict()
 
-    def chain(self, key: bytes, system: bytes, messages: Sequence[bytes]) -> Chain:
-        """Return the `message_chain`. Of a conversation that grew only the new end is hashed."""
+    def links(self, key: bytes, messages: Sequence[bytes]) -> Links:
+        """Return the `message_links`. Of a conversation that grew only the new end is hashed."""
         if type(messages) is not Texts or not messages.fingerprints:
-            return message_chain(key, system, messages)
+            return message_links(key, messages)
         known = self._longest(messages.fingerprints)
         if known is not None:
             messages.know(known)
-        chain = message_chain(key, system, messages, known.chain if known is not None else ())
-        self._keep(messages.fingerprints[-1], Known(chain, messages.sizes))
-        return chain
+        links = message_links(key, messages, known.links if known is not None else None)
+        self._keep(messages.fingerprints[-1], Known(links, messages.sizes))
+        return links
 
     def _longest(self, fingerprints: Sequence[int]) -> Known | None:
         """Return the longest known beginning of a prompt. The prompt replaces it, since siblings that go on from

@@ -1,42 +1,65 @@
-"""Which session a prompt continues: the rules, in order, over hash chains and over ids that clients give.
+"""Which session a prompt continues: the evidence, its proofs, and their order.
 
-An unsure case is split: a session that is wrongly split costs a lease; two that are wrongly merged corrupt the
-order. The rules:
-1. A prompt that extends all of a session's last prompt is its next turn. Among identical siblings: the one
-   whose answer it carries.
-2. The same prompt again is a retry if the earlier one ended without a complete answer, or if the client says
-   so; else it is a sibling (best-of-n is n sessions).
-3. A prompt that changes or drops the last one or two messages is the next turn if it carries the session's
-   last answer; or, where that answer is unknown or failed, if the session's own task is in what stayed.
-4. Another continuation of what a session sent is a fork: a new session with a parent.
-5. No tools where the session or its family offers them: a side request, which moves nothing.
-An id given by the client widens 3 (undo, a changed date, a history restarted from a summary). It never joins runs
-of the same time: two runs under one id are two sessions. Without an id, `Summaries` finds a history that restarts
-from a summary.
+A candidate is a session of the tenant that an index finds: by the link where it stands, by the last messages of
+its latest prompt, by the ids of its latest calls, by its name. None is found by a scan. Evidence, strongest first:
+
+- its last answer. For: the new messages carry it, the ids of its calls or the end of its text. Against: they do
+  not, and these are ids, or its client has sent an answer back before;
+- where it stands. For: its whole latest prompt is the beginning, and the model has spoken once since. Against: the
+  model has spoken more often, as for an earlier turn of a twin;
+- time. For: it was answered and waits. Against: its turn runs, or its answer was incomplete;
+- overlap. For: messages of its latest prompt stand in this one, in order. Against: they do not, or this one begins
+  with a message that it never had;
+- the client's id. Against: another one, which is another run;
+- its kind. For: the same tools, system text and model. No tools where it has them: a side request.
+
+Any model and any number of changed messages may be the same session. `judge` has what each proof is worth,
+strongest first. Of several candidates the one with the most `Evidence` counts, then the latest. Twins that differ
+in nothing that was sent are interchangeable. A run that has ended stands elsewhere, so it is no candidate for a
+turn that a live one is about to send.
+
+Unsure is split. The threshold: a changed history is a session's if it carries its answer, and if no more than
+SLACK messages are lost beyond those that are kept; without a known answer, if there are _KEPT_FOR_LOST kept ones
+for each lost one. A wrong split costs one lease and the prompt's computation, and the next turn finds the new
+session; a wrong merge corrupts the order of two sessions for all their turns.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
+from itertools import islice
+from typing import NamedTuple
 
-from policies.recognition.chains import Chain, common, size_of
-from policies.recognition.conversations import TAIL, Conversation, Conversations
+from policies.recognition.chains import common
+from policies.recognition.conversations import SEARCHED, Conversation, Conversations
+from policies.recognition.passages import passages
+from policies.recognition.prompts import Call, Prompt, is_said
 from policies.types import SessionId, TurnKind, value
 
-SEARCHED = 64
-"""Sessions examined at one point of a chain for a changed tail or a repeated prompt; others are split."""
+__all__ = ["Call", "Match", "Prompt", "Rule"]
+
 FELLOWS = 1024
 """Sessions with one prompt among which the one is found whose answer the next prompt carries."""
-SEARCHED_BYTES = 64 * 2**20
-"""Text searched for answers, for one prompt: a thousand siblings times a long prompt would take minutes. An answer
-that is not found in it counts as not carried."""
-
-_SPEAKERS = (b"assistant", b"function_call")
-_SPEAKER_BYTES = 16
-"""A canonical message begins with its speaker."""
+COMPARED = 256
+"""Last messages of a session's latest prompt that are compared with a prompt."""
+SLACK = 3
+"""Messages that clients are known to add to each prompt and take away again: reminders, todos, a date."""
+_KEPT_FOR_LOST = 3
+_LEAST_KEPT = 4
+"""Fewer equal messages are common to many agents: the rules, the task, a first result."""
+_TAIL = 2
+"""Messages at the end of a history that a client replaces when an answer failed, or says little."""
+_LOOKED_UP = 64
+"""Messages of a prompt by which candidates are looked up, the last ones."""
+_LEAST_SHARED = 3
+"""Equal messages that make up for another system text and other tools: the model has spoken in them."""
+_TASK_BYTES = 4096
+_TASK_MESSAGES = 8
+"""Of a first prompt, in which an agent's task is looked for."""
+_TITLE_S = 60.0
+"""Within which a title and the first turn of its session come."""
 
 
 class Rule(StrEnum):
@@ -44,83 +67,14 @@ class Rule(StrEnum):
 
     NEXT = "next"
     RETRY = "retry"
-    TAIL = "tail"
-    RESTART = "restart"  # same id, same agent, another history: a summary took its place
+    EDITED = "edited"
+    """Its next turn, with a history that its client has changed."""
+    RESTART = "restart"
+    """The same id or agent, another history: a summary took its place."""
     FORK = "fork"
     SIBLING = "sibling"
     NEW = "new"
     SIDE = "side"
-
-
-@value
-class Call:
-    """One prompt, and its client's claims about its session."""
-
-    key: bytes
-    """Hash key of its tenant and model; nothing matches across keys. At most 64 bytes."""
-    tools: tuple[bytes, ...]
-    system: bytes
-    messages: Sequence[bytes]
-    name: SessionId | None = None
-    """The client's session id, hashed together with the tenant; becomes the id of the first session under it."""
-    parent: SessionId | None = None
-    """Likewise the id of the parent."""
-    group: bytes | None = None
-    """`prompt_cache_key`."""
-    says_retry: bool = False
-    expects_tools: bool = False
-    """Whether every turn of this kind of client offers tools, so that one without is a side request."""
-    tools_first: bool = False
-    """Whether the served model renders tools before the system text."""
-
-    @property
-    def num_chars(self) -> int:
-        return len(self.system) + sum(map(len, self.tools)) + size_of(self.messages)
-
-
-class Carried:
-    """The new part of a prompt, searched for the answers of sessions."""
-
-    __slots__ = ("_left_bytes", "_messages", "_start", "_text")
-
-    def __init__(self, messages: Sequence[bytes]) -> None:
-        self._messages = messages
-        self._start = 0
-        self._text = b""
-        """Of the messages behind the first `_start` links."""
-        self._left_bytes = SEARCHED_BYTES
-
-    def holds(self, marks: Sequence[bytes], start: int) -> bool:
-        """Whether what follows the first `start` links holds one of these."""
-        if marks and start != self._start and self._left_bytes > 0:
-            self._start, self._text = start, b"\n".join(self._messages[start - 1 :])
-            self._left_bytes -= len(self._text)
-        for mark in marks:
-            if self._left_bytes <= 0:
-                return False
-            self._left_bytes -= len(self._text)
-            if mark in self._text:
-                return True
-        return False
-
-
-@value
-class Prompt:
-    """A call with its hashes."""
-
-    call: Call
-    chain: Chain
-    tools: int
-    """0: offers none."""
-    carried: Carried
-
-    def carries_answer(self, conversation: Conversation, start: int) -> bool:
-        """Whether what follows the first `start` links holds the conversation's last answer."""
-        return self.carried.holds(conversation.marks, start)
-
-    def has_history(self) -> bool:
-        """Whether the model has spoken in it; then it is no first request."""
-        return any(speaker in message[:_SPEAKER_BYTES] for message in self.call.messages for speaker in _SPEAKERS)
 
 
 @value
@@ -133,228 +87,327 @@ class Match:
 
 
 NOBODY = Match(Rule.NEW)
+SIBLING = Match(Rule.SIBLING)
 
 
-def hash_of_tools(key: bytes, tools: tuple[bytes, ...]) -> int:
-    """0: there are none."""
-    return hash((key, tools)) or 1 if tools else 0
+class Evidence(NamedTuple):
+    """What speaks for a session. The larger one wins."""
+
+    carries: int
+    """Whether the new messages hold its last answer: 1 they do, -1 they do not; 0: it is not known, or too short
+    to tell."""
+    has_waited: bool
+    """It was answered, and no turn of it runs."""
+    is_idle: bool
+    has_same_tools: bool
+    surplus: int
+    """Messages kept less those lost."""
+    has_same_system: bool
+    has_same_model: bool
+    seen_at: float
+
+    @property
+    def is_best(self) -> bool:
+        """Whether nothing but a later time would speak more for it."""
+        return (
+            self.carries > 0
+            and self.has_waited
+            and self.has_same_tools
+            and self.has_same_system
+            and self.has_same_model
+        )
 
 
-def judge(there: Sequence[Conversation], prompt: Prompt, last: int) -> Match | None:
-    """Match a prompt with the sessions known at its link `last`; None: no rule applies."""
-    is_same = last == len(prompt.chain) - 1
-    there = there[-SEARCHED if is_same else -FELLOWS :]
-    whole = [conversation for conversation in there if conversation.chain[-1] == prompt.chain[last]]
-    if whole:
-        if is_same:
-            return _again(whole, prompt)
-        if len(whole) == 1:
-            return Match(Rule.NEXT, whole[0])
-        whole.sort(key=lambda conversation: _likelihood(conversation, prompt), reverse=True)
-        answered = (conversation for conversation in whole if prompt.carries_answer(conversation, last + 1))
-        return Match(Rule.NEXT, next(answered, whole[0]))
-    fork = None
-    for conversation in there[: -SEARCHED - 1 : -1]:
-        shared = common(conversation.chain, prompt.chain)
-        if _is_tail_change(conversation, prompt, shared):
-            return Match(Rule.TAIL, conversation)
-        if fork is None and shared >= conversation.first_len:
-            is_first = shared == conversation.first_len == len(prompt.chain)
-            fork = Match(Rule.SIBLING if is_first else Rule.FORK, conversation)
-    return fork
+class Candidate(NamedTuple):
+    """A session that may have sent the prompt, and the evidence for it."""
+
+    evidence: Evidence
+    conversation: Conversation
 
 
-def _again(same: Sequence[Conversation], prompt: Prompt) -> Match:
-    """Match the last prompt of these sessions, sent once more."""
-    same = [conversation for conversation in same if conversation.tools == prompt.tools]
-    failed = next(
-        (conversation for conversation in same if not conversation.running and not conversation.is_complete), None
+# ---- the decision
+
+
+def judge(conversations: Conversations, prompt: Prompt, under: SessionId | None = None) -> Match:
+    """Return whose prompt it is, by the strongest proof. `under`: only sessions of this name count."""
+    standing, is_clear = _standing(conversations, prompt, under)
+    failed, is_repeated = _repeated(conversations, prompt, under)
+    if failed is not None and prompt.call.says_retry and not failed.is_complete:
+        return Match(Rule.RETRY, failed)
+    if standing is not None and is_clear and standing.evidence.carries > 0:
+        return _turn(standing, Rule.NEXT, prompt)
+    if failed is not None:
+        return Match(Rule.RETRY, failed)
+    if standing is not None and is_clear:
+        return _turn(standing, Rule.NEXT, prompt)
+    edited = _edited(conversations, prompt, under) if prompt.has_history else None
+    if edited is not None and (edited.evidence.carries > 0 or standing is None):
+        return _turn(edited, Rule.EDITED, prompt)
+    if standing is not None:
+        deeper = _fork(conversations, prompt, under, standing.evidence.surplus)
+        return deeper or _turn(standing, Rule.NEXT, prompt)
+    if served := _served(conversations, prompt, under):
+        return served
+    return SIBLING if is_repeated else _fork(conversations, prompt, under) or NOBODY
+
+
+def _turn(found: Candidate, rule: Rule, prompt: Prompt) -> Match:
+    """Return a turn of a session; without tools where it has them, a side request."""
+    is_side = found.conversation.tools and not prompt.tools
+    return Match(Rule.SIDE if is_side else rule, found.conversation)
+
+
+# ---- where a session stands
+
+
+def _standing(
+    conversations: Conversations, prompt: Prompt, under: SessionId | None
+) -> tuple[Candidate | None, bool]:
+    """Return a session whose whole latest prompt is the beginning of this one: the deepest that this may be the
+    very next turn of, and True; or any other, and False."""
+    chain, there = prompt.links.chain, conversations.standing.there
+    unclear = None
+    for last in range(len(chain) - 2, 0, -1):
+        if chain[last] not in there:
+            continue
+        candidates: Iterable[Conversation] = conversations.standing.at(chain[last], FELLOWS)
+        if under is not None:
+            candidates = [conversation for conversation in candidates if conversation.name == under]
+        found = _likeliest(candidates, prompt, last)
+        if found is None:
+            continue
+        evidence = found.evidence
+        if evidence.is_idle and evidence.carries >= 0 and prompt.num_answers(last) < 2:
+            return found, True
+        unclear = unclear or found
+    return unclear, False
+
+
+def _likeliest(candidates: Iterable[Conversation], prompt: Prompt, last: int) -> Candidate | None:
+    """Return the likeliest of the sessions that stand at link `last`."""
+    best = None
+    for conversation in candidates:
+        if prompt.tools and conversation.kind is TurnKind.SIDE and not conversation.tools:
+            continue
+        carries = prompt.carries(conversation.marks, last)
+        if carries < 0 and (conversation.has_calls or conversation.has_carried):
+            continue
+        evidence = _evidence(conversation, prompt, carries, last)
+        if carries <= 0 and last < _LEAST_SHARED and not (evidence.has_same_system or evidence.has_same_tools):
+            continue
+        if best is None or evidence > best.evidence:
+            best = Candidate(evidence, conversation)
+            if evidence.is_best:
+                return best
+    return best
+
+
+def _evidence(conversation: Conversation, prompt: Prompt, carries: int, surplus: int) -> Evidence:
+    is_idle = not conversation.running
+    return Evidence(
+        carries,
+        is_idle and conversation.is_complete,
+        is_idle,
+        conversation.tools == prompt.tools,
+        surplus,
+        conversation.system == prompt.system,
+        conversation.key == prompt.call.key,
+        conversation.seen_at,
     )
+
+
+def _repeated(
+    conversations: Conversations, prompt: Prompt, under: SessionId | None
+) -> tuple[Conversation | None, bool]:
+    """Return the session whose last prompt is sent again, since its answer is incomplete or the client says so;
+    and whether any has sent this prompt last. Without a reason it is a sibling: best-of-n is n sessions."""
+    there = conversations.standing.at(prompt.links.chain[-1])
+    if under is not None:
+        there = [conversation for conversation in there if conversation.name == under]
+    if not there or len(prompt.links.chain) < 2:
+        return None, False
+    is_said_in = len(prompt.links.chain) > _LEAST_SHARED
+    same = [
+        conversation
+        for conversation in there
+        if conversation.tools == prompt.tools and (is_said_in or conversation.system == prompt.system)
+    ]
+    failed = next((one for one in same if not one.running and not one.is_complete), None)
     if failed is None and prompt.call.says_retry and same:
         failed = max(same, key=lambda conversation: (conversation.running > 0, conversation.serial))
-    return Match(Rule.RETRY, failed) if failed else Match(Rule.SIBLING)
+    return failed, True
 
 
-def _likelihood(conversation: Conversation, prompt: Prompt) -> tuple[bool, bool, bool, int]:
-    """Sort key for sessions that all, or none, have their answer in the prompt; the largest is the likeliest."""
-    return (
-        conversation.tools == prompt.tools,
-        conversation.is_complete,
-        not conversation.running,
-        -conversation.serial,
+# ---- histories that clients have changed
+
+
+def _edited(conversations: Conversations, prompt: Prompt, under: SessionId | None) -> Candidate | None:
+    """Return the session whose history this is, without some of its messages or with others in their place."""
+    best = None
+    for conversation in _alike(conversations, prompt, under):
+        evidence = _compare(conversations, conversation, prompt)
+        if evidence is not None and (best is None or evidence > best.evidence):
+            best = Candidate(evidence, conversation)
+    return best
+
+
+def _alike(conversations: Conversations, prompt: Prompt, under: SessionId | None) -> list[Conversation]:
+    """Return idle sessions that have something in common with the prompt, those first that share what is rare."""
+    if under is not None:
+        found = dict.fromkeys(conversations.named.at(under))
+    else:
+        found = {}
+        for id_ in passages(prompt.latest_answer):
+            found.update(dict.fromkeys(conversations.answered.at(id_)))
+        sizes = ((conversations.recent.size(message), message) for message in prompt.links.hashes[-_LOOKED_UP:])
+        for size, message in sorted(sizes):
+            if size and len(found) < SEARCHED:
+                found.update(dict.fromkeys(conversations.recent.at(message)))
+    tenant = prompt.links.chain[0]
+    own = (one for one in found if one.links.chain[0] == tenant and not one.running)
+    return list(islice(own, SEARCHED))
+
+
+def _compare(conversations: Conversations, conversation: Conversation, prompt: Prompt) -> Evidence | None:
+    """Return the evidence that an idle session goes on with a changed history; None: there is too little."""
+    if prompt.tools and not conversation.tools and conversation.kind is TurnKind.SIDE:
+        return None
+    kept, lost, new = _overlap(conversation.links.hashes, prompt)
+    if not _has_same_head(conversation, prompt):
+        return None
+    surplus = kept - lost
+    if not conversation.marks:
+        is_near = _is_near(conversation, prompt) or (
+            kept >= max(_LEAST_KEPT, _KEPT_FOR_LOST * lost)
+            and any(is_said(prompt.call.messages[at]) for at in new)
+        )
+        return _evidence(conversation, prompt, 0, surplus) if is_near else None
+    if surplus < -SLACK and not any(conversations.answered.is_only(id_, conversation) for id_ in conversation.ids):
+        return None
+    if not prompt.holds(conversation.marks, new):
+        return None
+    return _evidence(conversation, prompt, 1, surplus)
+
+
+def _overlap(messages: Sequence[int], prompt: Prompt) -> tuple[int, int, list[int]]:
+    """Return how many of a session's last messages stand in the prompt in their order, how many behind the first
+    of those do not, and the places of the prompt's own messages behind that."""
+    places, limit, kept, missed, lost = prompt.places, len(prompt.links.hashes), 0, 0, 0
+    taken = set()
+    for message in reversed(messages[-COMPARED:]):
+        there = places.get(message, ())
+        before = bisect_left(there, limit)
+        if before:
+            kept, lost, limit = kept + 1, missed, there[before - 1]
+            taken.add(limit)
+        else:
+            missed += 1
+    start = limit if kept else 0
+    lost = lost if kept else missed
+    return kept, lost, [at for at in range(start, len(prompt.links.hashes)) if at not in taken]
+
+
+def _has_same_head(conversation: Conversation, prompt: Prompt) -> bool:
+    """Whether the prompt begins with a message that the session had: its task, or a later message if those before
+    are dropped."""
+    first, own = prompt.links.hashes[0], conversation.links.hashes
+    return first in own[-COMPARED:] or first == conversation.first or conversation.task == prompt.opening != ()
+
+
+def _is_near(conversation: Conversation, prompt: Prompt) -> bool:
+    """Whether only the end of a history has changed, after an answer that failed or that says little."""
+    chain, own = prompt.links.chain, conversation.links.chain
+    shared = common(own, chain)
+    lost, new = len(own) - shared, len(chain) - shared
+    if not 1 <= lost <= _TAIL or shared < conversation.first_len or (not new and shared == conversation.first_len):
+        return False
+    return not conversation.is_complete or new > lost
+
+
+# ---- what is no turn of a known session
+
+
+def _served(conversations: Conversations, prompt: Prompt, under: SessionId | None) -> Match | None:
+    """Match a request without tools or history that quotes the task of a session that has just begun: a title."""
+    if prompt.tools or under is not None or prompt.has_history or not prompt.links.hashes:
+        return None
+    for conversation in conversations.recent.at(prompt.links.hashes[-1]):
+        is_young = conversation.num_turns == 1 and prompt.now - conversation.seen_at <= _TITLE_S
+        if conversation.tools and is_young and conversation.system != prompt.system:
+            return Match(Rule.SIDE, conversation)
+    return None
+
+
+def title_of(conversations: Conversations, prompt: Prompt) -> Conversation | None:
+    """Return an earlier request for a title of the session that begins with this prompt."""
+    if not prompt.tools or prompt.has_history or not prompt.links.hashes:
+        return None
+    for conversation in conversations.recent.at(prompt.links.hashes[-1]):
+        is_fresh = not conversation.is_taken and prompt.now - conversation.seen_at <= _TITLE_S
+        is_one = not conversation.tools and conversation.num_turns == 1 and conversation.name is None
+        if is_fresh and is_one and conversation.system != prompt.system:
+            return conversation
+    return None
+
+
+def parent_of(conversations: Conversations, prompt: Prompt) -> Conversation | None:
+    """Return the session whose answer called a tool with the text of this first prompt: that of a sub-agent.
+
+    Twins that made the same call are interchangeable. Among others the one with the most passages in the prompt
+    counts, if there is one.
+    """
+    if not conversations.sent or prompt.has_history:
+        return None
+    text = frozenset(
+        passages(b"".join([message[:_TASK_BYTES] for message in prompt.call.messages[:_TASK_MESSAGES]]))
     )
+    best: tuple[int, tuple[int, ...], Conversation] | None = None
+    is_sure = True
+    for passage in text:
+        for conversation in conversations.sent.at(passage):
+            if conversation.links.chain[0] != prompt.links.chain[0]:
+                continue
+            for errand in conversation.errands:
+                if errand[0] != passage:
+                    continue
+                quoted = len(text.intersection(errand))
+                if best is None or quoted > best[0]:
+                    best, is_sure = (quoted, errand, conversation), True
+                elif quoted == best[0] and errand != best[1]:
+                    is_sure = False
+    return best[2] if best is not None and is_sure else None
 
 
-def _is_tail_change(conversation: Conversation, prompt: Prompt, shared: int) -> bool:
-    lost, new = len(conversation.chain) - shared, len(prompt.chain) - shared
-    if conversation.running or not 1 <= lost <= TAIL:
-        return False
-    if prompt.carries_answer(conversation, shared):
-        return True
-    if shared < conversation.first_len or (not new and shared == conversation.first_len):
-        return False
-    return not conversation.is_complete or (not conversation.marks and new > lost)
+def _fork(conversations: Conversations, prompt: Prompt, under: SessionId | None, beyond: int = 0) -> Match | None:
+    """Match another continuation of what a session has sent, beyond so many messages: a new session with a
+    parent."""
+    chain = prompt.links.chain
+    for last in range(len(chain) - 1, beyond, -1):
+        for conversation in _at(conversations, chain[last]):
+            if under is not None and conversation.name != under:
+                continue
+            shared = common(conversation.links.chain, chain)
+            is_kin = conversation.tools == prompt.tools or conversation.system == prompt.system
+            if shared < conversation.first_len or not (is_kin or last >= _LEAST_SHARED):
+                continue
+            is_first = shared == conversation.first_len == len(chain)
+            if conversation.tools and not prompt.tools and not is_first:
+                return Match(Rule.SIDE, conversation)
+            return Match(Rule.SIBLING if is_first else Rule.FORK, conversation)
+    return None
 
 
-def is_restart(conversation: Conversation, prompt: Prompt, has_history: bool) -> bool:
+def _at(conversations: Conversations, link: int) -> Iterator[Conversation]:
+    """Sessions that have sent a prompt ending at a link."""
+    yield from conversations.ended.at(link)
+    yield from conversations.standing.at(link)
+
+
+def is_restart(conversation: Conversation, prompt: Prompt) -> bool:
     """Whether an idle session of the same agent and id goes on with another history, which is no first message."""
     if conversation.key != prompt.call.key or conversation.kind is not TurnKind.AGENT or conversation.running:
         return False
-    is_same_agent = conversation.chain[0] == prompt.chain[0] or (
+    is_same_agent = conversation.system == prompt.system or (
         prompt.tools != 0 and conversation.tools == prompt.tools
     )
-    return is_same_agent and (conversation.was_summed_up or has_history)
-
-
-# ---- histories that restart from a summary: the session is found by content alone
-
-_BREAKS = (b"\\n", b"\\r", b"\\t", b'"', b": ")
-_LEAST_BYTES = 12
-"""A shorter passage occurs by chance."""
-OPENING_BYTES = 4096
-_ANSWER_BYTES = 2048
-_SUMMARY_BYTES = 4096
-_HEAD_MESSAGES = 4
-"""A summary stands in one of the first messages."""
-_ANSWER_PASSAGES = 4
-_SUMMARY_PASSAGES = 8
-
-
-def passages(text: bytes) -> list[int]:
-    """Return hashes of the passages between line breaks, quotes and colons of JSON text.
-
-    A hash stays equal when a client quotes the text, escapes it once more, or puts a role before it.
-    """
-    for break_ in _BREAKS:
-        text = text.replace(break_, b"\n")
-    long = (part.strip(b"\\ ") for part in text.split(b"\n") if len(part) >= _LEAST_BYTES)
-    return [hash(part) for part in long if len(part) >= _LEAST_BYTES]
-
-
-def opening(message: bytes) -> tuple[int, ...]:
-    """Return the first passage in the first OPENING_BYTES of a message, if there is one."""
-    return tuple(passages(message[:OPENING_BYTES])[:1])
-
-
-def latest(answer: bytes) -> tuple[int, ...]:
-    """Return the last passages of a turn's answer."""
-    return _last(answer, _ANSWER_BYTES, _ANSWER_PASSAGES)
-
-
-@dataclass(slots=True, eq=False)
-class SummaryRequest:
-    """A request without tools, and the sessions whose summary it may ask for."""
-
-    key: bytes
-    sent_at: float
-    sessions: Mapping[int, bool] | None
-    """Serial numbers of those it points to, and whether it holds all that was kept of them. None: too many."""
-
-
-def summary_request(conversations: Conversations, call: Call, now: float) -> SummaryRequest:
-    """Return the sessions that a request without tools points to by its text."""
-    if not conversations.has_clues:
-        return SummaryRequest(call.key, now, {})
-    text = frozenset(passages(b"".join(call.messages)))
-    pointed = _pointed_to(conversations, text)
-    if pointed is None:
-        return SummaryRequest(call.key, now, None)
-    return SummaryRequest(call.key, now, {one.serial: text.issuperset((*one.clues, *one.task)) for one in pointed})
-
-
-class Summaries:
-    """The latest answers to requests without tools: hashes of their ends, at most `limit`.
-
-    An agent that runs out of context asks, without tools, for a summary of its history, and goes on from that. The
-    session is found by its last words: passages of its latest answer (of its last message, where that failed)
-    stand in the request for the summary, or the client keeps them behind the summary. It goes on in a prompt that
-    1. has the same system text and tools, begins with that summary, and in it the model has spoken before: a
-       summary handed to a new agent is a first message;
-    2. points to exactly one such session, idle since before the summary was requested; to be pointed to, one
-       passage is enough: it makes another link doubtful;
-    3. holds all of those passages; or the request for the summary does, and the opening of the task too.
-    """
-
-    def __init__(self, limit: int = 1024) -> None:
-        self._kept: deque[tuple[SummaryRequest, tuple[int, ...]]] = deque(maxlen=limit)
-
-    def __len__(self) -> int:
-        return len(self._kept)
-
-    def keep(self, request: SummaryRequest, answer: bytes) -> None:
-        """Keep the answer of a request."""
-        if end := _last(answer, _SUMMARY_BYTES, _SUMMARY_PASSAGES):
-            self._kept.append((request, end))
-
-    def restarted(self, conversations: Conversations, prompt: Prompt) -> Conversation | None:
-        """Return the session that goes on in this prompt from a summary of itself; its task is now that
-        summary."""
-        head = passages(b"".join(prompt.call.messages[:_HEAD_MESSAGES]))
-        places: dict[int, list[int]] = {}
-        for place, passage in enumerate(head):
-            places.setdefault(passage, []).append(place)
-        likely = [entry for entry in self._kept if entry[1][0] in places and entry[0].key == prompt.call.key]
-        found = [entry for entry in likely if _stands_in(head, places[entry[1][0]], entry[1])]
-        if not found:
-            return None
-        text = frozenset(passages(b"".join(prompt.call.messages)))
-        pointed = _pointed_to(conversations, text)
-        if pointed is None:
-            return None
-        carried = {one.serial: text.issuperset(one.clues) for one in pointed}
-        candidates = {_only_one(conversations, prompt, request, carried) for request, _ in found}
-        conversation = candidates.pop()
-        if candidates or conversation is None:
-            return None
-        served = [entry for entry in found if conversation.serial in (entry[0].sessions or ())] or found[:1]
-        for entry in served:
-            self._kept.remove(entry)
-        conversation.task, conversation.first_len = served[0][1][-1:], len(prompt.chain)
-        return conversation
-
-
-def _only_one(
-    conversations: Conversations, prompt: Prompt, request: SummaryRequest, carried: Mapping[int, bool]
-) -> Conversation | None:
-    """Return the one session that waited for this summary, if the request or the prompt holds all that is kept of
-    it.
-
-    `carried`: sessions that the prompt itself points to, and whether it holds all of what they said last.
-    """
-    if request.sessions is None:
-        return None
-    known = map(conversations.with_serial, {**carried, **request.sessions})
-    waiting = [one for one in known if one is not None and _waits(one, prompt, request.sent_at)]
-    if len(waiting) != 1:
-        return None
-    serial = waiting[0].serial
-    return waiting[0] if request.sessions.get(serial) or carried.get(serial) else None
-
-
-def _waits(conversation: Conversation, prompt: Prompt, since: float) -> bool:
-    """Whether the same agent has been idle since then."""
-    agent = (conversation.key, conversation.tools, conversation.chain[0])
-    is_same = agent == (prompt.call.key, prompt.tools, prompt.chain[0])
-    return is_same and not conversation.running and conversation.seen_at <= since
-
-
-def _pointed_to(conversations: Conversations, text: Iterable[int]) -> Collection[Conversation] | None:
-    """Return the sessions of which a passage stands in the text; None: too many."""
-    pointed: dict[Conversation, None] = {}
-    for passage in text:
-        pointed.update(dict.fromkeys(conversations.with_clue(passage)))
-        if len(pointed) > SEARCHED:
-            return None
-    return pointed
-
-
-def _last(text: bytes, num_bytes: int, count: int) -> tuple[int, ...]:
-    found = passages(text[-num_bytes:])
-    is_cut = len(text) > num_bytes and len(found) > 1
-    return tuple(found[is_cut:][-count:])
-
-
-def _stands_in(text: Sequence[int], starts: Sequence[int], end: tuple[int, ...]) -> bool:
-    """Whether the passages `end` stand in the text. `starts`: where the first of them does, so that a text that
-    repeats it endlessly is not searched to its end."""
-    return any(tuple(text[start : start + len(end)]) == end for start in starts[:SEARCHED])
+    return is_same_agent and (conversation.was_summed_up or prompt.has_history)

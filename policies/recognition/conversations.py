@@ -1,23 +1,36 @@
-"""The memory of lineage: one Conversation per session, found by the prompts it has sent, bounded in number and
-age."""
+"""The memory of lineage: one Conversation per session, found by its prompts and answers, bounded in
+number and age.
+
+Of a session it holds 20 bytes per message and 8 per block of its latest prompt, and at most RECENT + _PAST_ENDS +
+_MOST_MARKS + _MOST_ERRANDS + 5 entries of the indexes, however long it is.
+"""
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from itertools import islice
+from typing import Generic, TypeVar
 
-from policies.recognition.chains import Chain
+from policies.recognition.chains import Links
 from policies.recognition.families import FamilyRecord
 from policies.types import Blocks, SessionId, TurnKind
 
 _Key = TypeVar("_Key", int, str)
 
+SEARCHED = 64
+"""Sessions examined at one place of an index, the latest first; others are split."""
 _PAST_ENDS = 8
 """Ends of earlier turns at which a fork is still noticed, per session."""
-TAIL = 2
-"""Messages at the end of a history that a client may change or drop and still be the same session."""
+RECENT = 8
+"""Last messages of its latest prompt by which a session is found when its client has changed others: more than
+clients add at the end and take away again."""
+_MOST_MARKS = 8
+_MOST_ERRANDS = 16
+"""Calls of its latest answers by which the parent of a sub-agent is found, per session."""
+NO_LINKS = Links(array("q"), array("q"))
 
 
 @dataclass(slots=True, eq=False)
@@ -27,7 +40,7 @@ class Conversation:
 
     id: SessionId
     key: bytes
-    """Of its tenant and model."""
+    """Of its tenant and latest model."""
     serial: int
     name: str | None
     """The session id that its client gave, hashed. None: it gave none."""
@@ -36,9 +49,11 @@ class Conversation:
     kind: TurnKind
     tools: int
     """Hash of the tools it offers; 0: none."""
+    system: int
+    """Hash of its latest system text."""
     first_len: int
     """Links of its first request. A prefix that reaches there carries the session's own task."""
-    chain: Sequence[int] = ()
+    links: Links = NO_LINKS
     """Of its latest request."""
     blocks: Blocks = ()
     tools_first: bool = False
@@ -50,6 +65,10 @@ class Conversation:
     """Whether the latest attempt was answered to its end."""
     marks: tuple[bytes, ...] = ()
     """Bytes that the next turn carries if it follows the latest answer: tool call ids, or the end of its text."""
+    has_calls: bool = False
+    """Whether the marks are ids of calls, which every client sends back verbatim."""
+    has_carried: bool = False
+    """Whether its client has sent an answer back verbatim."""
     task: tuple[int, ...] = ()
     """What its history begins with, see `Summaries`; only without a name, as are `clues`."""
     clues: tuple[int, ...] = ()
@@ -59,10 +78,71 @@ class Conversation:
     has_steady_name: bool = False
     """Whether the name has come twice. A name that comes once may be an id of the request, not of the session."""
     seen_at: float = 0.0
+    is_taken: bool = False
+    """Of a side request: whether the session that it serves was found."""
     ends: tuple[int, ...] = ()
     """Where the index knows it: ends of earlier turns, oldest first."""
-    tips: tuple[int, ...] = ()
-    """Where the index knows it: the end of its latest request, and up to TAIL messages before."""
+    recents: dict[int, None] | None = None
+    """Where the index knows it: the last messages of its latest request."""
+    ids: tuple[int, ...] = ()
+    """Where the index knows it: its marks, where they are ids."""
+    errands: tuple[tuple[int, ...], ...] = ()
+    """Where the index knows it, by the first passage: what its latest calls said, see `passages.errand`."""
+
+    @property
+    def first(self) -> int:
+        """Hash of the first message of its latest request; 0: it had none."""
+        return self.links.hashes[0] if self.links.hashes else 0
+
+
+class Index(Generic[_Key]):
+    """Conversations by a key. Most keys have one, which is held without a container of its own."""
+
+    def __init__(self) -> None:
+        self.there: dict[_Key, Conversation | dict[Conversation, None]] = {}
+        """To be read only."""
+
+    def __bool__(self) -> bool:
+        return bool(self.there)
+
+    def put(self, key: _Key, conversation: Conversation) -> None:
+        there = self.there.get(key)
+        if there is None:
+            self.there[key] = conversation
+        elif type(there) is dict:
+            there[conversation] = None
+        elif there is not conversation:
+            self.there[key] = {there: None, conversation: None}  # type: ignore[dict-item]  # it is no dict
+
+    def take(self, key: _Key, conversation: Conversation) -> None:
+        there = self.there.get(key)
+        if there is conversation:
+            del self.there[key]
+        elif type(there) is dict:
+            there.pop(conversation, None)
+            if not there:
+                del self.there[key]
+
+    def at(self, key: _Key, limit: int = SEARCHED) -> Sequence[Conversation]:
+        """Return the latest ones at a key, the latest first."""
+        there = self.there.get(key)
+        if there is None:
+            return ()
+        if isinstance(there, Conversation):
+            return (there,)
+        return tuple(islice(reversed(there), limit))
+
+    def size(self, key: _Key) -> int:
+        there = self.there.get(key)
+        return 0 if there is None else len(there) if type(there) is dict else 1
+
+    def is_only(self, key: _Key, conversation: Conversation) -> bool:
+        """Whether there is no other one at a key."""
+        return self.there.get(key) is conversation
+
+    def __iter__(self) -> Iterator[Conversation]:
+        for there in self.there.values():
+            yield from there if type(there) is dict else (there,)  # type: ignore[misc]
 
 
 class Conversations:
@@ -72,11 +152,21 @@ class Conversations:
         self._limit = limit
         self._ttl_s = ttl_s
         self._by_age: OrderedDict[int, Conversation] = OrderedDict()
-        self._by_link: dict[int, list[Conversation]] = {}
-        self._by_id: dict[SessionId, list[Conversation]] = {}
+        self.standing: Index[int] = Index()
+        """By the link at which its latest prompt ends."""
+        self.ended: Index[int] = Index()
+        """By the links at which earlier ones ended."""
+        self.recent: Index[int] = Index()
+        """By the last messages of its latest prompt."""
+        self.answered: Index[int] = Index()
+        """By the ids of the calls of its latest answer."""
+        self.sent: Index[int] = Index()
+        """By what the calls of its latest answers said."""
+        self.clued: Index[int] = Index()
+        """By passages that it said last, or was last told."""
+        self.named: Index[str] = Index()
+        self._by_id: Index[SessionId] = Index()
         """Several conversations may have one id: a client's name for its side requests and for their agent."""
-        self._by_name: dict[str, list[Conversation]] = {}
-        self._by_clue: dict[int, list[Conversation]] = {}
         self._num_born = 0
 
     def __len__(self) -> int:
@@ -85,72 +175,77 @@ class Conversations:
     def with_serial(self, serial: int) -> Conversation | None:
         return self._by_age.get(serial)
 
-    @property
-    def has_clues(self) -> bool:
-        return bool(self._by_clue)
-
-    def at(self, link: int) -> Sequence[Conversation]:
-        """Conversations that have sent a prompt ending at `link` or up to TAIL messages behind it, oldest
-        first."""
-        return self._by_link.get(link, ())
-
-    def named(self, name: str) -> Sequence[Conversation]:
-        return self._by_name.get(name, ())
-
-    def with_clue(self, clue: int) -> Sequence[Conversation]:
-        """Conversations that said this last, or were last told it."""
-        return self._by_clue.get(clue, ())
-
     def next_serial(self) -> int:
         self._num_born += 1
         return self._num_born
 
     def add(self, conversation: Conversation, now: float) -> None:
         self._by_age[conversation.serial] = conversation
-        _put(self._by_id, conversation.id, conversation)
+        self._by_id.put(conversation.id, conversation)
         if conversation.name is not None:
-            _put(self._by_name, conversation.name, conversation)
+            self.named.put(conversation.name, conversation)
         conversation.seen_at = now
         if len(self._by_age) > self._limit:
             self.forget(now)
 
     def change_id(self, conversation: Conversation, session_id: SessionId) -> None:
-        _take(self._by_id, conversation.id, conversation)
+        self._by_id.take(conversation.id, conversation)
         conversation.id = session_id
-        _put(self._by_id, session_id, conversation)
+        self._by_id.put(session_id, conversation)
 
     def rename(self, conversation: Conversation, name: str) -> None:
-        self._drop_name(conversation)
+        if conversation.name is not None:
+            self.named.take(conversation.name, conversation)
         conversation.name = name
-        _put(self._by_name, name, conversation)
+        self.named.put(name, conversation)
 
-    def advance(self, conversation: Conversation, chain: Chain, now: float) -> None:
-        """The conversation has sent this prompt: it is found there from now on, and at the ends of its last
-        turns."""
-        if conversation.chain:
-            conversation.ends = (*conversation.ends, conversation.chain[-1])
-            _put(self._by_link, conversation.chain[-1], conversation)
-        for link in conversation.tips:
-            _take(self._by_link, link, conversation)
-        if len(conversation.ends) > _PAST_ENDS:
-            # The first end stays: there its task ends, and there most forks begin.
-            first, second, *later = conversation.ends
-            _take(self._by_link, second, conversation)
-            conversation.ends = (first, *later)
-        # The system text alone (link 0) says nothing about a session.
-        conversation.tips = tuple(chain[max(1, len(chain) - 1 - TAIL) :])
-        for link in conversation.tips:
-            _put(self._by_link, link, conversation)
-        conversation.chain = chain
+    def advance(self, conversation: Conversation, links: Links, now: float) -> None:
+        """The conversation has sent this prompt: it stands there from now on, and its last turns ended before."""
+        if conversation.links.chain:
+            end = conversation.links.chain[-1]
+            self.standing.take(end, conversation)
+            conversation.ends = (*conversation.ends, end)
+            self.ended.put(end, conversation)
+            if len(conversation.ends) > _PAST_ENDS:
+                # The first end stays: there its task ends, and there most forks begin.
+                first, second, *later = conversation.ends
+                self.ended.take(second, conversation)
+                conversation.ends = (first, *later)
+        self.standing.put(links.chain[-1], conversation)
+        before, recents = conversation.recents or {}, dict.fromkeys(links.hashes[-RECENT:])
+        for message in before:
+            if message not in recents:
+                self.recent.take(message, conversation)
+        for message in recents:
+            if message not in before:
+                self.recent.put(message, conversation)
+        conversation.recents = recents
+        conversation.links = links
         self.touch(conversation, now)
+
+    def put_answer(self, conversation: Conversation, errands: Sequence[tuple[int, ...]]) -> None:
+        """It is found by the ids of its latest calls from now on, and by what its latest ones said."""
+        for mark in conversation.ids:
+            self.answered.take(mark, conversation)
+        conversation.ids = tuple(map(hash, conversation.marks[:_MOST_MARKS])) if conversation.has_calls else ()
+        for mark in conversation.ids:
+            self.answered.put(mark, conversation)
+        for errand in errands:
+            self.sent.put(errand[0], conversation)
+        kept = (*conversation.errands, *errands)
+        conversation.errands = kept[-_MOST_ERRANDS:]
+        left = {errand[0] for errand in conversation.errands}
+        for errand in kept[:-_MOST_ERRANDS]:
+            if errand[0] not in left:
+                self.sent.take(errand[0], conversation)
 
     def put_clues(self, conversation: Conversation, clues: tuple[int, ...]) -> None:
         """It is found by these from now on, and no longer by earlier ones."""
         for clue in conversation.clues:
-            _take(self._by_clue, clue, conversation)
+            self.clued.take(clue, conversation)
         conversation.clues = tuple(dict.fromkeys(clues))
         for clue in conversation.clues:
-            _put(self._by_clue, clue, conversation)
+            self.clued.put(clue, conversation)
 
     def touch(self, conversation: Conversation, now: float) -> None:
         conversation.seen_at = now
@@ -166,28 +261,22 @@ class Conversations:
 
     def forget_session(self, session_id: SessionId) -> None:
         """Drop all conversations of a session."""
-        for conversation in tuple(self._by_id.get(session_id, ())):
+        for conversation in self._by_id.at(session_id, len(self._by_age)):
             self._drop(conversation)
 
     def _drop(self, conversation: Conversation) -> None:
         del self._by_age[conversation.serial]
-        _take(self._by_id, conversation.id, conversation)
-        for link in (*conversation.ends, *conversation.tips):
-            _take(self._by_link, link, conversation)
+        self._by_id.take(conversation.id, conversation)
+        if conversation.links.chain:
+            self.standing.take(conversation.links.chain[-1], conversation)
+        for link in conversation.ends:
+            self.ended.take(link, conversation)
+        for message in conversation.recents or ():
+            self.recent.take(message, conversation)
+        for mark in conversation.ids:
+            self.answered.take(mark, conversation)
+        for errand in conversation.errands:
+            self.sent.take(errand[0], conversation)
         self.put_clues(conversation, ())
-        self._drop_name(conversation)
-
-    def _drop_name(self, conversation: Conversation) -> None:
         if conversation.name is not None:
-            _take(self._by_name, conversation.name, conversation)
-
-
-def _put(index: dict[_Key, list[Conversation]], key: _Key, conversation: Conversation) -> None:
-    index.setdefault(key, []).append(conversation)
-
-
-def _take(index: dict[_Key, list[Conversation]], key: _Key, conversation: Conversation) -> None:
-    there = index[key]
-    there.remove(conversation)
-    if not there:
-        del index[key]
+            self.named.take(conversation.name, conversation)

@@ -6,27 +6,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from policies.recognition.chains import Beginnings, Chain, Texts, block_chain, common, own_name, size_of
-from policies.recognition.continuation import (
-    NOBODY,
-    OPENING_BYTES,
-    SEARCHED,
-    Call,
-    Carried,
-    Match,
-    Prompt,
-    Rule,
-    Summaries,
-    SummaryRequest,
-    hash_of_tools,
-    is_restart,
-    judge,
-    latest,
-    opening,
-    summary_request,
-)
+from policies.recognition.continuation import NOBODY, Call, Match, Rule, is_restart, judge, parent_of, title_of
 from policies.recognition.conversations import Conversation, Conversations
 from policies.recognition.families import Families, FamilyRecord
+from policies.recognition.passages import OPENING_BYTES, errand, latest, opening
+from policies.recognition.prompts import Prompt
+from policies.recognition.summaries import Summaries, SummaryRequest, summary_request
 from policies.types import BLOCK_CHARS, Blocks, FamilyId, SessionId, TurnKind, value
+
+_LEAST_ERRAND_BYTES = 32
+"""Shorter arguments of a call start no agent."""
+_MOST_CALLS = 8
 
 
 @value
@@ -46,13 +36,15 @@ class Sighting:
     chars: int
     conversation: Conversation | None
     attempt: int
+    served: Conversation | None = None
+    """Of a side request."""
     summary_request: SummaryRequest | None = None
     """Of a request without tools and without a name."""
     last_message: bytes = b""
     """The start of it."""
 
 
-_GOES_ON = frozenset((Rule.NEXT, Rule.RETRY, Rule.TAIL, Rule.RESTART))
+_GOES_ON = frozenset((Rule.NEXT, Rule.RETRY, Rule.EDITED, Rule.RESTART))
 _BEGINS = frozenset((Rule.NEW, Rule.FORK, Rule.SIBLING))
 
 
@@ -83,8 +75,8 @@ class Lineage:
     def recognise(self, call: Call, now: float) -> Sighting:
         """Return the session of a prompt, which is remembered as sent."""
         self._conversations.forget(now)
-        chain = self._beginnings.chain(call.key, call.system, call.messages)
-        prompt = Prompt(call, chain, hash_of_tools(call.key, call.tools), Carried(call.messages))
+        links = self._beginnings.links(call.tenant or call.key, call.messages)
+        prompt = Prompt(call, links, now)
         match = self._unnamed(prompt) if call.name is None else self._by_name(prompt, call.name)
         if match.conversation is not None and match.rule in _GOES_ON:
             return self._go_on(match.conversation, match.rule, prompt, now)
@@ -93,29 +85,38 @@ class Lineage:
         return self._begin(match, prompt, now)
 
     def answered(
-        self, sighting: Sighting, is_complete: bool, marks: tuple[bytes, ...], now: float, answer: bytes = b""
+        self,
+        sighting: Sighting,
+        is_complete: bool,
+        marks: tuple[bytes, ...],
+        now: float,
+        answer: bytes = b"",
+        calls: Sequence[bytes] = (),
     ) -> None:
         """The call is over. `marks`: what a prompt that follows its answer will carry, see Conversation. `answer`:
-        as JSON text, for a history that restarts from it, or from a summary that tells of it."""
-        conversation = sighting.conversation
-        if conversation is None:
-            return
+        as JSON text, for a history that restarts from it, or from a summary that tells of it. `calls`: arguments
+        of its tool calls, as JSON."""
         if sighting.summary_request is not None and is_complete:
             self._summaries.keep(sighting.summary_request, answer)
-        if sighting.rule is Rule.SIDE:
-            conversation.was_summed_up |= is_complete
+        if sighting.served is not None:
+            sighting.served.was_summed_up |= is_complete
+        conversation = sighting.conversation
+        if conversation is None:
             return
         conversation.running -= 1
         if self._conversations.with_serial(conversation.serial) is None:
             return  # forgotten while the call ran
         conversation.seen_at = max(conversation.seen_at, now)
-        if sighting.attempt == conversation.attempt:
-            conversation.is_complete = is_complete
-            conversation.marks = marks if is_complete else ()
-            if _has_clues(conversation):
-                self._conversations.put_clues(
-                    conversation, latest(answer) if is_complete else opening(sighting.last_message)
-                )
+        if sighting.attempt != conversation.attempt:
+            return
+        conversation.is_complete = is_complete
+        conversation.marks = marks if is_complete else ()
+        conversation.has_calls = bool(calls)
+        long = [text for text in calls[:_MOST_CALLS] if len(text) >= _LEAST_ERRAND_BYTES] if is_complete else ()
+        self._conversations.put_answer(conversation, [found for text in long if (found := errand(text))])
+        if _has_clues(conversation):
+            clues = latest(answer) if is_complete else opening(sighting.last_message)
+            self._conversations.put_clues(conversation, clues)
 
     def forget_session(self, session_id: SessionId) -> None:
         """Drop what is remembered of a session. Its family is still known."""
@@ -124,48 +125,32 @@ class Lineage:
     # ---- finding
 
     def _unnamed(self, prompt: Prompt) -> Match:
-        match = self._by_chain(prompt)
-        if match.rule in _BEGINS and prompt.tools and self._summaries and prompt.has_history():
+        match = judge(self._conversations, prompt)
+        if match.rule in _BEGINS and prompt.tools and self._summaries and prompt.has_history:
             restarted = self._summaries.restarted(self._conversations, prompt)
             return Match(Rule.RESTART, restarted) if restarted else match
         return match
 
-    def _by_chain(self, prompt: Prompt, name_: SessionId | None = None) -> Match:
-        """Match the prompt at the deepest point where a known session left off.
-
-        `name_`: look only at sessions under this id.
-        """
-        for last in range(len(prompt.chain) - 1, 0, -1):
-            there = self._conversations.at(prompt.chain[last])
-            if name_ is not None:
-                there = [conversation for conversation in there if conversation.name == name_]
-            if there and (match := judge(there, prompt, last)):
-                is_side = match.conversation is not None and match.conversation.tools and not prompt.tools
-                return Match(Rule.SIDE, match.conversation) if is_side else match
-        return NOBODY
-
     def _by_name(self, prompt: Prompt, name_: SessionId) -> Match:
-        under = self._conversations.named(name_)
-        if not under:
+        recent = self._conversations.named.at(name_)
+        if not recent:
             return self._first_named(prompt, name_)
-        recent = under[: -SEARCHED - 1 : -1]
         if not prompt.tools and (
             main := next((conversation for conversation in recent if conversation.tools), None)
         ):
             return Match(Rule.SIDE, main)
-        match = self._by_chain(prompt, name_)
+        match = judge(self._conversations, prompt, name_)
         if match.rule is Rule.FORK and match.conversation and not match.conversation.running:
             return Match(Rule.RESTART, match.conversation)
         if match is not NOBODY:
             return match
-        has_history = prompt.has_history()
-        restarted = (conversation for conversation in recent if is_restart(conversation, prompt, has_history))
+        restarted = (conversation for conversation in recent if is_restart(conversation, prompt))
         return next((Match(Rule.RESTART, conversation) for conversation in restarted), NOBODY)
 
     def _first_named(self, prompt: Prompt, name_: SessionId) -> Match:
         """Match a prompt under an id that comes for the first time: a new session, unless the chain shows that
         only the id is new."""
-        match = self._by_chain(prompt)
+        match = judge(self._conversations, prompt)
         conversation = match.conversation
         if conversation is None or match.rule is Rule.SIBLING or prompt.call.parent:
             return NOBODY
@@ -175,7 +160,7 @@ class Lineage:
             return match
         if match.rule is Rule.NEXT and not conversation.running and not conversation.has_steady_name:
             return match
-        return Match(Rule.FORK, conversation) if match.rule in (Rule.NEXT, Rule.TAIL, Rule.FORK) else NOBODY
+        return Match(Rule.FORK, conversation) if match.rule in (Rule.NEXT, Rule.EDITED, Rule.FORK) else NOBODY
 
     # ---- remembering
 
@@ -183,6 +168,8 @@ class Lineage:
         call = prompt.call
         conversation.has_steady_name |= call.name is not None and call.name == conversation.name
         blocks = self._blocks(call, _known_blocks(conversation, prompt))
+        if rule is Rule.NEXT and not conversation.has_carried:
+            conversation.has_carried = prompt.carries(conversation.marks, len(conversation.links.hashes)) > 0
         if rule is Rule.RETRY:
             self._conversations.touch(conversation, now)
         else:
@@ -192,8 +179,8 @@ class Lineage:
                 self._conversations.change_id(conversation, self._new_id(conversation, prompt))
             conversation.num_turns += 1
             conversation.was_summed_up = False
-            self._conversations.advance(conversation, prompt.chain, now)
-        conversation.tools = prompt.tools
+            self._conversations.advance(conversation, prompt.links, now)
+        conversation.tools, conversation.system, conversation.key = prompt.tools, prompt.system, call.key
         return self._sent(conversation, rule, prompt, blocks, now)
 
     def _begin(self, match: Match, prompt: Prompt, now: float) -> Sighting:
@@ -201,33 +188,40 @@ class Lineage:
         family, head = self._families.find(call.key, call.tools, call.system, call.messages, call.group)
         if call.expects_tools and not call.tools:
             _mark_side(family, call)
-        parent = match.conversation if match.rule is Rule.FORK else None
-        conversation = Conversation(
-            id="",
-            key=call.key,
-            serial=self._conversations.next_serial(),
-            name=call.name,
-            parent_id=call.parent or (parent.id if parent else None),
-            family=family,
-            kind=_first_kind(call, family),
-            tools=prompt.tools,
-            first_len=len(prompt.chain),
-            num_turns=1,
-        )
-        conversation.id = self._new_id(conversation, prompt)
-        blocks = self._blocks(call, _known_blocks(parent, prompt) or head.blocks(call.tools_first))
+        trunk = match.conversation if match.rule is Rule.FORK else None
+        title = None
+        parent_id = call.parent or (trunk.id if trunk else None)
+        if call.name is None and match.rule in (Rule.NEW, Rule.SIBLING):
+            title = title_of(self._conversations, prompt)
+            if parent_id is None and (parent := parent_of(self._conversations, prompt)):
+                parent_id = parent.id
+        conversation = self._new(prompt, family, parent_id, _first_kind(call, family))
+        conversation.first_len = len(prompt.links.chain)
+        conversation.id = title.id if title else self._new_id(conversation, prompt)
+        if title is not None:
+            title.is_taken, title.kind = True, TurnKind.SIDE
+        blocks = self._blocks(call, _known_blocks(trunk, prompt) or head.blocks(call.tools_first))
         self._conversations.add(conversation, now)
-        self._conversations.advance(conversation, prompt.chain, now)
-        if _has_clues(conversation) and not prompt.has_history():
-            conversation.task = opening(call.messages[0]) if call.messages else ()
+        self._conversations.advance(conversation, prompt.links, now)
+        if _has_clues(conversation) and not prompt.has_history:
+            conversation.task = prompt.opening
         return self._sent(conversation, match.rule, prompt, blocks, now)
 
     def _serve(self, conversation: Conversation | None, prompt: Prompt, now: float) -> Sighting:
-        """Record a side request. It belongs to a session and leaves no trace in its chain."""
+        """Record a side request. It belongs to a session and leaves no trace in its chain. Without a name it has
+        one of its own: its history may come back, and then it is an agent."""
         assert conversation is not None
         call = prompt.call
+        family = self._families.find(call.key, call.tools, call.system, call.messages, None)[0]
+        shadow = None
         if call.name is not None:
-            _mark_side(self._families.find(call.key, call.tools, call.system, call.messages, None)[0], call)
+            _mark_side(family, call)
+        else:
+            shadow = self._new(prompt, family, conversation.parent_id, TurnKind.SIDE)
+            shadow.id, shadow.is_taken, shadow.first_len = conversation.id, True, len(prompt.links.chain)
+            shadow.attempt = shadow.running = 1
+            self._conversations.add(shadow, now)
+            self._conversations.advance(shadow, prompt.links, now)
         blocks = self._blocks(call)
         return Sighting(
             session_id=conversation.id,
@@ -239,17 +233,36 @@ class Lineage:
             is_named=call.name is not None,
             blocks=blocks,
             chars=call.num_chars,
-            conversation=conversation,
-            attempt=conversation.attempt,
+            conversation=shadow,
+            attempt=1,
+            served=conversation,
             summary_request=SummaryRequest(call.key, now, {conversation.serial: True})
             if call.name is None
             else None,
         )
 
+    def _new(
+        self, prompt: Prompt, family: FamilyRecord, parent_id: SessionId | None, kind: TurnKind
+    ) -> Conversation:
+        call = prompt.call
+        return Conversation(
+            id="",
+            key=call.key,
+            serial=self._conversations.next_serial(),
+            name=call.name,
+            parent_id=parent_id,
+            family=family,
+            kind=kind,
+            tools=prompt.tools,
+            system=prompt.system,
+            first_len=0,
+            num_turns=1,
+        )
+
     def _sent(self, conversation: Conversation, rule: Rule, prompt: Prompt, blocks: Chain, now: float) -> Sighting:
         call = prompt.call
         request = None
-        if call.name is None and not prompt.tools and rule not in (Rule.NEXT, Rule.TAIL):
+        if call.name is None and not prompt.tools and rule not in (Rule.NEXT, Rule.EDITED):
             request = summary_request(self._conversations, call, now)
         conversation.blocks = blocks
         conversation.tools_first = call.tools_first
@@ -290,11 +303,14 @@ class Lineage:
         one."""
         free = conversation.name is not None and (
             conversation.kind is TurnKind.SIDE
-            or not any(_holds_name(o, conversation) for o in self._conversations.named(conversation.name))
+            or not any(
+                _holds_name(o, conversation)
+                for o in self._conversations.named.at(conversation.name, len(self._conversations))
+            )
         )
         if free and conversation.name is not None:
             return conversation.name
-        return own_name(conversation.key, prompt.chain[-1], conversation.serial)
+        return own_name(conversation.key, prompt.links.chain[-1], conversation.serial)
 
 
 def _holds_name(other: Conversation, conversation: Conversation) -> bool:
@@ -324,8 +340,8 @@ def _known_blocks(conversation: Conversation | None, prompt: Prompt) -> Sequence
     call = prompt.call
     if conversation is None or conversation.tools != prompt.tools or conversation.tools_first != call.tools_first:
         return ()
-    shared = common(conversation.chain, prompt.chain)
-    if not shared:
+    if conversation.system != prompt.system or conversation.key != call.key:
         return ()
+    shared = common(conversation.links.chain, prompt.links.chain)
     size = len(call.system) + size_of(call.tools) + size_of(call.messages, shared - 1)
     return conversation.blocks[: size // BLOCK_CHARS]

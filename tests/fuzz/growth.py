@@ -36,10 +36,11 @@ from gateway.request.inprocess import Continuation, InProcessRequest
 from gateway.sessions.identity import Identity
 from gateway.sessions.prefix_breaks import Rewrite, owner_of
 from gateway.transport import Name, transport_of
-from policies.recognition.chains import message_chain
-from policies.recognition.continuation import Call, Carried, Prompt, Summaries, SummaryRequest
+from policies.recognition.chains import message_links
 from policies.recognition.conversations import Conversations
 from policies.recognition.prefix_breaks import LEARNED_AFTER, Break, Found, Gap, after, before
+from policies.recognition.prompts import Call, Prompt
+from policies.recognition.summaries import Summaries, SummaryRequest
 from tool_runtime.arguments import Schema
 
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
@@ -706,7 +707,7 @@ def summed_up(num: int) -> Work:
     for number in range(SIBLINGS):
         summaries.keep(SummaryRequest(key, 0.0, {}), b"They all begin so.\\nAnd this is number %d." % number)
     call = Call(key, (b"tool",), b"", [b"They all begin so.\\n" * num])
-    asked = Prompt(call, message_chain(key, b"", call.messages), 1, Carried(call.messages))
+    asked = Prompt(call, message_links(key, call.messages), 0.0)
     return lambda: summaries.restarted(strands, asked)
 
 

@@ -180,7 +180,8 @@ def replied(text: str, calls: Sequence[ToolCall] = ()) -> Reply:
 
 
 def results(agent: Agent, turn: int, said: Json) -> Messages:
-    part = f"part {turn % 7} of the files\n" + f"line {turn % 7} of some code; " * 6
+    of = agent.task[:8] if turn % 2 else "all"  # files of its own, and files that all agents read
+    part = f"part {turn % 7} of the files of {of}\n" + f"line {turn % 7} of some code; " * 6
     calls = said.get("tool_calls", ())
     if not calls:
         return [user(f"Observation: {part}")]

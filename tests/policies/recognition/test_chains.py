@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.recognition.chains import Beginnings, Texts, message_chain, size_of
+from policies.recognition.chains import Beginnings, Texts, message_links, size_of
 
-KEY, SYSTEM = b"key", b"system"
+KEY = b"key"
 
 
 def texts(messages: list[bytes], written: list[int]) -> Texts:
@@ -24,10 +24,10 @@ def texts(messages: list[bytes], written: list[int]) -> Texts:
 
 def test_only_the_new_end_of_a_prompt_is_looked_at() -> None:
     beginnings, messages = Beginnings(8), [bytes([number]) * 100 for number in range(20)]
-    beginnings.chain(KEY, SYSTEM, texts(messages[:18], []))
+    beginnings.links(KEY, texts(messages[:18], []))
     written: list[int] = []
     grown = texts(messages, written)
-    assert beginnings.chain(KEY, SYSTEM, grown) == message_chain(KEY, SYSTEM, messages)
+    assert beginnings.links(KEY, grown) == message_links(KEY, messages)
     assert size_of(grown) == 2000
     assert size_of(grown, 3) == 300
     assert written == [18, 19]
@@ -38,7 +38,7 @@ def test_a_chain_does_not_depend_on_what_is_remembered(prompts: list[tuple[int, 
     beginnings = Beginnings(limit)
     for salt, count in prompts:
         messages = [b"shared", *(b"%d of %d" % (number, salt) for number in range(1, count))]
-        assert beginnings.chain(KEY, SYSTEM, texts(messages, [])) == message_chain(KEY, SYSTEM, messages)
+        assert beginnings.links(KEY, texts(messages, [])) == message_links(KEY, messages)
 
 
 @given(st.lists(st.binary(max_size=3), max_size=6), st.integers(-7, 6), st.integers(-7, 6))

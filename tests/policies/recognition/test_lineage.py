@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from policies.recognition.chains import block_chain, message_chain
+from policies.recognition.chains import block_chain, message_links
 from policies.recognition.continuation import Call, Rule
 from policies.recognition.lineage import Lineage, Sighting
 from policies.types import BLOCK_CHARS, TurnKind
@@ -130,7 +130,7 @@ def test_two_continuations_of_one_prefix_are_a_fork_with_a_parent() -> None:
     assert fork.rule is Rule.FORK
     assert (fork.session_id != trunk.session_id, fork.parent_id) == (True, trunk.session_id)
     assert fleet.turn("u1", "a1", "t1", "a other", "t other", "a", "t").session_id == fork.session_id
-    assert fleet.turn("u1", "a1", "t1", "a call_next", "t2", "a", "t").session_id == trunk.session_id
+    assert fleet.turn("u1", "a1", "t1", "a call_next", "t2", "a call_last", "t").session_id == trunk.session_id
 
 
 def test_a_fork_that_grew_is_not_mistaken_for_a_changed_tail() -> None:
@@ -294,7 +294,7 @@ def test_blocks_follow_the_order_in_which_the_model_renders() -> None:
 
 
 def test_a_chain_tells_where_a_message_ends() -> None:
-    one = message_chain(b"key", b"s", [b"ab", b"c"])
-    other = message_chain(b"key", b"s", [b"a", b"bc"])
+    one = message_links(b"key", [b"ab", b"c"]).chain
+    other = message_links(b"key", [b"a", b"bc"]).chain
     assert one[0] == other[0]
     assert not set(one[1:]) & set(other[1:])

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from policies.recognition.continuation import Call, Rule, passages
+from policies.recognition.continuation import Call, Rule
 from policies.recognition.lineage import Lineage
+from policies.recognition.passages import passages
 from tests.policies.recognition.compacting import SYSTEM, TOOLS, Agent, Desk
 
 

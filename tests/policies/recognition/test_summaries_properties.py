@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.recognition.continuation import Summaries, SummaryRequest
 from policies.recognition.conversations import Conversation
 from policies.recognition.lineage import Lineage, Sighting
+from policies.recognition.summaries import Summaries, SummaryRequest
 from tests.policies.recognition.compacting import Agent, Desk
 
 steps = st.tuples(
@@ -52,7 +52,7 @@ def test_the_index_of_clues_holds_nothing_of_the_forgotten() -> None:
     for n in range(5):
         Agent(desk, task=f"Task number {n} of them").turn(f"I do what is said, {n} times.")
     strands = desk.lineage._conversations
-    held: set[Conversation] = {strand for there in strands._by_clue.values() for strand in there}
+    held: set[Conversation] = set(strands.clued)
     assert held == set(strands._by_age.values())
 
 

@@ -1,0 +1,51 @@
+"""Passages of text: what stays equal when a client quotes it, escapes it once more, or puts a role before it."""
+
+from __future__ import annotations
+
+_BREAKS = (b"\\n", b"\\r", b"\\t", b'"', b": ")
+_LEAST_BYTES = 12
+"""A shorter passage occurs by chance."""
+OPENING_BYTES = 4096
+_ANSWER_BYTES = 2048
+_ANSWER_PASSAGES = 4
+_ERRAND_BYTES = 4096
+_ERRAND_PASSAGES = 16
+
+
+def passages(text: bytes) -> list[int]:
+    """Return hashes of the passages between line breaks, quotes and colons of JSON text.
+
+    A hash stays equal when a client quotes the text, escapes it once more, or puts a role before it.
+    """
+    return [hash(part) for part in _parts(text)]
+
+
+def opening(message: bytes) -> tuple[int, ...]:
+    """Return the first passage in the first OPENING_BYTES of a message, if there is one."""
+    return tuple(passages(message[:OPENING_BYTES])[:1])
+
+
+def latest(answer: bytes) -> tuple[int, ...]:
+    """Return the last passages of a turn's answer."""
+    return last(answer, _ANSWER_BYTES, _ANSWER_PASSAGES)
+
+
+def last(text: bytes, num_bytes: int, count: int) -> tuple[int, ...]:
+    """Return the last passages in the last bytes of a text, without one that is cut off there."""
+    found = passages(text[-num_bytes:])
+    is_cut = len(text) > num_bytes and len(found) > 1
+    return tuple(found[is_cut:][-count:])
+
+
+def errand(arguments: bytes) -> tuple[int, ...]:
+    """Return the passages of a tool call's arguments, the longest first: they are the task of an agent that the
+    tool starts."""
+    parts = sorted(_parts(arguments[:_ERRAND_BYTES]), key=len, reverse=True)
+    return tuple(map(hash, parts[:_ERRAND_PASSAGES]))
+
+
+def _parts(text: bytes) -> list[bytes]:
+    for break_ in _BREAKS:
+        text = text.replace(break_, b"\n")
+    long = (part.strip(b"\\ ") for part in text.split(b"\n") if len(part) >= _LEAST_BYTES)
+    return [part for part in long if len(part) >= _LEAST_BYTES]

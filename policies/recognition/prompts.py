@@ -1,0 +1,137 @@
+"""A prompt and its client's claims, as recognition sees them: hashes, and the text of what is new."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+from policies.recognition.chains import Links, size_of
+from policies.recognition.passages import OPENING_BYTES, opening
+from policies.types import SessionId, value
+
+SEARCHED_BYTES = 64 * 2**20
+"""Text searched for answers, for one prompt: a thousand siblings times a long prompt would take minutes. An answer
+that is not found in it counts as not carried."""
+
+_ANSWER_BYTES = 16 * 2**10
+"""Of each message of the latest answer, in which ids are looked for."""
+_SAID = (b'["assistant"', b'["function_call"', b'["custom_tool_call"', b'["reasoning"')
+"""A canonical message begins with its speaker."""
+
+
+@value
+class Call:
+    """One prompt, and its client's claims about its session."""
+
+    key: bytes
+    """Hash key of its tenant and model, for families and residency. At most 64 bytes."""
+    tools: tuple[bytes, ...]
+    system: bytes
+    messages: Sequence[bytes]
+    tenant: bytes = b""
+    """Hash key of its tenant; no session is found under another. Empty: that of `key`."""
+    system_hash: int = 0
+    """Of the system text, equal only for equal ones; 0: to be made."""
+    name: SessionId | None = None
+    """The client's session id, hashed together with the tenant; becomes the id of the first session under it."""
+    parent: SessionId | None = None
+    """Likewise the id of the parent."""
+    group: bytes | None = None
+    """`prompt_cache_key`."""
+    says_retry: bool = False
+    expects_tools: bool = False
+    """Whether every turn of this kind of client offers tools, so that one without is a side request."""
+    tools_first: bool = False
+    """Whether the served model renders tools before the system text."""
+
+    @property
+    def num_chars(self) -> int:
+        return len(self.system) + sum(map(len, self.tools)) + size_of(self.messages)
+
+
+class Prompt:
+    """A call with its hashes."""
+
+    def __init__(self, call: Call, links: Links, now: float) -> None:
+        self.call = call
+        self.links = links
+        self.now = now
+        self.tools = hash(call.tools) or 1 if call.tools else 0
+        """Hash of its tools; 0: offers none."""
+        self.system = call.system_hash or hash(call.system)
+        self._start = -1
+        self._text = b""
+        """Of the messages from `_start` on."""
+        self._left_bytes = SEARCHED_BYTES
+
+    def carries(self, marks: Sequence[bytes], start: int) -> int:
+        """Return whether the messages from `start` on hold an answer with these marks: 1 they do, -1 they do not;
+        0: it has none."""
+        if not marks:
+            return 0
+        if start != self._start and self._left_bytes > 0:
+            self._start, self._text = start, b"\n".join(self.call.messages[start:])
+            self._left_bytes -= len(self._text)
+        return 1 if self._is_in_text(marks) else -1
+
+    def holds(self, marks: Sequence[bytes], places: Sequence[int]) -> bool:
+        """Return whether the messages at these places hold one of the marks."""
+        if self._left_bytes > 0:
+            self._start, self._text = -1, b"\n".join([self.call.messages[at] for at in places])
+            self._left_bytes -= len(self._text)
+        return self._is_in_text(marks)
+
+    def _is_in_text(self, marks: Sequence[bytes]) -> bool:
+        for mark in marks:
+            if self._left_bytes <= 0:
+                return False
+            self._left_bytes -= len(self._text)
+            if mark in self._text:
+                return True
+        return False
+
+    @cached_property
+    def places(self) -> dict[int, list[int]]:
+        """The places of each message, by its hash, first to last."""
+        places: dict[int, list[int]] = {}
+        for place, message in enumerate(self.links.hashes):
+            places.setdefault(message, []).append(place)
+        return places
+
+    @cached_property
+    def has_history(self) -> bool:
+        """Whether the model has spoken in it; then it is no first request."""
+        messages = self.call.messages
+        return any(is_said(messages[at]) for at in range(len(messages)))
+
+    @cached_property
+    def latest_answer(self) -> bytes:
+        """What the model has said last, one message or several."""
+        messages = self.call.messages
+        at = next((at for at in range(len(messages) - 1, -1, -1) if is_said(messages[at])), -1)
+        start = at
+        while start > 0 and is_said(messages[start - 1]):
+            start -= 1
+        return b"\n".join([message[:_ANSWER_BYTES] for message in messages[start : at + 1]])
+
+    @cached_property
+    def opening(self) -> tuple[int, ...]:
+        """The first passage of its first message, if there is one."""
+        return opening(self.call.messages[0][:OPENING_BYTES]) if self.call.messages else ()
+
+    def num_answers(self, start: int) -> int:
+        """Return how often the model has spoken in the messages from `start` on: 0, 1, or 2 for more."""
+        count, was_said = 0, False
+        for message in self.call.messages[start:]:
+            says = is_said(message)
+            if says and not was_said:
+                count += 1
+                if count == 2:
+                    return count
+            was_said = says
+        return count
+
+
+def is_said(message: bytes) -> bool:
+    """Whether the model has said it."""
+    return message.startswith(_SAID)

@@ -1,0 +1,129 @@
+"""Histories that restart from a summary, without an id: the session is found by content alone."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from policies.recognition.conversations import SEARCHED, Conversation, Conversations
+from policies.recognition.passages import last, passages
+from policies.recognition.prompts import Call, Prompt
+
+_SUMMARY_BYTES = 4096
+_HEAD_MESSAGES = 4
+"""A summary stands in one of the first messages."""
+_SUMMARY_PASSAGES = 8
+
+
+@dataclass(slots=True, eq=False)
+class SummaryRequest:
+    """A request without tools, and the sessions whose summary it may ask for."""
+
+    key: bytes
+    sent_at: float
+    sessions: Mapping[int, bool] | None
+    """Serial numbers of those it points to, and whether it holds all that was kept of them. None: too many."""
+
+
+def summary_request(conversations: Conversations, call: Call, now: float) -> SummaryRequest:
+    """Return the sessions that a request without tools points to by its text."""
+    if not conversations.clued:
+        return SummaryRequest(call.key, now, {})
+    text = frozenset(passages(b"".join(call.messages)))
+    pointed = _pointed_to(conversations, text)
+    if pointed is None:
+        return SummaryRequest(call.key, now, None)
+    return SummaryRequest(call.key, now, {one.serial: text.issuperset((*one.clues, *one.task)) for one in pointed})
+
+
+class Summaries:
+    """The latest answers to requests without tools: hashes of their ends, at most `limit`.
+
+    An agent that runs out of context asks, without tools, for a summary of its history, and goes on from that. The
+    session is found by its last words: passages of its latest answer (of its last message, where that failed)
+    stand in the request for the summary, or the client keeps them behind the summary. It goes on in a prompt that
+    1. has the same system text and tools, begins with that summary, and in it the model has spoken before: a
+       summary handed to a new agent is a first message;
+    2. points to exactly one such session, idle since before the summary was requested; to be pointed to, one
+       passage is enough: it makes another link doubtful;
+    3. holds all of those passages; or the request for the summary does, and the opening of the task too.
+    """
+
+    def __init__(self, limit: int = 1024) -> None:
+        self._kept: deque[tuple[SummaryRequest, tuple[int, ...]]] = deque(maxlen=limit)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def keep(self, request: SummaryRequest, answer: bytes) -> None:
+        """Keep the answer of a request."""
+        if end := last(answer, _SUMMARY_BYTES, _SUMMARY_PASSAGES):
+            self._kept.append((request, end))
+
+    def restarted(self, conversations: Conversations, prompt: Prompt) -> Conversation | None:
+        """Return the session that goes on in this prompt from a summary of itself; its task is now that
+        summary."""
+        head = passages(b"".join(prompt.call.messages[:_HEAD_MESSAGES]))
+        places: dict[int, list[int]] = {}
+        for place, passage in enumerate(head):
+            places.setdefault(passage, []).append(place)
+        likely = [entry for entry in self._kept if entry[1][0] in places and entry[0].key == prompt.call.key]
+        found = [entry for entry in likely if _stands_in(head, places[entry[1][0]], entry[1])]
+        if not found:
+            return None
+        text = frozenset(passages(b"".join(prompt.call.messages)))
+        pointed = _pointed_to(conversations, text)
+        if pointed is None:
+            return None
+        carried = {one.serial: text.issuperset(one.clues) for one in pointed}
+        candidates = {_only_one(conversations, prompt, request, carried) for request, _ in found}
+        conversation = candidates.pop()
+        if candidates or conversation is None:
+            return None
+        served = [entry for entry in found if conversation.serial in (entry[0].sessions or ())] or found[:1]
+        for entry in served:
+            self._kept.remove(entry)
+        conversation.task, conversation.first_len = served[0][1][-1:], len(prompt.links.chain)
+        return conversation
+
+
+def _only_one(
+    conversations: Conversations, prompt: Prompt, request: SummaryRequest, carried: Mapping[int, bool]
+) -> Conversation | None:
+    """Return the one session that waited for this summary, if the request or the prompt holds all that is kept of
+    it.
+
+    `carried`: sessions that the prompt itself points to, and whether it holds all of what they said last.
+    """
+    if request.sessions is None:
+        return None
+    known = map(conversations.with_serial, {**carried, **request.sessions})
+    waiting = [one for one in known if one is not None and _waits(one, prompt, request.sent_at)]
+    if len(waiting) != 1:
+        return None
+    serial = waiting[0].serial
+    return waiting[0] if request.sessions.get(serial) or carried.get(serial) else None
+
+
+def _waits(conversation: Conversation, prompt: Prompt, since: float) -> bool:
+    """Whether the same agent has been idle since then."""
+    agent = (conversation.key, conversation.tools, conversation.system)
+    is_same = agent == (prompt.call.key, prompt.tools, prompt.system)
+    return is_same and not conversation.running and conversation.seen_at <= since
+
+
+def _pointed_to(conversations: Conversations, text: Iterable[int]) -> Collection[Conversation] | None:
+    """Return the sessions of which a passage stands in the text; None: too many."""
+    pointed: dict[Conversation, None] = {}
+    for passage in text:
+        pointed.update(dict.fromkeys(conversations.clued.at(passage, SEARCHED + 1)))
+        if len(pointed) > SEARCHED:
+            return None
+    return pointed
+
+
+def _stands_in(text: Sequence[int], starts: Sequence[int], end: tuple[int, ...]) -> bool:
+    """Whether the passages `end` stand in the text. `starts`: where the first of them does, so that a text that
+    repeats it endlessly is not searched to its end."""
+    return any(tuple(text[start : start + len(end)]) == end for start in starts[:SEARCHED])
