@@ -129,8 +129,8 @@ class ScriptedAnswer:
     content: str
     output_tokens: int | None
     """Length of the filler text that takes the place of `content`. None: there is no filler."""
-    tool_calls: tuple[tuple[str, str], ...]
-    """Names and arguments as the model writes them."""
+    tool_calls: tuple[tuple[str, str, str | None], ...]
+    """Names, arguments as the model writes them, and ids. None: the engine makes one."""
 
 
 def scripted_answer(body: Json) -> ScriptedAnswer | None:
@@ -172,7 +172,7 @@ def _answer(script: Json, offered: set[str | None]) -> ScriptedAnswer:
         arguments = call.get("arguments", {})
         if name in offered:
             written = arguments if isinstance(arguments, str) else orjson.dumps(arguments).decode()
-            calls.append((name, written))
+            calls.append((name, written, text(call, "id")))
     return ScriptedAnswer(text(script, "content") or "", integer(script, "output_tokens"), tuple(calls))
 
 
@@ -194,7 +194,8 @@ class Delta:
     call_index: int | None = None
     """The tool call whose arguments these are. None: this is content."""
     call_name: str | None = None
-    """Set on the first delta of a tool call only."""
+    """Set on the first delta of a tool call only, as is the id."""
+    call_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +218,7 @@ class _Segment:
     text: str
     call_index: int | None = None
     call_name: str | None = None
+    call_id: str | None = None
     is_shown: bool = True
 
 
@@ -252,8 +254,8 @@ def _filler(num_tokens: int, seed: int) -> str:
 
 def _scripted(script: ScriptedAnswer, seed: int) -> list[_Segment]:
     segments = [_Segment(script.content or _filler(script.output_tokens or 0, seed))]
-    for index, (name, arguments) in enumerate(script.tool_calls):
-        segments.append(_Segment(call_head(name), index, name))
+    for index, (name, arguments, call_id) in enumerate(script.tool_calls):
+        segments.append(_Segment(call_head(name), index, name, call_id))
         segments.append(_Segment(arguments, index))
         segments.append(_Segment(CALL_TAIL, is_shown=False))
     return segments
@@ -266,7 +268,8 @@ def _deltas(segments: list[_Segment], tokens: list[bytes]) -> Iterator[Delta]:
         raw = segment.text.encode(errors="replace")
         stop = start + len(raw)
         if segment.call_name is not None:
-            yield Delta(bisect_right(ends, stop - 1) + 1, "", segment.call_index, segment.call_name)
+            at = bisect_right(ends, stop - 1) + 1
+            yield Delta(at, "", segment.call_index, segment.call_name, segment.call_id)
         elif segment.is_shown:
             decoder = getincrementaldecoder("utf-8")()
             at = start

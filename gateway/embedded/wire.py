@@ -182,20 +182,20 @@ class ChatWire(Wire):
         yield self._delta({"role": "assistant", "content": ""})
 
     def events(self, deltas: Sequence[Delta]) -> Iterator[bytes]:
-        for (index, name), run in groupby(deltas, key=lambda delta: (delta.call_index, delta.call_name)):
+        for (index, name, call_id), run in groupby(deltas, key=_call_of):
             text = "".join(delta.text for delta in run)
             if index is None:
                 yield self._delta({"content": text})
             elif name is None:
                 yield self._delta({"tool_calls": [{"index": index, "function": {"arguments": text}}]})
             else:
-                yield self._delta({"tool_calls": [{"index": index, **self._call(name)}]})
+                yield self._delta({"tool_calls": [{"index": index, **self._call(name, call_id)}]})
 
     def closing(self, finish_reason: str) -> Iterator[bytes]:
         yield self._delta({}, finish_reason)
 
     def whole(self, answer: PlannedAnswer, usage: Json) -> bytes:
-        calls = [self._call(delta.call_name) for delta in answer.deltas if delta.call_name is not None]
+        calls = [self._call(each.call_name, each.call_id) for each in answer.deltas if each.call_name is not None]
         for index, call in enumerate(calls):
             call["function"]["arguments"] = answer.text(call_index=index)
         content = answer.text()
@@ -204,14 +204,18 @@ class ChatWire(Wire):
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": answer.finish_reason}
         return self.json("chat.completion", [choice], usage=usage)
 
-    def _call(self, name: str) -> Json:
+    def _call(self, name: str, call_id: str | None) -> Json:
         """Return a tool call without its arguments."""
         self.num_calls += 1
-        call_id = f"call_{self.id.removeprefix('chatcmpl-')}_{self.num_calls}"
+        call_id = call_id or f"call_{self.id.removeprefix('chatcmpl-')}_{self.num_calls}"
         return {"id": call_id, "type": "function", "function": {"name": name, "arguments": ""}}
 
     def _delta(self, delta: Json, finish_reason: str | None = None) -> bytes:
         return self.chunk([{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}])
+
+
+def _call_of(delta: Delta) -> tuple[int | None, str | None, str | None]:
+    return delta.call_index, delta.call_name, delta.call_id
 
 
 @dataclass(slots=True)

@@ -34,7 +34,9 @@ TEXT = st.text(st.sampled_from('ab \n<"é漢🙂{}'), max_size=30)
 def test_deltas_tell_content_and_calls_in_order_as_the_tokens_come(
     content: str, calls: list[tuple[str, str]]
 ) -> None:
-    answer = answer_to(b"prompt", ScriptedAnswer(content, None, tuple(calls)), 10_000, False)
+    answer = answer_to(
+        b"prompt", ScriptedAnswer(content, None, tuple((*call, None) for call in calls)), 10_000, False
+    )
     assert "".join(d.text for d in answer.deltas if d.call_index is None) == content
     heads = [(d.call_index, d.call_name) for d in answer.deltas if d.call_name is not None]
     assert heads == [(index, name) for index, (name, _) in enumerate(calls)]

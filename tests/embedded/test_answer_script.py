@@ -7,7 +7,7 @@ from gateway.embedded.answer import BadScript, ScriptedAnswer, scripted_answer
 
 TOOLS = [{"type": "function", "function": {"name": "ls"}}]
 CALL = {"name": "ls", "arguments": {"path": "."}}
-LISTING = ScriptedAnswer("", None, (("ls", '{"path":"."}'),))
+LISTING = ScriptedAnswer("", None, (("ls", '{"path":"."}', None),))
 DONE = ScriptedAnswer("done", None, ())
 
 
@@ -56,3 +56,9 @@ def test_a_script_that_cannot_be_read_is_an_error(script: Any) -> None:
 def test_a_marker_without_json_is_an_error() -> None:
     with pytest.raises(BadScript):
         scripted_answer({"messages": [{"role": "user", "content": "embedded_script: please"}]})
+
+
+def test_a_script_may_give_a_call_its_id_as_engines_that_count_calls_do() -> None:
+    script = {"tool_calls": [{"name": "ls", "arguments": "{}", "id": "functions.ls:0"}]}
+    body = {"messages": conversation(0, script), "tools": TOOLS}
+    assert scripted_answer(body) == ScriptedAnswer("", None, (("ls", "{}", "functions.ls:0"),))

@@ -154,6 +154,17 @@ async def test_the_sdk_reads_the_same_tool_calls_streamed_and_whole(running: Run
         assert choice.finish_reason == "tool_calls"
 
 
+async def test_a_scripted_call_id_is_the_same_streamed_and_whole(running: Running) -> None:
+    script = {"tool_calls": [{"name": "ls", "arguments": "{}", "id": "functions.ls:0"}]}
+    asked: Any = {"model": "tiny", "messages": [USER], "tools": [TOOL], "extra_body": {"embedded_script": script}}
+    whole = (await running.sdk.chat.completions.create(**asked)).choices[0]
+    async with running.sdk.chat.completions.stream(**asked) as stream:
+        streamed = (await stream.get_final_completion()).choices[0]
+    assert [c.id for choice in (whole, streamed) for c in choice.message.tool_calls or ()] == [
+        "functions.ls:0"
+    ] * 2
+
+
 @pytest.mark.parametrize("as_ids", [False, True])
 async def test_completions_take_text_or_token_ids(running: Running, as_ids: bool) -> None:
     prompt: Any = "Once upon a time " * 10
