@@ -10,7 +10,7 @@ BIN := .venv/bin
 PATIENT := -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=false
 SOURCES := gateway policies tool_runtime batch_agent benchmarks tests
 
-.PHONY: demo test check lint format lock test-real pictures bench clean
+.PHONY: demo test check lint format lock test-real pictures wheel bench clean
 
 demo: .venv/installed-demo  ## the embedded engine under 32 agents, straight and through the gateway
 	$(BIN)/turngate demo
@@ -40,6 +40,9 @@ test-real: .venv/installed-dev  ## real engines and clients; downloads and cache
 pictures: .venv/installed-dev  ## docs/ui.png and docs/top.svg, by the test that looks at them
 	$(BIN)/python -m tests.real.install browser
 	TURNGATE_PICTURES=docs $(BIN)/pytest tests/real/test_ui.py
+
+wheel: .venv/bin/python  ## dist/*.whl; TURNGATE_URL=https://... is the address of the repository that its description links to
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 bench: .venv/installed-dev  ## tables of benchmarks/README.md that need no real engine
 	$(BIN)/python -m benchmarks.simulation all

@@ -1,10 +1,13 @@
 """Runs many agents against one gateway: a list of inputs in, a list of structured results out."""
 
+from warnings import warn
+
 from batch_agent.api import BatchAgent, map_gather, scatter_gather, tree_reduce
 from batch_agent.outage import Outage
 from batch_agent.results import AgentError, AgentResult, Timings, Usage
 from batch_agent.spec import BatchSpec
 from batch_agent.tools import Tool, ToolError
+from tool_runtime.distributions import overwritten
 
 __all__ = [
     "AgentError",
@@ -20,3 +23,6 @@ __all__ = [
     "scatter_gather",
     "tree_reduce",
 ]
+
+if (_mixture := overwritten()) is not None:
+    warn(_mixture, stacklevel=2)

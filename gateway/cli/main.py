@@ -109,12 +109,17 @@ def _run(arguments: argparse.Namespace) -> int:
         return int(module.run(arguments))
     from gateway.config import loading
     from gateway.telemetry import logs
+    from tool_runtime.distributions import overwritten
 
     settings = loading.load(flags(arguments), arguments.config)
     loading.import_from_its_folder(loading.chosen_file(arguments.config))
     if arguments.dump_config:
         print(loading.dump(settings), end="")
         return 0
+    if (
+        mixture := overwritten()
+    ) is not None:  # the package that would warn at its import may be overwritten itself
+        print(f"turngate: warning: {mixture}", file=sys.stderr)
     logs.setup(settings.logging if command.is_server else settings.logging.model_copy(update={"level": "error"}))
     return int(module.run(arguments, settings))
 

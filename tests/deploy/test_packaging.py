@@ -6,8 +6,10 @@ import configparser
 import json
 import os
 import re
+import runpy
 import shlex
 import subprocess
+import sys
 import tomllib
 from importlib.util import find_spec
 from pathlib import Path
@@ -185,6 +187,47 @@ def test_the_plain_manifests_run_a_valid_configuration() -> None:
     assert loading.addresses(settings)
     (container,) = objects["Deployment"]["spec"]["template"]["spec"]["containers"]
     main.parser().parse_args(container["args"])
+
+
+def test_the_wheel_says_its_types_its_readers_and_its_pythons() -> None:
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    packages = [name.removesuffix("*") for name in pyproject["tool"]["setuptools"]["packages"]["find"]["include"]]
+    assert [name for name in packages if not (ROOT / name / "py.typed").exists()] == []
+    assert pyproject["tool"]["setuptools"]["package-data"]["*"] == ["py.typed"]
+    assert {"readme", "urls"} == set(pyproject["project"]["dynamic"])
+    classifiers = pyproject["project"]["classifiers"]
+    assert classifiers == sorted(classifiers)
+    assert {"Typing :: Typed", *(f"Programming Language :: Python :: 3.{n}" for n in (11, 12, 13))} <= {
+        *classifiers
+    }
+
+
+@pytest.mark.parametrize("url", ["", "https://code.example/turngate"])
+def test_the_description_on_a_package_index_has_no_relative_link(url: str) -> None:
+    """The address of the repository is the publisher's, in TURNGATE_URL."""
+    made = runpy.run_path(str(ROOT / "setup.py"), run_name="setup")
+    text = made["long_description"]((ROOT / "README.md").read_text(), url)
+    targets = re.findall(r"\]\(([^)\s]+)\)", text)
+    assert [target for target in targets if not target.startswith("https://")] == []
+    assert ("](https://code.example/turngate/blob/main/docs/engines.md" in text) == bool(url)
+    assert ("![" in text) == bool(url)
+    assert all(address.startswith(url) for address in made["project_urls"](url).values())
+    assert bool(made["project_urls"](url)) == bool(url)
+
+
+def test_another_distribution_that_owns_the_package_is_warned_about_with_the_remedy(tmp_path: Path) -> None:
+    rival = tmp_path / "batch_agent-0.2.0.dist-info"
+    rival.mkdir()
+    (rival / "METADATA").write_text("Metadata-Version: 2.1\nName: batch-agent\nVersion: 0.2.0\n")
+    environ = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    for code in (
+        "import batch_agent",
+        "from gateway.cli.main import main; main(['check', '--engine', 'embedded'])",
+    ):
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=True)
+        assert "batch-agent 0.2.0 is installed beside turngate" in done.stderr
+        assert "pip uninstall -y batch-agent && pip install --force-reinstall --no-deps turngate" in done.stderr
 
 
 def test_chart_and_package_have_one_version() -> None:
