@@ -41,6 +41,8 @@ ROOMY = 0.7
 MOST_UNFOUND = 2
 """Histories of new sessions of a family that were not cached, beyond those that were, after which none counts as
 cached: a cache loses some, and a client may send examples as history."""
+MOST_EARLIER = 256
+"""Turns that a history counts as at most. A family keeps a number for each turn that its sessions have reached."""
 CONTINUES = 3, 4
 """Part of a session's last prompt with which its next one has to begin, where its id alone proves nothing."""
 
@@ -267,7 +269,7 @@ class Fleet:
         num_shared = max((pool.ledger.expected_blocks(blocks) for pool in pools), default=0)
         if num_shared >= len(blocks):
             return
-        session.num_earlier = history.num_turns
+        session.num_earlier = min(history.num_turns, MOST_EARLIER)
         if len(pools) == 1:
             session.presumed_blocks = len(blocks) - num_shared
             _suppose_cached(pools[0], session, blocks)

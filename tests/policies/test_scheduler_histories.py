@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from policies.fleet import MOST_EARLIER
 from policies.types import BLOCK_CHARS, Arrived, Ending, FirstByte, History, Left, SessionEnded, Turn, Usage
 from tests.policies.test_scheduler import Fleet, ids
 from tests.policies.turns_of import TOKENS_PER_BLOCK, turn
@@ -115,3 +116,13 @@ def test_while_one_waits_that_is_not_proven_new_ones_of_other_tenants_may_go() -
         assert fleet.arrive(replace(waits, tenant="one")) == []
         small = turn("small", ("small", 5), at=2.0, remaining=0, family=tenant)
         assert ids(fleet.arrive(replace(small, tenant=tenant))) == goes
+
+
+def test_a_history_of_very_many_turns_makes_no_long_statistics() -> None:
+    fleet = Fleet(blocks=1_000)
+    comes = told(turn("told", ("t", 30)), num_turns=1_000_000)
+    fleet.arrive(comes)
+    answer(fleet, comes, None, 1.0)
+    fleet.arrive(turn("next", ("t", 31), session="told", at=2.0))
+    (family,) = fleet.scheduler._fleet.families.values()
+    assert len(family.continued) <= MOST_EARLIER + 2

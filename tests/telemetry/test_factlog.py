@@ -19,6 +19,7 @@ from policies.types import (
     Fact,
     FirstByte,
     Hints,
+    History,
     Left,
     Reason,
     Refusal,
@@ -31,7 +32,11 @@ from policies.types import (
     Usage,
 )
 
-TURN = Turn("t", "s", "f", "a", "m", 1.0, (1, 2**64 - 1), 1024, excluded=frozenset({"b", "a"}))
+TURN = Turn(
+    *("t", "s", "f", "a", "m", 1.0, (1, 2**64 - 1), 1024),
+    excluded=frozenset({"b", "a"}),
+    history=History(3, 512, 1000),
+)
 FACTS: list[tuple[float, Fact, list[Decision]]] = [
     (1.0, Arrived(TURN), [Dispatch("t", "a", Reason.FREE, 0, Hints(urgency=3))]),
     (1.5, FirstByte("t"), []),
