@@ -104,6 +104,17 @@ def name_distribution_vllm() -> None:
     (dist_info / "METADATA").write_text(metadata)
 
 
+def install_sglang(log: Log) -> None:
+    """Everything by its pin and without dependencies: SGLang's own would bring CUDA, 8 GB of it."""
+    pip = make_venv(parts.SGLANG_PYTHON, log)
+    pinned: list[str | Path] = ["--no-deps", "--no-compile", "-r", INSIDE / "requirements-sglang.txt"]
+    log.run(f"pip install sglang=={parts.SGLANG_VERSION} (minutes)", [*pip, "install", *pinned])
+    maker: list[str | Path] = [parts.SGLANG_PYTHON, INSIDE / "make_qwen3.py"]
+    log.run("make the 0.8M model", [*maker, parts.SGLANG_TINY_MODEL_DIR])
+    log.run("make the 7M model", [*maker, parts.SGLANG_SMALL_MODEL_DIR, *SMALL_MODEL])
+    log.run("check the launcher", [parts.SGLANG_PYTHON, INSIDE / "sglang_cpu.py", "--help"])
+
+
 def install_dynamo(log: Log) -> None:
     pip = make_venv(parts.DYNAMO_PYTHON, log)
     pinned = [f"{name}=={parts.DYNAMO_VERSION}" for name in DYNAMO_WITHOUT_DEPENDENCIES]
@@ -258,6 +269,13 @@ PARTS = {
             parts.VLLM_VERSION,
             ("constraints-vllm.txt", "make_qwen3.py", "qwen3_chat_template.jinja"),
             install_vllm,
+        ),
+        Part(
+            "sglang",
+            parts.SGLANG_DIR,
+            parts.SGLANG_VERSION,
+            ("requirements-sglang.txt", "make_qwen3.py", "qwen3_chat_template.jinja"),
+            install_sglang,
         ),
         Part(
             "dynamo",

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 VLLM_VERSION = "0.32.0"
+SGLANG_VERSION = "0.5.23"
 DYNAMO_VERSION = "1.6.1"
 OPENCODE_VERSION = "1.18.33"
 CODEX_VERSION = "0.169.0"
@@ -42,6 +43,11 @@ VLLM_DIR = CACHE_DIR / "vllm"
 VLLM_PYTHON = VLLM_DIR / "venv" / "bin" / "python"
 TINY_MODEL_DIR = VLLM_DIR / "models" / "tiny-qwen3"
 SMALL_MODEL_DIR = VLLM_DIR / "models" / "small-qwen3"
+
+SGLANG_DIR = CACHE_DIR / "sglang"
+SGLANG_PYTHON = SGLANG_DIR / "venv" / "bin" / "python"
+SGLANG_TINY_MODEL_DIR = SGLANG_DIR / "models" / "tiny-qwen3"
+SGLANG_SMALL_MODEL_DIR = SGLANG_DIR / "models" / "small-qwen3"
 
 DYNAMO_DIR = CACHE_DIR / "dynamo"
 DYNAMO_PYTHON = DYNAMO_DIR / "venv" / "bin" / "python"
