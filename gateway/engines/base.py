@@ -253,8 +253,8 @@ class EngineAdapter:
     cached_tokens_flag: str = ""
     capacity_flag: str = ""
     """What makes it keep prefixes, count cached tokens in answers, and state its KV capacity. Empty: nothing."""
-    salt_paths: frozenset[str] = frozenset()
-    """Where it keeps requests apart in its prefix cache by their `cache_salt`."""
+    context_flag: str = "--max-model-len"
+    """What sets the length of its context."""
     names_responses: bool = False
     """Whether it stores a response under the id that the request gives it (`request_id`)."""
     claim_keys: frozenset[str] = frozenset()
@@ -297,8 +297,9 @@ class EngineAdapter:
         """Path and body that make the engine show a rendered prompt; None when it cannot."""
         return None
 
-    def rendered(self, answer: str) -> str:
-        """The prompt text in the answer to `rendering`; empty when it is not there."""
+    def rendered(self, model: str, answer: str) -> str | tuple[str, Json]:
+        """The prompt text in the answer to `rendering`; empty when it is not there. Path and body of a second
+        question where only that shows the text."""
         return ""
 
     def advice(self, report: Report, abilities: Abilities) -> Iterator[Advice]:
@@ -321,10 +322,15 @@ class EngineAdapter:
             fit = f"{min(sizes) / longest:.1f}"
             yield Advice(
                 f"a KV pool holds only {fit} contexts of full length ({longest:,} tokens)",
-                "more memory for KV, an FP8 KV cache, or a shorter --max-model-len; short contexts are no problem",
+                f"more memory for KV, an FP8 KV cache, or a shorter {self.context_flag}; "
+                "short contexts are no problem",
             )
 
     # ---- one call
+
+    def salted_paths(self, abilities: Abilities) -> frozenset[str]:
+        """Where it keeps requests apart in its prefix cache by their `cache_salt`."""
+        return frozenset()
 
     def outgoing(self, request: OutgoingRequest, abilities: Abilities) -> Outgoing:
         """Hints and placement for one call. A client's own values are never overwritten."""

@@ -114,8 +114,11 @@ class Probe:
         rendering, paths = self.adapter.rendering(model, messages, [_TOOL]), self.abilities.paths
         if rendering is None or (paths is not None and rendering[0] not in paths):
             return None
-        status, answer = await self.client.post(self.address, rendering[0], (), orjson.dumps(rendering[1]))
-        text = self.adapter.rendered(answer.decode(errors="replace")) if status == 200 else ""
+        text: str | tuple[str, Json] = rendering
+        while not isinstance(text, str):
+            path, body = text
+            status, answer = await self.client.post(self.address, path, (), orjson.dumps(body))
+            text = self.adapter.rendered(model, answer.decode(errors="replace")) if status == 200 else ""
         system_at, tool_at = text.find(_SYSTEM_MARK), text.find(_TOOL_MARK)
         return None if system_at < 0 or tool_at < 0 else system_at < tool_at
 

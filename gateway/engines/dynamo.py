@@ -76,6 +76,8 @@ _RUNNING = ("vllm:num_requests_running", "sglang:num_running_reqs", "trtllm:num_
 _WAITING = ("vllm:num_requests_waiting", "sglang:num_queue_reqs", "trtllm:num_requests_waiting")
 _WORKER_METRICS = frozenset((_WORKER, *_RUNNING, *_WAITING))
 
+_SALT_PATHS = frozenset((CHAT, COMPLETIONS))
+
 _READ_BACK = b',"nvext":{"worker_id":{'
 _READ_BACK_VALUE = re.compile(rb"[^{}]*\}\}")
 
@@ -87,7 +89,6 @@ class Dynamo(EngineAdapter):
     metrics_paths = ("/health", "/metrics", "/v1/models")
     capacity_flag = "leave /metrics on and reachable"
     tool_flags = "--dyn-tool-call-parser NAME on the worker, the name being that of the model's format"
-    salt_paths = frozenset((CHAT, COMPLETIONS))
     claim_headers = _RANK_HEADERS | _PLACE_HEADERS
 
     def abilities(self) -> Abilities:
@@ -105,13 +106,16 @@ class Dynamo(EngineAdapter):
         body: Json = {"model": model, "messages": messages, "tools": tools, "max_tokens": 1, "stream": True}
         return "/v1/chat/completions", body | {"nvext": {"annotations": ["formatted_prompt"]}}
 
-    def rendered(self, answer: str) -> str:
+    def rendered(self, model: str, answer: str) -> str:
         """Read the annotation: an event whose payload is a comment line with a JSON string."""
         _, _, rest = answer.partition("event: formatted_prompt\n: ")
         try:
             return str(orjson.loads(rest.partition("\n")[0]))
         except orjson.JSONDecodeError:
             return ""
+
+    def salted_paths(self, abilities: Abilities) -> frozenset[str]:
+        return _SALT_PATHS
 
     def outgoing(self, request: OutgoingRequest, abilities: Abilities) -> Outgoing:
         path, hints, pool = request.path, request.hints, request.pool

@@ -214,7 +214,8 @@ class BlockIndex:
         self._whole_tokens: dict[SessionId, int] = {}
         """Length before the loss, of sessions whose loss was reported and not regained since."""
         self._idle_s: deque[float] = deque(maxlen=MAX_SAMPLES)
-        self._last_used_at: float | None = None
+        self._last_parent: _Block | None = None
+        """Of the block that was evicted last."""
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -307,10 +308,9 @@ class BlockIndex:
     def _drop(self, block: _Block, at: float, losses: Losses) -> None:
         del self._blocks[block.hash]
         losses.num_blocks += 1
-        if block.used_at != self._last_used_at:  # one sample per chain, not per block
-            self._last_used_at = block.used_at
+        if block is not self._last_parent:  # one sample per chain, not per block
             self._idle_s.append(max(0.0, at - block.used_at))
-        parent = block.parent
+        parent = self._last_parent = block.parent
         if parent is not None:
             parent.num_children -= 1
             parent.used_at = max(parent.used_at, block.used_at)
@@ -453,6 +453,7 @@ class EventSource:
         """Listen until cancelled. After a message that cannot be read the index starts empty."""
         if not is_open:
             await self._open_again()
+        await self._read_history()
         while True:
             frames = await self._socket.recv_multipart()
             try:
@@ -483,6 +484,20 @@ class EventSource:
         if heard is not HeardBatch.OLD and number >= self._sequence.next:
             self._apply(number, payload)
 
+    async def _read_history(self) -> None:
+        """Take over what the engine did before anyone listened. Its evictions are none of this gateway's time, so
+        they are not counted; how long they had been idle is known by them."""
+        try:
+            async with asyncio.timeout(REPLAY_S):
+                async for number, payload in self._replay(0):
+                    if number > self._sequence.next:
+                        self.index.clear()
+                    self._take(number, payload)
+        except (TimeoutError, ValueError) as error:
+            LOG.info("engine %s: %s replays no history: %s", self._engine.name, self._replay_url, error)
+        if (horizon_s := self.index.horizon_s()) is not None:
+            self._evicted(self._replica_id(None) or self._engine.name, 0, horizon_s)
+
     async def _fill_gap(self, number: int) -> None:
         """Request the batches that are missing before `number`. Where they are lost, the index is cleared."""
         try:
@@ -508,11 +523,14 @@ class EventSource:
             while (frames := await socket.recv_multipart())[-2] != _END:
                 yield int.from_bytes(frames[-2], "big"), frames[-1]
 
-    def _apply(self, number: int, payload: bytes) -> None:
+    def _take(self, number: int, payload: bytes) -> tuple[EventBatch, Losses]:
         self._sequence.mark_applied(number)
         batch = decode(payload)
-        losses = self.index.apply(batch.events, batch.at)
         self._engine.kv_events.num_batches += 1
+        return batch, self.index.apply(batch.events, batch.at)
+
+    def _apply(self, number: int, payload: bytes) -> None:
+        batch, losses = self._take(number, payload)
         replica_id = self._replica_id(batch.rank)
         if losses.num_blocks:
             self._evicted(replica_id or self._engine.name, losses.num_blocks, self.index.horizon_s())

@@ -13,6 +13,7 @@ from gateway.engines.base import (
     CONVERSATIONS,
     EMBEDDINGS,
     MESSAGES,
+    RESPONSES,
     Abilities,
     Advice,
     Claims,
@@ -22,12 +23,15 @@ from gateway.engines.base import (
     PolledPool,
     Report,
 )
-from gateway.engines.pages import Sample, is_at_least, json_page, read_models, samples, total
+from gateway.engines.pages import Sample, is_at_least, json_object, json_page, read_models, samples, total
 
 RANK_HEADER = "X-Data-Parallel-Rank"
-# Measured on 0.5.19 in SGLang's pull request 38729: these paths pin, /v1/responses does not.
+# Measured on 0.5.19 in SGLang's pull request 38729: these paths pin.
 _RANK_SINCE = (0, 5, 19)
 _RANK_PATHS = frozenset((CHAT, COMPLETIONS, MESSAGES))
+_SALT_PATHS = frozenset((CHAT, COMPLETIONS))
+# Measured on 0.5.23: there /v1/responses pins and salts, too.
+_RESPONSES_SINCE = (0, 5, 23)
 _QUEUE_FULL = ("request queue is full", "aborted by a higher priority request")
 """Texts of its two 503s under --max-queued-requests: the queue had no place, or gave the place away."""
 # In the source of 0.5.23 chat, completions and embeddings use `priority`, /v1/responses takes it without using it,
@@ -56,7 +60,7 @@ class SGLang(EngineAdapter):
     cached_tokens_flag = "--enable-cache-report"
     capacity_flag = "a release with /v1/loads or /server_info"
     tool_flags = "--tool-call-parser NAME, the name being that of the model's format"
-    salt_paths = frozenset((CHAT, COMPLETIONS))
+    context_flag = "--context-length"
     names_responses = True
     claim_keys = _PLACE_KEYS | {"priority"}
     claim_headers = _PLACE_HEADERS | {PRIORITY_HEADER}
@@ -81,6 +85,18 @@ class SGLang(EngineAdapter):
         if fields.flag(info, "enable_session_radix_cache"):
             abilities.refused_fields.discard("session_id")
 
+    def rendering(self, model: str, messages: list[Json], tools: list[Json]) -> tuple[str, Json] | None:
+        return "/v1/tokenize", {"model": model, "messages": messages, "tools": tools}
+
+    def rendered(self, model: str, answer: str) -> str | tuple[str, Json]:
+        parsed = json_object(answer)
+        if tokens := fields.items(parsed, "tokens"):
+            return "/v1/detokenize", {"model": model, "tokens": tokens, "skip_special_tokens": False}
+        return fields.text(parsed, "text") or ""
+
+    def salted_paths(self, abilities: Abilities) -> frozenset[str]:
+        return _SALT_PATHS | {RESPONSES} if is_at_least(abilities.version, _RESPONSES_SINCE) else _SALT_PATHS
+
     def outgoing(self, request: OutgoingRequest, abilities: Abilities) -> Outgoing:
         """Every call gets a priority, 0 too: SGLang takes a call without one for the lowest."""
         path, hints, pool = request.path, request.hints, request.pool
@@ -101,7 +117,8 @@ class SGLang(EngineAdapter):
             added["request_id"] = request.response_id
         added = {key: value for key, value in added.items() if key not in abilities.refused_fields}
         places_itself = honoured.headers & _PLACE_HEADERS or honoured.keys & _PLACE_KEYS
-        pin = RANK_HEADER if pool and path in _RANK_PATHS and not places_itself else ""
+        pins = path in _RANK_PATHS or (path == RESPONSES and is_at_least(abilities.version, _RESPONSES_SINCE))
+        pin = RANK_HEADER if pool and pins and not places_itself else ""
         if pin:
             headers.append((pin, pool))
         return Outgoing(tuple(headers), added, dropped.keys.difference(added), names, dropped.headers, pin=pin)
@@ -118,14 +135,16 @@ class SGLang(EngineAdapter):
         info = _server_info(pages)
         loads = [row for row in fields.items(json_page(pages, "/v1/loads"), "loads") if isinstance(row, dict)]
         counters = samples(pages.get("/metrics", ""), (_PROMPT, _CACHED, _HOST))
+        # A counter appears with its first request, that of hits with the first hit.
+        none_yet = 0.0 if fields.flag(info, "enable_metrics") else None
         host_tokens = [s for s in counters if s.name == _HOST]
         pools = tuple(_pool(row, info, host_tokens, is_one_of_many=len(loads) > 1) for row in loads)
         return Report(
             models,
             lengths,
             pools or ((_pool({}, info, host_tokens, is_one_of_many=False),) if models else ()),
-            total(counters, _PROMPT),
-            total(counters, _CACHED),
+            _counted(counters, _PROMPT, none_yet),
+            _counted(counters, _CACHED, none_yet),
             caches_prefixes=not fields.flag(info, "disable_radix_cache") if info else None,
             chunks_prefill=None if (chunk := fields.integer(info, "chunked_prefill_size")) is None else chunk > 0,
         )
@@ -177,6 +196,10 @@ def _pool(load: Json, info: Json, host_tokens: list[Sample], is_one_of_many: boo
         running=fields.integer(load, "num_running_reqs"),
         waiting=fields.integer(load, "num_waiting_reqs"),
     )
+
+
+def _counted(counters: list[Sample], name: str, none_yet: float | None) -> float | None:
+    return none_yet if (counted := total(counters, name)) is None else counted
 
 
 def _with_host_tier(tokens: int | None, info: Json, host: list[Sample], rank: str) -> int | None:

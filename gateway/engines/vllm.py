@@ -41,6 +41,8 @@ _PRIORITY_HEADER_SINCE = (0, 32, 0)
 _RANK_SINCE = (0, 18, 0)
 _RANK_PATHS = frozenset((CHAT, COMPLETIONS, MESSAGES))
 
+_SALT_PATHS = frozenset((CHAT, COMPLETIONS, RESPONSES))
+
 _CONFIG = "vllm:cache_config_info"
 _RUNNING = "vllm:num_requests_running"
 _WAITING = "vllm:num_requests_waiting"
@@ -60,7 +62,6 @@ class Vllm(EngineAdapter):
     cached_tokens_flag = "--enable-prompt-tokens-details"
     capacity_flag = "leave /metrics on and reachable"
     tool_flags = "--enable-auto-tool-choice --tool-call-parser NAME, the name being that of the model's format"
-    salt_paths = frozenset((CHAT, COMPLETIONS, RESPONSES))
     names_responses = True
     claim_keys = frozenset(("priority",))
     claim_headers = frozenset((_PRIORITY_NAME, _RANK_NAME))
@@ -77,8 +78,11 @@ class Vllm(EngineAdapter):
         body: Json = {"model": model, "messages": messages, "tools": tools, "return_token_strs": True}
         return "/tokenize", body
 
-    def rendered(self, answer: str) -> str:
+    def rendered(self, model: str, answer: str) -> str:
         return "".join(str(part) for part in fields.items(json_object(answer), "token_strs"))
+
+    def salted_paths(self, abilities: Abilities) -> frozenset[str]:
+        return _SALT_PATHS
 
     def outgoing(self, request: OutgoingRequest, abilities: Abilities) -> Outgoing:
         path, hints, pool = request.path, request.hints, request.pool

@@ -107,7 +107,7 @@ def serves_path(engine: RunningEngine, path: str) -> bool:
 def leaking_engines(path: str, engines: Sequence[RunningEngine]) -> list[RunningEngine]:
     """Return engines that would answer a request with a salt from a cache that others share. Raises Refused when
     all would."""
-    found = [engine for engine in engines if path not in engine.adapter.salt_paths]
+    found = [engine for engine in engines if path not in engine.adapter.salted_paths(engine.abilities)]
     if found and len(found) == len(engines):
         text = f"This key asks for a prefix cache of its own (isolate_cache), which no engine here has on {path}."
         raise Refused(Outcome.FORBIDDEN, Failure(403, "permission_error", text, code="cache_not_isolated"))

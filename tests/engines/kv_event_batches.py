@@ -28,5 +28,5 @@ def cleared() -> dict[str, Any]:
 
 
 def as_array(event: dict[str, Any]) -> list[Any]:
-    """The same event as older releases and SGLang write it: the tag, then the fields that there were."""
+    """The same event as older releases write it: the tag, then the fields that there were."""
     return [event["type"], *(event.get(field) for field in FIELDS if field in event or field == "lora_id")][:7]

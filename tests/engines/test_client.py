@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import orjson
 import pytest
 
 from tests.engines.watched_engine import NewEngine, Watched
@@ -19,6 +20,26 @@ async def test_probes_find_out_order_cached_tokens_and_tools_by_four_requests(
     assert [path for path, _, _ in engine.posts] == ["/tokenize", *["/v1/chat/completions"] * 3]
     assert {body["max_tokens"] for _, _, body in engine.chats} == {1}
     assert {headers["X-Vllm-Priority"] for _, headers, _ in engine.chats[:2]} == {"-1"}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "is_first"),
+    [
+        ("turngatesystemmark {turngatetoolmark}", True),
+        ("[turngatetoolmark] turngatesystemmark", False),
+        ("?", None),
+    ],
+)
+async def test_where_only_tokens_are_told_they_are_turned_back_into_text(
+    watched: Watched, new_engine: NewEngine, prompt: str, is_first: bool | None
+) -> None:
+    engine = new_engine("sglang-0.5.23")
+    engine.answers["/v1/tokenize"] = '{"tokens":[4088,2777],"count":2,"max_model_len":32768}'
+    engine.answers["/v1/detokenize"] = orjson.dumps({"text": prompt}).decode()
+    monitor = await watched.start(engine, kind="sglang", probes=True)
+    assert monitor.engines[0].abilities.system_before_tools is is_first
+    assert [path for path, _, _ in engine.posts][:2] == ["/v1/tokenize", "/v1/detokenize"]
+    assert engine.posts[1][2]["tokens"] == [4088, 2777]
 
 
 async def test_probes_can_be_switched_off(watched: Watched, new_engine: NewEngine) -> None:

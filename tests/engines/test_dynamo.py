@@ -198,9 +198,9 @@ def test_whatever_an_event_holds_comes_back_byte_for_byte(answer: dict[str, Any]
 
 
 def test_the_rendered_prompt_is_read_from_the_annotation() -> None:
-    prompt = DYNAMO.rendered(text("dynamo-1.6-four", "stream.txt"))
+    prompt = DYNAMO.rendered("m", text("dynamo-1.6-four", "stream.txt"))
     assert 0 < prompt.find("turngatetoolmark") < prompt.find("turngatesystemmark")
-    assert DYNAMO.rendered('{"message":"Bad Request"}') == ""
+    assert DYNAMO.rendered("m", '{"message":"Bad Request"}') == ""
 
 
 def test_a_batch_has_the_lowest_tier_and_no_credit() -> None:

@@ -137,6 +137,17 @@ def test_the_horizon_is_the_idle_time_of_evicted_chains() -> None:
     assert index.horizon_s() == pytest.approx(12.0)
 
 
+def test_each_chain_counts_in_the_horizon_also_of_those_that_came_at_once() -> None:
+    """SGLang publishes what several requests stored with one time."""
+    index = BlockIndex()
+    for chain in range(10):
+        store(index, [10 * chain + 1, 10 * chain + 2], at=10.0)
+    store(index, [101, 102], at=41.0)
+    for chain in range(11):
+        remove(index, 10 * chain + 2, 10 * chain + 1, at=42.0)
+    assert index.horizon_s() == pytest.approx(32.0)
+
+
 def test_a_trickle_of_blocks_is_reported_in_steps() -> None:
     index = BlockIndex()
     index.apply([Stored(list(range(1, 65)), block_size=16, session_id="s")], 0.0)

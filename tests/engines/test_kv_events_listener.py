@@ -128,12 +128,30 @@ async def test_a_gap_is_filled_from_the_replay(publisher: Publisher, has_topic: 
     source = KvEventSource(publisher.url, publisher.replay_url)
     async with kv_events_heard([engine(source)], heard.facts.put_nowait, heard.evict), asyncio.timeout(DEADLINE_S):
         await publisher.heard()
+        assert await publisher.answer_replay(has_topic) == 0
         await publisher.send(stored(1, 2, size=256, session_id="s"), is_lost=True)
         await publisher.send(stored(3, size=256), is_lost=True)
         await publisher.send(removed(2))
         assert await publisher.answer_replay(has_topic) == 0
         assert await heard.next() == CacheLost("gpu", {"s": 256})
     assert heard.evicted == [("gpu", 1, 0.0)]
+
+
+async def test_what_an_engine_evicted_before_it_was_heard_is_known_and_not_counted(publisher: Publisher) -> None:
+    heard, running = Heard(), engine(KvEventSource(publisher.url, publisher.replay_url))
+    publisher.sent = [
+        batch(stored(1, 2, 3, size=256, session_id="s"), at=10.0),
+        batch(removed(3), at=14.0),
+        batch(cleared(), at=15.0),
+        batch(stored(4, 5, size=256, session_id="s"), at=16.0),
+    ]
+    async with kv_events_heard([running], heard.facts.put_nowait, heard.evict), asyncio.timeout(DEADLINE_S):
+        await publisher.heard()
+        assert await publisher.answer_replay(has_topic=False) == 0
+        await publisher.send(removed(5))
+        assert await heard.next() == CacheLost("gpu", {"s": 256})
+    assert heard.evicted[0][1:] == (0, 4.0)
+    assert sum(number for _, number, _ in heard.evicted) == 1
 
 
 async def test_at_a_gap_without_replay_the_index_is_forgotten(publisher: Publisher) -> None:

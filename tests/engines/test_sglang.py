@@ -149,10 +149,46 @@ def test_prefix_hits_come_from_metrics() -> None:
     assert (report.prefix_queries_tokens, report.prefix_hits_tokens) == (100, 60)
 
 
-def test_a_rank_is_addressed_by_header() -> None:
-    sent = SGLANG.outgoing(OutgoingRequest(CHAT, {}, Hints(), pool="1"), learned())
-    assert sent.headers == (("X-Data-Parallel-Rank", "1"),)
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, MESSAGES, RESPONSES])
+def test_a_rank_is_addressed_by_header(path: str) -> None:
+    sent = SGLANG.outgoing(OutgoingRequest(path, {}, Hints(), pool="1"), learned(default_priority_value=0))
+    assert ("X-Data-Parallel-Rank", "1") in sent.headers
     assert sent.pin == "X-Data-Parallel-Rank"
+
+
+def test_responses_pin_and_salt_from_the_release_on_that_was_seen_to_do_so() -> None:
+    before = learned(version="0.5.22")
+    assert SGLANG.outgoing(OutgoingRequest(RESPONSES, {}, Hints(), pool="1"), before).pin == ""
+    assert SGLANG.salted_paths(before) == {CHAT, COMPLETIONS}
+    assert SGLANG.salted_paths(learned()) == {CHAT, COMPLETIONS, RESPONSES}
+
+
+def test_a_fresh_server_counts_hits_although_there_was_none_yet() -> None:
+    report = SGLANG.parse_report(pages("sglang-0.5.23"))
+    assert (report.prefix_queries_tokens, report.prefix_hits_tokens) == (11, 0)
+    assert "--enable-metrics" not in remedies(recorded_abilities())
+    bare = pages("sglang-0.5.23") | {"/metrics": ""}
+    bare["/server_info"] = orjson.dumps(orjson.loads(bare["/server_info"]) | {"enable_metrics": False}).decode()
+    assert "--enable-metrics" in {a.remedy for a in SGLANG.advice(SGLANG.parse_report(bare), recorded_abilities())}
+
+
+def test_the_flag_for_a_shorter_context_is_its_own() -> None:
+    (found,) = (
+        a.remedy
+        for a in SGLANG.advice(SGLANG.parse_report(pages("sglang-0.5.23")), recorded_abilities())
+        if "shorter" in a.remedy
+    )
+    assert "--context-length" in found
+
+
+def test_a_prompt_is_read_back_from_its_tokens() -> None:
+    asked = SGLANG.rendering("m", [{"role": "user", "content": "hi"}], [])
+    assert asked is not None
+    assert asked[0] in recorded_abilities().paths  # type: ignore[operator]
+    again = SGLANG.rendered("m", '{"tokens":[4088,2777],"count":2,"max_model_len":32768}')
+    assert again == ("/v1/detokenize", {"model": "m", "tokens": [4088, 2777], "skip_special_tokens": False})
+    assert SGLANG.rendered("m", '{"text":"system\\nhi"}') == "system\nhi"
+    assert SGLANG.rendered("m", '{"object":"error","message":"no template"}') == ""
 
 
 def test_advice_names_the_flags_that_are_missing() -> None:

@@ -70,9 +70,9 @@ def test_version_and_paths_are_learned() -> None:
 
 
 def test_the_rendered_prompt_is_read_from_token_strings() -> None:
-    prompt = VLLM.rendered(text("vllm-0.32", "tokenize.json"))
+    prompt = VLLM.rendered("m", text("vllm-0.32", "tokenize.json"))
     assert 0 < prompt.find("turngatesystemmark") < prompt.find("turngatetoolmark")
-    assert VLLM.rendered('{"tokens":[1],"token_strs":null}') == ""
+    assert VLLM.rendered("m", '{"tokens":[1],"token_strs":null}') == ""
 
 
 def test_priority_goes_as_a_header_lower_first() -> None:

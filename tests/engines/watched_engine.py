@@ -28,6 +28,8 @@ class FakeEngine:
         self.posts: list[tuple[str, dict[str, str], Any]] = []
         self.cached_tokens: list[int | None] = [0, 96]
         self.refuse: Callable[[Any, Any], tuple[int, str] | None] = lambda headers, body: None
+        self.answers = {"/tokenize": text("vllm-0.32", "tokenize.json")}
+        """To posts, by path; chats are answered in any case."""
         self.port: int | None = None
         """Kept over a restart."""
         self._server: TestServer | None = None
@@ -55,8 +57,8 @@ class FakeEngine:
     async def _post(self, request: web.Request) -> web.Response:
         body = await request.json()
         self.posts.append((request.path, dict(request.headers), body))
-        if request.path == "/tokenize":
-            return web.Response(text=text("vllm-0.32", "tokenize.json"))
+        if request.path in self.answers:
+            return web.Response(text=self.answers[request.path])
         if refusal := self.refuse(request.headers, body):
             return web.json_response({"error": {"message": refusal[1]}}, status=refusal[0])
         cached = self.cached_tokens[min(len(self.chats), len(self.cached_tokens)) - 1]
