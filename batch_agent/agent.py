@@ -12,7 +12,7 @@ from batch_agent.calls import ModelCalls, Reply
 from batch_agent.checkpoint import Checkpoint, Saved
 from batch_agent.plan import Plan
 from batch_agent.results import BudgetError, HTTPStatusError, MaxTurnsError, OutputTruncated, Usage
-from batch_agent.schema import output_of
+from batch_agent.schema import correction, output_of
 from tool_runtime.agent_loop import AgentLoop, Message, ModelTurn, OutOfTurns, Step, text_in
 from tool_runtime.runtime import ToolRuntime
 from tool_runtime.types import Call, Context
@@ -78,9 +78,9 @@ class Agent:
 
     async def _correct(self, fault: str) -> str | None:
         if self.finish_reason == "length":
-            raise OutputTruncated(f"the answer was cut at its token limit. {fault}")
+            raise OutputTruncated(_cut(self.loop.usages[-1].completion_tokens, fault))
         try:
-            return text_in(await self.loop.answer(self, self.loop.turns + 1, fault))
+            return text_in(await self.loop.answer(self, self.loop.turns + 1, correction(fault)))
         except OutOfTurns:
             return None
 
@@ -147,3 +147,9 @@ class Agent:
 
     def _count_retry(self) -> None:
         self.num_retries += 1
+
+
+def _cut(num_tokens: int, fault: str) -> str:
+    """Return the message of an answer that ended at its token limit, with the remedy."""
+    limit = f"its limit of {num_tokens:,} tokens" if num_tokens else "its token limit"
+    return f"the answer was cut at {limit} before its output was complete ({fault}): raise sampling['max_tokens']"

@@ -6,19 +6,19 @@ import inspect
 import logging
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
-from itertools import chain
+from itertools import accumulate, chain, pairwise
 from typing import Any
 
 from batch_agent import environment, reducing
 from batch_agent.batch import Agents, in_order_of_completion, only_model, opened, reached
-from batch_agent.calls import ModelCalls, Slots
+from batch_agent.calls import ModelCalls, Slots, usage_of
 from batch_agent.connection import Connection, error_text
 from batch_agent.environment import gateway_url
 from batch_agent.outage import Outage
 from batch_agent.plan import fill
-from batch_agent.results import AgentError, AgentFailed, AgentResult, BadAnswer, error_of
+from batch_agent.results import AgentError, AgentFailed, AgentResult, BadAnswer, Usage, error_of
 from batch_agent.runtimes.base import Runtime
-from batch_agent.spec import OUTAGE_S, BatchSpec, OnResult
+from batch_agent.spec import KEYWORDS, OUTAGE_S, BatchSpec, OnResult, hint
 from tool_runtime.types import Json
 
 LOG = logging.getLogger(__name__)
@@ -81,6 +81,8 @@ def spec_of(keywords: Mapping[str, Any]) -> tuple[BatchSpec, Runtime | None, Out
         given.setdefault("max_concurrent", max_agents)
     if runtime is not None and not isinstance(runtime, Runtime):
         raise TypeError(f"runtime is an OpenCodeRuntime or a CommandRuntime, not {runtime!r}")
+    if unknown := sorted(given.keys() - KEYWORDS):
+        raise TypeError("; ".join(f"there is no keyword {key}{hint(key)}" for key in unknown))
     spec = BatchSpec(**given)
     return spec, runtime, outage or Outage(spec.outage_s)
 
@@ -191,13 +193,36 @@ async def _completions(calls: ModelCalls, common: Json, prompts: Sequence[str], 
         return [AgentResult(f"job-{index}", index, None, error_of(error)) for index in indexes]
     except (KeyError, TypeError):
         raise BadAnswer("the gateway answered what is no completion") from None
-    return [_result(index, found.get(index)) for index in indexes]
+    choices = [found.get(index) for index in indexes]
+    answered = [choice is not None and not choice.get("error") for choice in choices]
+    usages = shared_usage(
+        usage_of(answer),
+        [len(prompt) if is_in else 0 for prompt, is_in in zip(prompts, answered, strict=True)],
+        [len(choice["text"]) if choice and is_in else 0 for choice, is_in in zip(choices, answered, strict=True)],
+    )
+    return [_result(*each) for each in zip(indexes, choices, usages, strict=True)]
 
 
-def _result(index: int, choice: Json | None) -> AgentResult:
+def shared_usage(total: Usage, prompt_chars: Sequence[int], answer_chars: Sequence[int]) -> list[Usage]:
+    """Return each prompt's part of the tokens of a list, by lengths: an answer to a list counts them as one sum.
+    The parts have that sum."""
+    prompt_tokens = _parts(total.prompt_tokens, prompt_chars)
+    cached_tokens = _parts(total.cached_tokens, prompt_chars)
+    completion_tokens = _parts(total.completion_tokens, answer_chars)
+    return list(map(Usage, prompt_tokens, cached_tokens, completion_tokens))
+
+
+def _parts(total: int, sizes: Sequence[int]) -> list[int]:
+    whole = sum(sizes)
+    bounds = [total * before // whole if whole else 0 for before in accumulate(sizes, initial=0)]
+    return [end - begin for begin, end in pairwise(bounds)]
+
+
+def _result(index: int, choice: Json | None, usage: Usage) -> AgentResult:
     name = f"job-{index}"
     if choice is None:
         return AgentResult(name, index, None, AgentError("BadAnswer", "there is no answer to this prompt"))
     if choice.get("error"):
         return AgentResult(name, index, None, AgentError("PromptError", error_text(choice)))
-    return AgentResult(name, index, choice["text"], finish_reason=choice.get("finish_reason") or "", turns=1)
+    reason = choice.get("finish_reason") or ""
+    return AgentResult(name, index, choice["text"], finish_reason=reason, turns=1, usage=usage)

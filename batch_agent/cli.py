@@ -6,10 +6,8 @@ import argparse
 import asyncio
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, aclosing
-from dataclasses import fields
-from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -21,7 +19,7 @@ from batch_agent.api import BatchAgent
 from batch_agent.outage import Outage
 from batch_agent.results import AgentFailed, AgentResult, Usage, as_json
 from batch_agent.runtimes import CommandRuntime, OpenCodeRuntime
-from batch_agent.spec import OUTAGE_S, BatchSpec
+from batch_agent.spec import KEYWORDS, OUTAGE_S, hint
 
 _LEAST_PAUSE_S = 0.1
 """Shortest pause between two lines on a terminal. Elsewhere, such as in a log, it is `_LOG_PAUSE_S`."""
@@ -34,11 +32,16 @@ class Progress:
     """Counts results, and shows them on standard error."""
 
     def __init__(
-        self, total: int, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        total: int,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        first_log_s: float = 1.0,
     ) -> None:
         self._total = total
         self._stream = stream or sys.stderr
         self._clock = clock
+        self._first_log_s = first_log_s
         self._is_terminal = self._stream.isatty()
         self._began_at = self._shown_at = clock()
         self._num_done = self._num_failed = 0
@@ -54,10 +57,13 @@ class Progress:
             self._show()
 
     async def keep_showing(self) -> None:
-        """Show the passing time on a terminal, even before the first result, until this is cancelled."""
-        while self._is_terminal:
+        """Show at once that the batch runs, and the passing time, until this is cancelled. A log has its first
+        line only once the batch has run for a moment: one that cannot run ends with its error alone."""
+        if not self._is_terminal:
+            await asyncio.sleep(self._first_log_s)
+        while True:
             self._show()
-            await asyncio.sleep(_LONGEST_PAUSE_S)
+            await asyncio.sleep(_LONGEST_PAUSE_S if self._is_terminal else _LOG_PAUSE_S)
 
     def tell(self, text: str) -> None:
         """Print a line of its own, at once."""
@@ -213,9 +219,8 @@ def read_spec(file: Path) -> dict[str, Any]:
         raise SpecError(f"{file}: {error}") from None
     if not isinstance(spec, dict):
         raise SpecError(f"{file} must hold keys and values, as `batch-agent run --help` shows")
-    known = {field.name for field in fields(BatchSpec)} | {"runtime", "max_agents"}
-    if unknown := sorted(map(str, spec.keys() - known)):
-        raise SpecError(f"{file}: no such key: {', '.join(key + _meant(key, known) for key in unknown)}")
+    if unknown := sorted(map(str, spec.keys() - (KEYWORDS - {"outage"}))):
+        raise SpecError(f"{file}: no such key: {', '.join(key + hint(key) for key in unknown)}")
     if "task" not in spec or not isinstance(spec.get("inputs"), list):
         raise SpecError(f"{file} must hold at least `task` and the list `inputs`")
     for key in ("output_schema", "on_result", "compact"):
@@ -228,12 +233,6 @@ def read_spec(file: Path) -> dict[str, Any]:
     if "runtime" in spec:
         spec["runtime"] = _runtime(spec["runtime"])
     return spec
-
-
-def _meant(key: str, known: Iterable[str]) -> str:
-    """Return the known key that the user may have meant. Empty: no key is similar."""
-    close = get_close_matches(key, known, n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
 
 
 def _runtime(given: Any) -> OpenCodeRuntime | CommandRuntime:

@@ -21,7 +21,7 @@ class AgentError:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens as the engine counted them, over all model calls."""
+    """Tokens as the engine counted them, over all model calls. Of a list of prompts: a part of the sum."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0

@@ -77,13 +77,18 @@ def _checked(schema: Json) -> Json:
     return schema
 
 
+def correction(fault: str) -> str:
+    """Return the words in which an author reads what is wrong with its answer."""
+    return _CORRECTION.format(fault=fault)
+
+
 async def output_of(
     schema: OutputSchema | None, text: str, correct: Callable[[str], Awaitable[str | None]]
 ) -> Any:
     """Return the output in an answer. An answer that does not fit is corrected once by its author, then repaired.
 
-    `correct` sends the fault and returns the new answer. None: the author cannot be asked. Raises
-    OutputValidationError.
+    `correct` takes the fault, has the answer corrected (`correction`), and returns the new one. None: the author
+    cannot be asked. Raises OutputValidationError.
     """
     if schema is None:
         return text
@@ -91,7 +96,7 @@ async def output_of(
         return schema.read(text)
     except OutputValidationError as error:
         fault = error
-    corrected = await correct(_CORRECTION.format(fault=fault))
+    corrected = await correct(str(fault))
     for tried, repair in ((corrected, False), (corrected, True), (text, True)):
         try:
             return schema.read(tried or "", repair=repair)

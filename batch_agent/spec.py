@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -142,3 +143,44 @@ def _must_be(name: str, value: Any, kind: Any) -> None:
 _RESERVED = frozenset(
     ("model", "messages", "tools", "tool_choice", "response_format", "stream", "stream_options", "n")
 )
+
+
+# ---- keywords that do not exist, with those that were perhaps meant
+
+KEYWORDS = frozenset((*(field.name for field in fields(BatchSpec)), "runtime", "outage", "max_agents"))
+_OF_A_MODEL_CALL = frozenset(
+    (
+        *(
+            "max_tokens",
+            "max_completion_tokens",
+            "temperature",
+            "top_p",
+            "top_k",
+            "min_p",
+            "seed",
+            "stop",
+            "logprobs",
+        ),
+        *("presence_penalty", "frequency_penalty", "repetition_penalty", "reasoning_effort", "extra_body", "user"),
+    )
+)
+_MEANT = {
+    "prompt": "task",
+    "prompts": "inputs (one mapping for each) and task",
+    "base_url": "gateway",
+    "system": "system_prompt",
+    "schema": "output_schema",
+    "response_format": "output_schema",
+    "concurrency": "max_concurrent",
+    "max_workers": "max_concurrent",
+    "timeout": "timeout_per_agent",
+    "retries": "max_retries",
+}
+
+
+def hint(key: str) -> str:
+    """Return the end of a message about a keyword that does not exist. Empty: none is similar."""
+    if key in _OF_A_MODEL_CALL:
+        return f" (did you mean sampling={{{key!r}: ...}}?)"
+    meant = _MEANT.get(key) or next(iter(get_close_matches(key, KEYWORDS, n=1)), "")
+    return f" (did you mean {meant}?)" if meant else ""

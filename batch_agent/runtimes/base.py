@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from batch_agent import environment, process
 from batch_agent.agent import Budget
@@ -22,7 +22,7 @@ from batch_agent.checkpoint import Checkpoint, Saved
 from batch_agent.outage import Look, Outage
 from batch_agent.plan import Plan
 from batch_agent.results import AgentResult, Timings, Usage, WorkerError, error_of, jsonable
-from batch_agent.schema import OutputSchema, output_of
+from batch_agent.schema import OutputSchema, correction, output_of
 from batch_agent.spec import BatchSpec
 
 DEFAULT_WORKERS = 10
@@ -92,10 +92,23 @@ class Runtime(ABC):
     """False: all agents work in `working_dir` itself."""
     keep_workspaces: str = ""
     """A directory in which the working copies stay. Empty: they are removed."""
+    remedy: ClassVar[str] = ""
+    """What to do where the program is missing, as the end of a message."""
 
     @abstractmethod
     def launch(self, link: Link, prompt: str, conversation: str = "") -> Launch | None:
         """Return how to start the program, or to resume a conversation. None: the program cannot resume."""
+
+    @property
+    @abstractmethod
+    def program(self) -> str:
+        """The program that is started, by its name or path."""
+
+    def refuse_missing_program(self) -> None:
+        """Raises ValueError where no agent could start. A relative path is one of a working copy, made later."""
+        is_later = os.sep in self.program and not os.path.isabs(self.program)
+        if not is_later and shutil.which(self.program, path=self.extra_env.get("PATH")) is None:
+            raise ValueError(f"there is no program {self.program!r} on PATH{self.remedy}")
 
     @abstractmethod
     def output(self) -> Output:
@@ -106,6 +119,7 @@ class Runtime(ABC):
         """Like `batch_agent.batch.opened`. Raises ValueError for a batch that needs more than a program can do."""
         if spec.tools:
             raise ValueError("tools= cannot be given to a runtime: the program brings its own")
+        self.refuse_missing_program()
         now = asyncio.get_running_loop().time()
         schema = None if spec.output_schema is None else OutputSchema(spec.output_schema)
         plan = Plan(spec, spec.model or self.model, (), schema)
@@ -252,7 +266,7 @@ class Worker:
         return await output_of(schema, await self._through(self.runtime.launch(self.link, prompt)), self._correct)
 
     async def _correct(self, fault: str) -> str | None:
-        again = self._resumed(fault)
+        again = self._resumed(correction(fault))
         return None if again is None else await self._through(again)
 
     def _resumed(self, prompt: str) -> Launch | None:

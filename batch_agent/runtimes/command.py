@@ -29,6 +29,14 @@ class CommandRuntime(Runtime):
         if not self.command:
             raise ValueError("command is empty")
 
+    @property
+    def program(self) -> str:
+        return self.command[0]
+
+    def refuse_missing_program(self) -> None:
+        if "{" not in self.program and "PATH" not in self.variables:  # else it is known once an agent starts
+            super().refuse_missing_program()
+
     def launch(self, link: Link, prompt: str, conversation: str = "") -> Launch | None:
         if conversation:
             return None

@@ -29,6 +29,12 @@ class OpenCodeRuntime(Runtime):
     temperature: bool = True
     tool_call: bool = True
 
+    remedy = ": npm install -g opencode-ai, or give its path as opencode_bin"
+
+    @property
+    def program(self) -> str:
+        return self.opencode_bin
+
     def launch(self, link: Link, prompt: str, conversation: str = "") -> Launch:
         """Send the prompt to standard input: OpenCode quotes arguments, and the system bounds their length."""
         go_on = ["--session", conversation] if conversation else []

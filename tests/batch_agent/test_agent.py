@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import pytest
@@ -209,6 +210,11 @@ async def test_an_answer_that_was_cut_is_not_asked_for_again(gateway: Scripted, 
     (result,) = await run(output_schema=Found)
     assert result.error is not None
     assert (result.error.type, result.finish_reason, len(gateway.asked)) == ("OutputTruncated", "length", 1)
+    assert re.fullmatch(
+        r"the answer was cut at its limit of \d+ tokens before its output was complete \(the answer .*\):"
+        r" raise sampling\['max_tokens'\]",
+        result.error.message,
+    )
 
 
 async def test_a_refusal_is_a_result_with_its_reason(gateway: Scripted, run: Run) -> None:

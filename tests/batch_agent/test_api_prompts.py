@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from batch_agent import api, map_gather, scatter_gather, tree_reduce
+from batch_agent import Usage, api, map_gather, scatter_gather, tree_reduce
 from tests.batch_agent.scripted import Asked, Scripted, refusal, says
 
 
@@ -33,6 +33,20 @@ async def test_answers_are_found_by_their_index_in_one_request(gateway: Scripted
     (asked,) = gateway.asked
     assert asked.headers["X-Turngate-Prompt-Errors"] == "separate"
     assert (asked.path, asked.body["max_tokens"], asked.body["model"]) == ("/v1/completions", 3, "m")
+
+
+async def test_the_tokens_of_a_list_are_parted_among_its_prompts_by_length(gateway: Scripted) -> None:
+    usage = {"prompt_tokens": 101, "completion_tokens": 50, "prompt_tokens_details": {"cached_tokens": 64}}
+
+    def counted(asked: Asked) -> Any:
+        texts = ["", "x" * 30, "x" * 10]
+        choices = [{"index": index, "text": text, "finish_reason": "stop"} for index, text in enumerate(texts)]
+        choices[0]["error"] = {"message": "too long"}
+        return {"choices": choices, "usage": usage}
+
+    gateway.script = counted
+    results = await scatter_gather(["p" * 99, "p" * 10, "p" * 30], gateway=gateway.url, model="m")
+    assert [result.usage for result in results] == [Usage(), Usage(25, 16, 37), Usage(76, 48, 13)]
 
 
 async def test_more_prompts_than_one_request_takes_are_several(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from typing import Any
 
 import pytest
@@ -225,6 +226,22 @@ async def test_what_cannot_be_run_is_said_before_anything_is_sent(
     with pytest.raises(ValueError, match=fault):
         await run(**keywords)
     assert gateway.asked == []
+
+
+@pytest.mark.parametrize(
+    ("keyword", "meant"),
+    [
+        ("max_tokens", "sampling={'max_tokens': ...}"),
+        ("temperature", "sampling={'temperature': ...}"),
+        ("base_url", "gateway"),
+        ("max_turn", "max_turns"),
+    ],
+)
+async def test_a_keyword_that_does_not_exist_is_answered_with_the_one_that_was_meant(
+    run: Run, keyword: str, meant: str
+) -> None:
+    with pytest.raises(TypeError, match=re.escape(f"there is no keyword {keyword} (did you mean {meant}?)")):
+        await run(**{keyword: 5})
 
 
 async def test_no_inputs_are_no_results(run: Run) -> None:

@@ -119,6 +119,8 @@ async def test_tools_and_schemas_are_found_in_the_working_directory(
     [
         ({"inputs": "none"}, "`inputs`"),
         ({"tsk": "x"}, r"no such key: tsk \(did you mean task\?\)"),
+        ({"max_tokens": 5}, r"no such key: max_tokens \(did you mean sampling=\{'max_tokens': \.\.\.\}\?\)"),
+        ({"runtime": {"opencode": {"opencode_bin": "gone"}}}, "there is no program 'gone' on PATH: npm install"),
         ({"max_turns": "many"}, "max_turns must be a whole number, not 'many'"),
         ({"max_turns": True}, "max_turns must be a whole number"),
         ({"max_turns": None}, "max_turns must be a whole number"),
@@ -178,13 +180,13 @@ def test_progress_counts_and_estimates_what_is_left() -> None:
     assert progress.line() == "2/4 done, 1 failed, 10 s, 10 tokens/s, 80% cached, about 10 s left"
 
 
-async def test_a_terminal_shows_that_time_passes_before_the_first_result() -> None:
-    terminal = Terminal()
-    showing = asyncio.create_task(Progress(4, terminal).keep_showing())
-    while not terminal.getvalue():
+@pytest.mark.parametrize("stream", [Terminal(), io.StringIO()], ids=["terminal", "log"])
+async def test_the_first_line_of_the_progress_comes_at_once(stream: io.StringIO) -> None:
+    showing = asyncio.create_task(Progress(4, stream, first_log_s=0).keep_showing())
+    while not stream.getvalue():
         await asyncio.sleep(0)
     showing.cancel()
-    assert "0/4 done" in terminal.getvalue()
+    assert "0/4 done" in stream.getvalue()
 
 
 def test_what_a_person_is_told_meanwhile_takes_the_place_of_the_line_that_is_redrawn() -> None:

@@ -128,9 +128,17 @@ async def test_a_program_that_does_not_exist_says_so(tmp_path: Path) -> None:
     runtime = CommandRuntime(
         command=["no-such-program"], gateway="http://127.0.0.1:9", model="m", working_dir=str(tmp_path)
     )
+    with pytest.raises(ValueError, match="there is no program 'no-such-program' on PATH"):
+        await BatchAgent.run(task="x", inputs=[{}] * 3, runtime=runtime)
+
+
+async def test_a_program_of_the_working_copy_that_does_not_exist_is_an_error_of_each_agent(tmp_path: Path) -> None:
+    runtime = CommandRuntime(
+        command=["./made-later"], gateway="http://127.0.0.1:9", model="m", working_dir=str(tmp_path)
+    )
     (result,) = await BatchAgent.run(task="x", inputs=[{}], runtime=runtime)
     assert result.error is not None
-    assert "no-such-program cannot be started" in result.error.message
+    assert "./made-later cannot be started" in result.error.message
 
 
 CHILD = (
