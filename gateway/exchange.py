@@ -20,8 +20,9 @@ from gateway.core.json_edit import Edit, edited, splice
 from gateway.core.reply import Reply
 from gateway.core.transport import HeaderList, Request
 from gateway.dialects.base import Dialect, Opening
+from policies.engine_queue import EngineTime
 from policies.recognition.prefix_breaks import Found
-from policies.types import Blocks, Dispatch, History, Turn, TurnKind, Usage, value
+from policies.types import Blocks, Dispatch, History, Turn, TurnKind, Usage, Waited, value
 
 if TYPE_CHECKING:
     from gateway.dialects.rounds import PublicAnswer, Round
@@ -124,6 +125,48 @@ class Timings:
     engine_asked_at: float | None = None
     first_byte_at: float | None = None
     finished_at: float | None = None
+
+
+@dataclass(slots=True)
+class TimeSplit:
+    """Where the time of a request went, in seconds: sums over its model calls. The gateway's own time is the
+    rest."""
+
+    gate_s: float = 0.0
+    queue_s: float = 0.0
+    """In engines' queues, as far as can be inferred."""
+    prefill_s: float = 0.0
+    beside_s: float = 0.0
+    """Part of the prefill that went to prompts of other calls."""
+    decode_s: float = 0.0
+    failed_s: float = 0.0
+    """At replicas that failed before an answer began."""
+    tools_s: float = 0.0
+    """In tools of the gateway."""
+    waited: Waited | None = None
+    """The longest wait at the gate. None: it never waited."""
+
+    def saw_gate(self, gate_s: float, waited: Waited | None) -> None:
+        """Count the wait of a model call at the gate, or of one more attempt at it."""
+        is_longest = gate_s > self.gate_s
+        self.gate_s += gate_s
+        if waited is not None and (is_longest or self.waited is None):
+            self.waited = waited
+
+    def saw_engine(self, spent: EngineTime) -> None:
+        """Count a model call."""
+        self.queue_s += spent.queue_s
+        self.prefill_s += spent.prefill_s
+        self.beside_s += spent.beside_s
+        self.decode_s += spent.decode_s
+
+    def saw_failure(self, seconds: float) -> None:
+        """Count a call that was not answered."""
+        self.failed_s += seconds
+
+    def saw_tools(self, seconds: float) -> None:
+        """Count a wait for tools of the gateway."""
+        self.tools_s += seconds
 
 
 class Trace(Protocol):
@@ -230,6 +273,9 @@ class Exchange:
     kept waiting."""
     opening: Opening | None = None
     """What the client was sent while it waited, in an answer without tools of the gateway. None: nothing."""
+    spent: TimeSplit = field(default_factory=TimeSplit)
+    recomputed_tokens: int = 0
+    """Of the session's earlier prompt, which its engine no longer had."""
     charges: list[Usage] = field(default_factory=list)
     """What limits count of each model call before the latest."""
     is_delivered: bool = False

@@ -291,6 +291,11 @@ class AdmissionQueue:
         if self.held:
             self._recent.append(now)
 
+    def is_behind(self, turn: Turn, now: float) -> bool:
+        """Whether turns of other flows go before those of this one, since they got less."""
+        flows = self.held.flows
+        return len(flows) > 1 and self.shares.in_order(flows, now)[0] != flow_of(turn)
+
     def candidates(self, most: int, bound_s: float, now: float) -> tuple[list[Turn], bool]:
         """Return the turns that may go next, best first, and whether idle residents have to yield to them. Of
         several flows the next one has that right as soon as any turn waits too long: its admission brings that

@@ -92,6 +92,11 @@ class DispatchQueue:
         self._queues[flow_of(turn)].num_waiting -= 1
         return turn
 
+    def is_behind(self, turn: Turn, now: float) -> bool:
+        """Whether turns of other flows that wait go before those of this one, since they got less."""
+        flows = self._waiting() if len(self._queues) > 1 else []
+        return len(flows) > 1 and self.shares.in_order(flows, now)[0] != flow_of(turn)
+
     def drain(self) -> list[Turn]:
         """Remove all turns; return them in the order in which they came."""
         turns = list(self._turns.values())

@@ -12,6 +12,7 @@ from itertools import islice, takewhile
 
 from policies.capacity import Capacity, Concurrency
 from policies.dispatch_queue import DispatchQueue
+from policies.engine_queue import EngineQueue
 from policies.forecast import Forecast, Reserve, expected_turns
 from policies.gate_time import GateTime
 from policies.learning import Pace, TokenRatio, blend
@@ -70,6 +71,7 @@ class Pool:
     capacity: Capacity = field(default_factory=Capacity)
     switch: Switch = field(default_factory=Switch)
     gate_time: GateTime = field(default_factory=GateTime)
+    engine_queue: EngineQueue = field(default_factory=EngineQueue)
     reuse: ReuseDistances = field(default_factory=ReuseDistances)
     grain_tokens: int = 0
     """Divides all numbers of cached tokens so far: its engine finds blocks of so many. 0: not seen yet."""
@@ -189,6 +191,8 @@ class Fleet:
         if fact.has_strangers is not None:
             self.has_strangers = fact.has_strangers
         self._resize(pool, fact)
+        if fact.running is not None and fact.waiting is not None:
+            pool.engine_queue.saw(fact.running, fact.waiting)
 
     def _resize(self, pool: Pool, fact: ReplicaReported) -> None:
         """Set the slots of a replica: as stated, else as learned."""
@@ -446,6 +450,8 @@ class SessionView:
     """Of its last turn."""
     expected_turns: float
     """Turns still to come: declared, or learned from its family."""
+    is_engine_queued: bool = False
+    """Whether a turn of it is in the queue of its engine now: inferred from the polled counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -466,19 +472,20 @@ def view_of(
     gate: GateState,
     counts_sessions: bool = True,
     named: frozenset[SessionId] = frozenset(),
+    queued: frozenset[SessionId] = frozenset(),
 ) -> FleetView:
-    """Return a copy of the fleet. Counting sessions looks at each of them."""
+    """Return a copy of the fleet. Counting sessions looks at each of them. `queued`: those in engines' queues."""
     sessions = fleet.sessions.values() if counts_sessions else ()
     return FleetView(
         sessions=Counter(session.state for session in sessions),
         num_families=len(fleet.families),
         waiting=waiting,
         replicas=[_replica(pool, ceiling, gate) for pool in fleet.pools.values()],
-        named={id_: _session(fleet, fleet.sessions[id_]) for id_ in named if id_ in fleet.sessions},
+        named={id_: _session(fleet, fleet.sessions[id_], id_ in queued) for id_ in named if id_ in fleet.sessions},
     )
 
 
-def _session(fleet: Fleet, session: Session) -> SessionView:
+def _session(fleet: Fleet, session: Session, is_queued: bool) -> SessionView:
     family = fleet.families[session.family_id]
     return SessionView(
         state=session.state,
@@ -489,6 +496,7 @@ def _session(fleet: Fleet, session: Session) -> SessionView:
         lease_until=session.lease_until,
         prompt_tokens=session.prompt_tokens,
         expected_turns=expected_turns(family, session.num_begun, session.remaining_turns, keeps=False),
+        is_engine_queued=is_queued,
     )
 
 

@@ -103,6 +103,11 @@ class Pace:
         guessed_s = GUESSED_RETURNS * self.prefill_token_s
         return (guessed_s + self._num_returns * seen_s) / (GUESSED_RETURNS + self._num_returns)
 
+    @property
+    def knows_prefill(self) -> bool:
+        """Whether enough prefills ran alone to say how long one takes."""
+        return self._prefills.num > FEWEST_PREFILLS
+
     def decode_s(self, num_running: float) -> float | None:
         """Time from the first byte of a turn to its end beside so many running turns, itself included, and
         without the prefill of others; None where nothing is known."""
@@ -130,7 +135,7 @@ class Pace:
     def saw_prefill(self, tokens: float, prefill_s: float) -> None:
         """Record how long a prefill of so many tokens took alone. One that took much longer than those before
         waited for room in the engine, and counts as OUTLIER times as long as expected."""
-        if self._prefills.num > FEWEST_PREFILLS:
+        if self.knows_prefill:
             prefill_s = min(prefill_s, OUTLIER * self.prefill_s(tokens))
         self._prefills.saw(tokens, prefill_s)
         base_s = BASE_ITERATIONS * (self._output_tokens.mean or OUTPUT_TOKEN_S)

@@ -17,6 +17,7 @@ from dataclasses import replace
 
 from policies import learning
 from policies.admission import Admission, Limits
+from policies.engine_queue import EngineTime
 from policies.fleet import Fleet, FleetView, GateState, Pool, continues_prompt, option, view_of
 from policies.idle import IdleSessions, Timers
 from policies.ledger import shared_length
@@ -52,7 +53,9 @@ from policies.types import (
     Turn,
     TurnId,
     TurnKind,
+    Usage,
 )
+from policies.waits import Waits, holds_most, residents
 
 
 class Scheduler:
@@ -62,9 +65,9 @@ class Scheduler:
         self._policy, self._limits = policy, limits
         self._fleet = Fleet(policy.forecast, limits.max_sessions)
         self._admission = Admission(self._fleet, policy, limits)
-        self._ready: dict[TurnId, tuple[Pool, Reason, float, float]] = {}
+        self._ready: dict[TurnId, tuple[Pool, Reason, float, float, float]] = {}
         """Turns that wait for a slot only: (pool, reason, tokens that its cache should miss, those of them that it
-        had before)."""
+        had before, since when)."""
         self._resting: dict[TurnId, Turn] = {}
         """Turns that may not go yet: see `Turn.not_before`."""
         self._rests = Timers()
@@ -79,6 +82,7 @@ class Scheduler:
         self._idle = IdleSessions(self._fleet, policy, self._relearn, self._clocks.ended)
         self._deadlines = Timers()
         """Of waiting turns."""
+        self._waits = Waits()
         self._wake_at: float | None = None
         """As returned last."""
         self._num_placed = 0
@@ -117,6 +121,8 @@ class Scheduler:
             self._dispatch(now, decisions)
         if self._fleet.lost or self._fleet.switched:
             self._announce(decisions)
+        if isinstance(fact, Arrived):
+            self._note_wait(fact.turn, now)
         self._wake_at = self._next_wake(now)
         return decisions, self._wake_at
 
@@ -127,11 +133,17 @@ class Scheduler:
             Hold.SLOT: len(self._ready),
             Hold.REPLICA: len(self._resting),
         }
-        return view_of(self._fleet, waiting, self._limits.ceiling, self._gate, counts_sessions, named)
+        queued = self._slots.queued_sessions() if named else frozenset()
+        return view_of(self._fleet, waiting, self._limits.ceiling, self._gate, counts_sessions, named, queued)
 
     def expected_wait_s(self, turn_id: TurnId, now: float) -> float:
         """Estimate the further wait of a turn at the gate; 0 for one that only waits for a slot."""
         return self._admission.expected_wait_of_s(turn_id, now)
+
+    def engine_time(self, turn_id: TurnId, usage: Usage, is_whole: bool, now: float) -> EngineTime | None:
+        """Return where the time of a turn at its engine went that ends now; None when it has no slot. `is_whole`:
+        its answer came at once."""
+        return self._slots.engine_time(turn_id, usage, is_whole, now)
 
     # ---- facts
 
@@ -243,6 +255,7 @@ class Scheduler:
 
     def _refuse(self, turn: Turn, refusal: Refusal, wait_s: float, now: float, decisions: list[Decision]) -> None:
         decisions.append(Reject(turn.id, refusal, max(self._limits.min_retry_after_s, wait_s)))
+        self._waits.forget(turn.id)
         self._fleet.sessions[turn.session_id].num_waiting -= 1
         self._rest(turn, now)
 
@@ -270,8 +283,25 @@ class Scheduler:
             self._sides.discard(turn.id)
             self._idle.ended(session, now)
 
+    def _note_wait(self, turn: Turn, now: float) -> None:
+        """Note what a turn waits for that arrived now and did not go at once."""
+        queue = self._admission.held.get(turn.id)
+        if queue is not None:
+            pools = self._fleet.eligible(turn)
+            holders = residents(pools[0], self._slots.holders(pools[0])) if pools else ()
+            is_share = queue.is_behind(turn, now) or holds_most(self._fleet, turn, pools)
+            estimate_s = self._admission.expected_wait_of_s(turn.id, now)
+            self._waits.note(turn, holders, is_share, len(self._admission.held) - 1, estimate_s, now)
+        elif turn.id in self._ready:
+            pool = self._ready[turn.id][0]
+            is_share = pool.queue.is_behind(turn, now)
+            self._waits.note(turn, self._slots.holders(pool), is_share, len(pool.queue) - 1, 0.0, now)
+        elif turn.id in self._resting:
+            self._waits.note(turn, (), False, 0, turn.not_before - now, now)
+
     def _withdraw(self, turn_id: TurnId, keep_until: float) -> Turn | None:
         """Remove a waiting turn from where it waits; None when it waits nowhere."""
+        self._waits.forget(turn_id)
         if turn_id in self._admission.held:
             return self._admission.withdraw(turn_id, keep_until)
         if turn_id in self._ready:
@@ -359,7 +389,7 @@ class Scheduler:
         evicted_tokens = 0.0
         if expected_blocks < len(last_blocks) and not is_side:
             evicted_tokens = pool.tokens(max(0, shared_length(last_blocks, turn.blocks) - expected_blocks))
-        self._ready[turn.id] = (pool, reason, pool.missing_tokens(turn, expected_blocks), evicted_tokens)
+        self._ready[turn.id] = (pool, reason, pool.missing_tokens(turn, expected_blocks), evicted_tokens, now)
 
     def _dispatch(self, now: float, decisions: list[Decision]) -> None:
         """Give free slots to ready turns."""
@@ -370,13 +400,14 @@ class Scheduler:
 
     def _dispatched(self, turn: Turn, pool: Pool, now: float) -> Dispatch:
         session = self._fleet.sessions[turn.session_id]
-        _, reason, missing_tokens, evicted_tokens = self._ready.pop(turn.id)
+        _, reason, missing_tokens, evicted_tokens, ready_at = self._ready.pop(turn.id)
         session.num_waiting, session.num_running = session.num_waiting - 1, session.num_running + 1
         self._slots.occupy(turn, pool, missing_tokens, evicted_tokens, now)
         # While it waited, tokens per character may have been learned to be fewer.
         expected_cached_tokens = max(0, round(pool.prompt_tokens(turn) - missing_tokens))
         hints = self._slots.hints(turn, pool, self._is_shared(now))
-        return Dispatch(turn.id, pool.replica.id, reason, expected_cached_tokens, hints)
+        waited = self._waits.ended(turn.id, turn.not_before, ready_at, now)
+        return Dispatch(turn.id, pool.replica.id, reason, expected_cached_tokens, hints, waited)
 
     def _announce(self, decisions: list[Decision]) -> None:
         """Announce the sessions that lost their residency, and the gates that opened or closed."""

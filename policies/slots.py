@@ -4,12 +4,13 @@ session when it ends."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from policies import learning
 from policies.admission_queue import AdmissionQueue
 from policies.capacity import shown_by
+from policies.engine_queue import EngineTime
 from policies.fleet import Fleet, Pool
 from policies.forecast import expected_turns, output_tokens
 from policies.learning import LEAST_OUTPUT_TOKEN_S
@@ -22,9 +23,11 @@ from policies.types import (
     Hints,
     Left,
     Session,
+    SessionId,
     Turn,
     TurnId,
     TurnKind,
+    Usage,
 )
 
 
@@ -51,6 +54,13 @@ class RunningTurn:
     """Of the last prompt of its session. None: there is none that this one continues."""
     decoding_tokens: float = 0.0
     """Half of the answers that its replica decoded when it began: what they took then, on average."""
+    place: int = 0
+    """In the queue of its engine."""
+    num_polls: int = 0
+    """Of its engine when it began."""
+    first_byte_at: float | None = None
+    beside_tokens: float = 0.0
+    """Tokens of other prompts that its replica computed until its first byte."""
 
 
 LEAST_MS, LEAST_TOKENS = 50.0, 64.0
@@ -74,9 +84,11 @@ class Slots:
     def occupy(self, turn: Turn, pool: Pool, missing_tokens: float, evicted_tokens: float, now: float) -> None:
         """Give the turn a slot of the pool."""
         pace = pool.pace
+        place = pool.engine_queue.place(len(pool.replica.running))
         pace.prefill_began(turn.id, not pool.replica.queued_prefill_tokens, now)
         pool.replica.occupy_slot(turn.id, round(missing_tokens))
         running = RunningTurn(turn, pool, missing_tokens, evicted_tokens, now, now, pace.prefilled_tokens)
+        running.place, running.num_polls = place, pool.engine_queue.num_polls
         self._running[turn.id] = running
         self._touch(running)
         if self._fleet.tenants.are_rivals:
@@ -135,7 +147,44 @@ class Slots:
         pace = running.pool.pace
         running.pool.replica.end_prefill(turn_id)
         running.alone_s = pace.prefill_ended(turn_id, running.missing_tokens, now)
-        running.began_at, running.prefilled_tokens = now, pace.prefilled_tokens
+        own_tokens = running.missing_tokens
+        running.beside_tokens = max(0.0, pace.prefilled_tokens - own_tokens - running.prefilled_tokens)
+        running.began_at, running.prefilled_tokens, running.first_byte_at = now, pace.prefilled_tokens, now
+
+    def engine_time(self, turn_id: TurnId, usage: Usage, is_whole: bool, now: float) -> EngineTime | None:
+        """Return where the time of a call went that ends now; None when it has no slot. `is_whole`: its answer
+        came at once, so that its first byte says nothing."""
+        running = self._running.get(turn_id)
+        if running is None:
+            return None
+        computed_tokens = running.missing_tokens
+        if usage.prompt_tokens is not None and usage.cached_tokens is not None:
+            computed_tokens = usage.prompt_tokens - usage.cached_tokens
+        return running.pool.engine_queue.split(
+            running.pool.pace,
+            running.place,
+            running.num_polls,
+            running.started_at,
+            None if is_whole else running.first_byte_at,
+            now,
+            computed_tokens,
+            running.beside_tokens,
+        )
+
+    def queued_sessions(self) -> frozenset[SessionId]:
+        """Return the sessions whose turn waits in its engine's queue now."""
+        waits = (running for running in self._running.values() if running.pool.engine_queue.waiting)
+        return frozenset(
+            running.turn.session_id
+            for running in waits
+            if running.first_byte_at is None and running.pool.engine_queue.is_queued(running.place)
+        )
+
+    def holders(self, pool: Pool) -> Iterator[tuple[SessionId, str]]:
+        """Return the sessions whose turns hold the slots of a pool, with their tenants, longest first."""
+        for turn_id in pool.replica.running:
+            turn = self._running[turn_id].turn
+            yield turn.session_id, turn.tenant
 
     def free(self, fact: Left, now: float) -> Turn | None:
         """Take the slot back and learn from the turn; None when it has no slot. A complete agent turn changes the
@@ -145,6 +194,7 @@ class Slots:
             return None
         turn, pool, usage = running.turn, running.pool, fact.usage
         pool.replica.free_slot(turn.id)
+        pool.engine_queue.ended(now)
         answer_chars = (usage.output_tokens or 0) / pool.ratio.value
         found_chars = round((pool.kept_answers or 0.0) * answer_chars)
         pool.reuse.end(turn.id, found_chars, round(answer_chars) - found_chars)

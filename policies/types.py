@@ -413,6 +413,32 @@ class Hints:
     parent_id: SessionId | None = None
 
 
+class WaitCause(StrEnum):
+    """Why a turn waited at the gate."""
+
+    ROOM = "room"  # the cache of no replica had room for its session
+    SLOT = "slot"
+    SHARE = "share"  # other tenants went first, which had got less
+    REPLICA = "replica"  # those that could serve it had refused it
+
+
+@value
+class Waited:
+    """The wait of a turn at the gate."""
+
+    cause: WaitCause
+    """Of its longest part."""
+    room_s: float
+    slot_s: float
+    replica_s: float
+    behind: tuple[tuple[SessionId, str], ...] = ()
+    """Some of the sessions that held the room or the slot when it arrived, with their tenants."""
+    num_before: int = 0
+    """Turns that waited then."""
+    estimate_s: float = 0.0
+    """The wait that was expected then. 0: not enough was known."""
+
+
 @value
 class Dispatch:
     turn_id: TurnId
@@ -420,6 +446,8 @@ class Dispatch:
     reason: Reason
     expected_cached_tokens: int
     hints: Hints = Hints()
+    waited: Waited | None = field(default=None, compare=False)
+    """None: it went at once. A record, which no decision rests on."""
 
 
 @value

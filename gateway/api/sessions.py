@@ -32,6 +32,7 @@ class SessionPhase(StrEnum):
     """What a session does now."""
 
     WAITING = "waiting"  # a turn of it is held at the gate
+    QUEUED = "queued"  # it waits in its engine's own queue, as far as can be inferred
     PREFILL = "prefill"  # it has a slot, and no byte yet
     DECODE = "decode"
     TOOL = "tool"  # its tools run, at the client or here
@@ -175,7 +176,8 @@ def _phase(exchange: Exchange | None, scheduled: SessionView | None, last_at: fl
     if times.leased_at is None or (is_back and scheduled and scheduled.state is SessionState.WAITING):
         return SessionPhase.WAITING, since
     if times.first_byte_at is None:
-        return SessionPhase.PREFILL, times.leased_at
+        is_queued = scheduled is not None and scheduled.is_engine_queued
+        return SessionPhase.QUEUED if is_queued else SessionPhase.PREFILL, times.leased_at
     return SessionPhase.DECODE, max(since, times.first_byte_at)
 
 

@@ -17,6 +17,7 @@ from gateway.core.fields import Json
 
 COLOURS: Mapping[str, str] = {
     "waiting": "yellow",
+    "queued": "red",
     "prefill": "magenta",
     "decode": "green",
     "tool": "cyan",

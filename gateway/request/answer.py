@@ -215,6 +215,7 @@ class TurnAnswer:
                 exchange.tools_at.append(self._clock())
                 goes_on = await self._kept_alive(loop.goes_on())
                 exchange.tools_at.append(self._clock())
+                exchange.spent.saw_tools(exchange.tools_at[-1] - exchange.tools_at[-2])
                 if not goes_on:
                     return answer
                 self._answering.observer.round_ended(exchange)
@@ -248,16 +249,14 @@ class TurnAnswer:
         """Ask one replica. The slot is given back when the engine has finished, which may be before the client has
         read all. Raises Rejected, TurnedAway, EngineFailed."""
         answering, exchange, turn = self._answering, self._exchange, attempts.turn
+        entered_at = self._clock()
         with answering.gate.ticket(turn, has_begun=bool(exchange.rounds)) as ticket:
-            dispatch = ticket.granted() or await self._waited(turn, ticket)
+            dispatch = await self._granted(turn, ticket, entered_at)
+            leased_at = self._clock()
             if exchange.timings.leased_at is None:
-                exchange.timings.leased_at = self._clock()
+                exchange.timings.leased_at = leased_at
             with ModelCall(answering.forward, exchange, payload, dispatch, attempts.count()) as call:
-                try:
-                    answer = await self._kept_alive(call.begin())
-                except EngineFailed as error:
-                    ticket.leave_as(error.ending, exchange.reply.usage)
-                    raise
+                answer = await self._begun(ticket, call, leased_at)
                 ticket.first_byte()
                 self._remember(dispatch)
                 if exchange.timings.first_byte_at is None:
@@ -268,10 +267,26 @@ class TurnAnswer:
                     if exchange.is_delivered:
                         _leave(ticket, exchange, Ending.COMPLETE)
                     raise
+                finally:
+                    if (spent := ticket.engine_time(exchange.reply.usage, not self._is_stream)) is not None:
+                        exchange.spent.saw_engine(spent)
             self._remember(dispatch)
             is_answered = answer.outcome is Outcome.ANSWERED
             _leave(ticket, exchange, Ending.COMPLETE if is_answered else Ending.FAILED)
             return answer
+
+    async def _begun(self, ticket: Ticket, call: ModelCall, leased_at: float) -> UpstreamResponse:
+        """Return the answer of a call, begun. Raises EngineFailed."""
+        exchange = self._exchange
+        try:
+            return await self._kept_alive(call.begin())
+        except EngineFailed as error:
+            exchange.spent.saw_failure(self._clock() - leased_at)
+            ticket.leave_as(error.ending, exchange.reply.usage)
+            raise
+        except (asyncio.CancelledError, ConnectionError):
+            exchange.spent.saw_failure(self._clock() - leased_at)
+            raise
 
     def _kept_alive(self, work: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
         """Return `work`, with keep-alives for a client that wants a stream."""
@@ -284,6 +299,16 @@ class TurnAnswer:
         if exchange.dialect.stores_answers and exchange.reply.id:
             home = Home(dispatch.replica_id, exchange.reply.id)
             self._answering.homes.remember(exchange.caller.tenant, exchange.answer_id, home)
+
+    async def _granted(self, turn: Turn, ticket: Ticket, entered_at: float) -> Dispatch:
+        """Return the replica, and count the wait for it, however it ends. Raises Rejected, TurnedAway, Refused."""
+        dispatch: Dispatch | None = None
+        try:
+            dispatch = ticket.granted() or await self._waited(turn, ticket)
+            return dispatch
+        finally:
+            waited = dispatch.waited if dispatch is not None else None
+            self._exchange.spent.saw_gate(self._clock() - entered_at, waited)
 
     async def _waited(self, turn: Turn, ticket: Ticket) -> Dispatch:
         """Wait for a replica, with keep-alives. Raises Rejected, TurnedAway, Refused."""

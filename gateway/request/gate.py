@@ -19,6 +19,7 @@ from gateway.config.settings import Settings
 from gateway.core.errors import ConfigError, Failure, Outcome, Refused
 from gateway.telemetry.factlog import Header
 from policies.admission import Limits
+from policies.engine_queue import EngineTime
 from policies.fleet import FleetView
 from policies.placement import Place, by_prefix
 from policies.policy import Policy
@@ -227,6 +228,10 @@ class Ticket:
         """Report that the engine has begun to answer."""
         self._gate.tell(FirstByte(self._turn.id))
 
+    def engine_time(self, usage: Usage, is_whole: bool) -> EngineTime | None:
+        """Return where the time of the call went, which ends now. `is_whole`: its answer came at once."""
+        return self._gate.engine_time(self._turn.id, usage, is_whole)
+
     def leave_as(
         self, ending: Ending, usage: Usage, tool_names: tuple[str, ...] = (), tool_s: float | None = None
     ) -> None:
@@ -314,6 +319,9 @@ class Gate:
 
     def expected_wait_s(self, turn_id: TurnId) -> float:
         return self._scheduler.expected_wait_s(turn_id, self._clock())
+
+    def engine_time(self, turn_id: TurnId, usage: Usage, is_whole: bool) -> EngineTime | None:
+        return self._scheduler.engine_time(turn_id, usage, is_whole, self._clock())
 
     def replica_view(self) -> FleetView:
         """Return the view without a count of sessions, which takes time that grows with their number."""

@@ -175,7 +175,7 @@ class Observer:
             return
         metrics.turns.add(1, recognition.kind, dispatch.reason)
         metrics.wait.observe(queued_s(times) or 0.0, dispatch.reason)
-        if times.first_byte_at is not None:
+        if times.first_byte_at is not None and exchange.payload.wants_stream:
             turn = "side" if recognition.kind is SIDE else "later" if recognition.turn_index else "first"
             metrics.ttft.observe(times.first_byte_at - times.received_at, turn)
         self._count_cache(exchange, recognition, dispatch)
@@ -192,6 +192,7 @@ class Observer:
                 recognition.session_id, replica, usage.prompt_tokens, usage.cached_tokens
             )
             self.metrics.recomputed_tokens.add(again, replica)
+            exchange.recomputed_tokens += again
 
 
 class Recomputation:

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from gateway.core.fields import Json, excerpt
 from gateway.exchange import Exchange, Timings
+from policies.types import Waited
 
 Values: TypeAlias = tuple[Any, ...]
 
@@ -35,6 +36,20 @@ _ASKED = ReceiptPart(
     model="logged_model",
     engine_model="payload.engine_model",
 )
+_SPENT = ReceiptPart(
+    is_stream="payload.wants_stream",
+    waited="spent.waited",
+    gate="spent.gate_s",
+    engine_queue="spent.queue_s",
+    prefill="spent.prefill_s",
+    beside="spent.beside_s",
+    decode="spent.decode_s",
+    failed="spent.failed_s",
+    tools="spent.tools_s",
+)
+PARTS = _SPENT.names[2:]
+"""Parts of the time of a request, by their names in its receipt; the rest is the gateway's own. `beside` is a
+part of `prefill`."""
 _FAILED = ReceiptPart(status="status", code="code", param="param")
 _RECOGNISED = ReceiptPart(
     session="recognition.session_id",
@@ -58,11 +73,13 @@ _DISPATCHED = ReceiptPart(
 )
 _TIMES = attrgetter(*Timings.__slots__)
 _NAMES = (
-    *(*_ASKED.names, *_FAILED.names, *_RECOGNISED.names, *_DISPATCHED.names),
-    *("cached_tokens", "prompt_tokens", "output_tokens", "finish_reason"),
+    *(*_ASKED.names, *_FAILED.names, *_RECOGNISED.names, *_DISPATCHED.names, *_SPENT.names),
+    *("called", "recomputed_tokens", "cached_tokens", "prompt_tokens", "output_tokens", "finish_reason"),
     *("request_id", "trace", "rounds", "notes"),
 )
-_OWN_BYTES = 800
+MOST_CALLED = 8
+"""Tools of an answer that its receipt names."""
+_OWN_BYTES = 1_000
 """Of a receipt without what follows, and of the table that holds it."""
 _OF_ANY_LENGTH = itemgetter(
     *map(
@@ -77,6 +94,7 @@ _OF_ANY_LENGTH = itemgetter(
             "rounds",
             "notes",
             "status",
+            "called",
         ),
     )
 )
@@ -93,6 +111,9 @@ def values_of(exchange: Exchange) -> Values:
         *(map(_bounded, _FAILED.of(failure)) if failure is not None else _FAILED.nothing),
         *(_RECOGNISED.of(exchange) if exchange.recognition is not None else _RECOGNISED.nothing),
         *(_DISPATCHED.of(exchange) if exchange.dispatch is not None else _DISPATCHED.nothing),
+        *_SPENT.of(exchange),
+        _called(exchange),
+        exchange.recomputed_tokens,
         usage.cached_tokens,
         usage.prompt_tokens,
         usage.output_tokens,
@@ -105,6 +126,12 @@ def values_of(exchange: Exchange) -> Values:
     )
 
 
+def _called(exchange: Exchange) -> tuple[str, ...]:
+    """Return the tools of the client that the answer called, some by name."""
+    calls = exchange.reply.tool_calls
+    return tuple(dict.fromkeys(excerpt(call.name) for call in calls[:MOST_CALLED])) if calls else ()
+
+
 def _bounded(value: Any) -> Any:
     """Return a text that may quote a client, as an excerpt."""
     return excerpt(value) if isinstance(value, str) else value
@@ -112,10 +139,10 @@ def _bounded(value: Any) -> Any:
 
 def size_bytes(values: Values) -> int:
     """Return about the memory of a receipt. Texts that several share count in each."""
-    *texts, rounds, notes, status = _OF_ANY_LENGTH(values)
+    *texts, rounds, notes, status, called = _OF_ANY_LENGTH(values)
     size = _OWN_BYTES + sum(map(getsizeof, texts))
-    if notes or rounds or status is not None:
-        size += sum(map(_deep_size_bytes, (notes, rounds, _OF_FAILURES(values))))
+    if notes or rounds or called or status is not None:
+        size += sum(map(_deep_size_bytes, (notes, rounds, called, _OF_FAILURES(values))))
     return size
 
 
@@ -133,10 +160,28 @@ def receipt(values: Values, names_session: bool = False) -> Json:
     if not names_session:
         row["client_session"] = hashed
     row["turn"] = None if row["turn"] is None else row["turn"] + 1
-    times = Timings(*values[len(_NAMES) :])
-    row |= {"queue_ms": _ms(queued_s(times)), "ttft_ms": _ms(ttft_s(times)), "total_ms": _ms(total_s(times))}
-    row["notes"] = list(row.pop("notes"))
+    times, is_stream = Timings(*values[len(_NAMES) :]), row.pop("is_stream")
+    row["ttft_ms"] = _ms(ttft_s(times)) if is_stream else None  # the first byte of a plain answer is its last
+    row |= {"queue_ms": _ms(queued_s(times)), "total_ms": _ms(total_s(times))}
+    row["notes"], row["called"] = list(row.pop("notes")), list(row.pop("called"))
+    row |= _wait(row.pop("waited"), row["tenant"] if names_session else None)
+    spent = {name: _ms(row.pop(name)) for name in PARTS}
+    row["time_ms"] = {name: ms for name, ms in spent.items() if ms}
     return {name: value for name, value in row.items() if value or (value == 0 and value is not False)}
+
+
+def _wait(waited: Waited | None, tenant: str | None) -> Json:
+    """Return what a turn waited for at the gate. `tenant`: the only one whose sessions are named; None: any."""
+    if waited is None:
+        return {}
+    behind = [session for session, of in waited.behind if tenant is None or of == tenant]
+    return {
+        "waited_for": waited.cause.value,
+        "waited_behind": behind,
+        "waited_behind_others": len(waited.behind) - len(behind),
+        "waited_before": waited.num_before,
+        "wait_estimate_ms": _ms(waited.estimate_s),
+    }
 
 
 def queued_s(times: Timings) -> float | None:

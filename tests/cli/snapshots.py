@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-PHASES = ("waiting", "prefill", "decode", "tool", "lease", "idle")
+PHASES = ("waiting", "queued", "prefill", "decode", "tool", "lease", "idle")
 
 
 def session(number: int, **changes: Any) -> dict[str, Any]:

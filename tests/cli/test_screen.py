@@ -39,14 +39,14 @@ def test_a_screen_fills_a_terminal_and_no_more(
 
 
 def test_in_80_columns_nothing_that_matters_is_cut() -> None:
-    lines = drawn(snapshot(6))
+    lines = drawn(snapshot(7))
     assert lines[0].startswith("turngate 0.1.0  http://127.0.0.1:8080")
     assert lines[0].endswith("gate: saved 412s, cost 35s")
     assert "20 running  7 waiting (6 for room, 1 for a slot)  33 between turns" in lines[1]
     assert lines[2].split() == ["REPLICA", "RESIDENT", "TOKENS", "SLOTS"]
     assert lines[3].split() == ["gpu1", "############...........|", "500k", "of", "950k", "12/256"]
     assert lines[5].split() == ["0000000000", "d7567c", "waiting:room", "0s", "1", "3.5", "1.0k", "gpu1"]
-    assert [line.split()[2].partition(":")[0] for line in lines[5:11]] == list(COLOURS)
+    assert [line.split()[2].partition(":")[0] for line in lines[5:12]] == list(COLOURS)
 
 
 @pytest.mark.parametrize(("states", "text"), [

@@ -74,7 +74,7 @@ def exchange(
         request=cast(Request, Asked({"x-request-id": "client-id"})),
         dialect=cast(Dialect, Named("chat")),
         timings=Timings(10.0, 10.004, 12.004, 12.01, 12.5, 13.0),
-        payload=payload or Payload(requested_model=model, engine_model="m"),
+        payload=payload or Payload(requested_model=model, engine_model="m", wants_stream=True),
         caller=Caller(tenant, may_prioritise=False, id=key_id),
         recognition=Recognition("s1", "f1", None, 1, TurnKind.AGENT, "chain", 0.9, False, (), 0),
         attempt=EngineAttempt("vllm", 1, dispatch),

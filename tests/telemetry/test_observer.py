@@ -19,11 +19,14 @@ from gateway.exchange import Payload, Recognition, Timings
 from gateway.telemetry import logs
 from gateway.telemetry.metrics import Counter, FleetGauges
 from gateway.telemetry.observer import Observer, Recomputation
+from policies.engine_queue import EngineTime
 from policies.fleet import FleetView
 from policies.types import (
     Tick,
     TurnKind,
     Usage,
+    WaitCause,
+    Waited,
 )
 from tests.telemetry.observed import FLEET, Asked, Engines, exchange, observer
 
@@ -207,6 +210,33 @@ def test_a_receipt_tells_the_decision_and_the_measurements_without_empty_fields(
         }.items()
     )
     assert None not in told.values()
+
+
+def test_the_first_byte_of_a_plain_answer_is_its_last_and_counts_as_none() -> None:
+    seen = observer()
+    seen.finished(exchange(payload=Payload(requested_model="gpt-5", engine_model="m")))
+    told = seen.receipt("x1", "a")
+    assert told is not None
+    assert "ttft_ms" not in told
+    assert told["total_ms"] == 3000.0
+    assert sample(seen, "ttft_seconds_count", turn="later") is None
+
+
+def test_a_receipt_says_where_the_time_went_and_for_what_it_waited_behind_its_own_tenant_s_sessions() -> None:
+    seen = observer()
+    asked = exchange()
+    behind = (("s7", "a"), ("s8", "b"))
+    asked.spent.saw_gate(2.0, Waited(WaitCause.ROOM, 2.0, 0.0, 0.0, behind, 5, 1.5))
+    asked.spent.saw_engine(EngineTime(0.3, 0.15, 0.5, 0.05))
+    seen.finished(asked)
+    own, any_ = seen.receipt("x1", "a"), seen.receipt("x1", None)
+    assert own is not None
+    assert any_ is not None
+    spent = {"gate": 2000.0, "engine_queue": 300.0, "prefill": 150.0, "beside": 50.0, "decode": 500.0}
+    assert own["time_ms"] == spent
+    assert (own["waited_for"], own["wait_estimate_ms"], own["waited_before"]) == ("room", 1500.0, 5)
+    assert (own["waited_behind"], own["waited_behind_others"]) == (["s7"], 1)
+    assert (any_["waited_behind"], any_["waited_behind_others"]) == (["s7", "s8"], 0)
 
 
 def test_a_receipt_is_for_its_own_tenant_only() -> None:

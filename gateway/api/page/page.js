@@ -2,7 +2,7 @@
 // Asks for the live snapshot every second and draws it. Text reaches the page as text only, never as markup.
 
 const LIMIT = 300, EVERY_MS = 1000, KEY = "turngate-key";
-const PHASES = ["waiting", "prefill", "decode", "tool", "lease", "idle"];
+const PHASES = ["waiting", "queued", "prefill", "decode", "tool", "lease", "idle"];
 const $ = (id) => document.getElementById(id);
 const tokens = (n) => n == null ? "" : n >= 1e6 ? (n / 1e6).toFixed(1) + "M" : n >= 1e3 ? (n / 1e3).toFixed(1) + "k" : String(n);
 const span = (s) => s == null ? "" : s >= 3600 ? (s / 3600).toFixed(1) + " h" : s >= 600 ? Math.round(s / 60) + " min" : Math.round(s) + " s";
