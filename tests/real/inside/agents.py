@@ -1,4 +1,7 @@
-"""Runs one client of a Python framework: agents.py BASE_URL NAME TASK [READ_TIMEOUT_S]. It prints the answer."""
+"""Runs one client of a Python framework: agents.py BASE_URL NAME TASK [TIMERS]. It prints the answer.
+
+TIMERS, of the last three: seconds of silence that it bears before the first event, and between two.
+"""
 
 # Runs in other environments than Turngate's.
 # mypy: disable-error-code="import-not-found,import-untyped,no-untyped-call"
@@ -29,16 +32,16 @@ def run_smolagents(base_url: str, task: str, kind: str, max_steps: int) -> str:
     return str(agent.run(task))
 
 
-async def run_langchain(base_url: str, task: str, timeout_s: float) -> str:
+async def run_langchain(base_url: str, task: str, first_s: float, gap_s: float) -> str:
     """By Responses; only its asynchronous stream has a timer between chunks."""
     from langchain_openai import ChatOpenAI
 
-    timers = {"stream_chunk_timeout": timeout_s, "max_retries": 0}
+    timers = {"timeout": first_s, "stream_chunk_timeout": gap_s, "max_retries": 0}
     model = ChatOpenAI(model="m", base_url=base_url, api_key="x", use_responses_api=True, **timers)
     return "".join([str(chunk.text) async for chunk in model.astream(task)])
 
 
-async def run_pydantic_ai(base_url: str, task: str, timeout_s: float) -> str:
+async def run_pydantic_ai(base_url: str, task: str, first_s: float, gap_s: float) -> str:
     from openai import AsyncOpenAI
     from pydantic_ai import Agent
     from pydantic_ai.models.openai import OpenAIChatModel
@@ -46,14 +49,14 @@ async def run_pydantic_ai(base_url: str, task: str, timeout_s: float) -> str:
 
     client = AsyncOpenAI(base_url=base_url, api_key="x", max_retries=0)
     model = OpenAIChatModel("m", provider=OpenAIProvider(openai_client=client))
-    async with Agent(model, instructions=SYSTEM).run_stream(task, model_settings={"timeout": timeout_s}) as run:
+    async with Agent(model, instructions=SYSTEM).run_stream(task, model_settings={"timeout": gap_s}) as run:
         return str(await run.get_output())
 
 
-def run_litellm(base_url: str, task: str, timeout_s: float) -> str:
+def run_litellm(base_url: str, task: str, first_s: float, gap_s: float) -> str:
     import litellm
 
-    timers: dict[str, Any] = {"timeout": timeout_s, "stream_timeout": timeout_s, "max_retries": 0}
+    timers: dict[str, Any] = {"timeout": first_s, "stream_timeout": gap_s, "max_retries": 0}
     messages = [{"role": "user", "content": task}]
     about = {"model": "openai/m", "api_base": base_url, "api_key": "x"}
     stream = litellm.completion(**about, messages=messages, stream=True, **timers)
@@ -70,5 +73,5 @@ RUNS: dict[str, Callable[..., str]] = {
 }
 
 if __name__ == "__main__":
-    base_url, name, task, *timeout_s = sys.argv[1:]
-    print(RUNS[name](f"{base_url}/v1", task, *map(float, timeout_s)))
+    base_url, name, task, *timers = sys.argv[1:]
+    print(RUNS[name](f"{base_url}/v1", task, *map(float, timers)))
