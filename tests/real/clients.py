@@ -36,6 +36,8 @@ class Client:
     """Its other model calls: titles, summaries."""
     tells_session: bool = False
     """By a header, which a test may take away."""
+    names_directory: bool = True
+    """In its prompts."""
 
 
 def texts(*answers: str) -> Script:
@@ -69,8 +71,11 @@ async def claude_code(base_url: str, place: Path) -> AgentRun:
 
 
 async def qwen_code(base_url: str, place: Path) -> AgentRun:
+    """Without its memory, to which it may write after a run, by an agent of its own."""
     command = [*node_agent("qwen"), "--auth-type", "openai", "--yolo", "-p", TASK]
-    return await run_command(command, openai_environment(base_url) | {"OPENAI_MODEL": MODEL}, place=place)
+    home_files = {".qwen/settings.json": json.dumps({"memory": {"enableManagedAutoMemory": False}})}
+    env = openai_environment(base_url) | {"OPENAI_MODEL": MODEL}
+    return await run_command(command, env, home_files=home_files, place=place)
 
 
 async def pi(base_url: str, place: Path) -> AgentRun:
@@ -179,6 +184,7 @@ CLIENTS = (
         of_python("smolagents-tools"),
         steps(reads("read", "path"), Call("read", {"path": "README.md"}), final_answer(VERDICT)),
         num_turns=3,
+        names_directory=False,
     ),
     Client(
         "smolagents-tools-out-of-steps",
@@ -186,6 +192,7 @@ CLIENTS = (
         steps(reads("read", "path"), Call("read", {"path": "README.md"}), title=VERDICT),
         num_turns=2,
         num_side_requests=1,
+        names_directory=False,
     ),
     Client(
         "smolagents-code",
@@ -196,7 +203,10 @@ CLIENTS = (
             f"Thought: I know.\n<code>\nfinal_answer('{VERDICT}')\n</code>",
         ),
         num_turns=3,
+        names_directory=False,
     ),
-    Client("ai-sdk", of_node("ai-sdk", parts.NODE_AGENTS_DIR, "node-agents"), READS_TWICE, 3),
-    Client("openai-node", of_node("openai-node", parts.SDKS_DIR, "sdks"), READS_TWICE, 3),
+    Client(
+        "ai-sdk", of_node("ai-sdk", parts.NODE_AGENTS_DIR, "node-agents"), READS_TWICE, 3, names_directory=False
+    ),
+    Client("openai-node", of_node("openai-node", parts.SDKS_DIR, "sdks"), READS_TWICE, 3, names_directory=False),
 )
