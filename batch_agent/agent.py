@@ -118,7 +118,10 @@ class Agent:
         return await calls.chat(body_of(self.loop.messages), headers, remaining, self._count_retry)
 
     async def run_tool(self, call: Call) -> str:
-        context = Context(self._shared.batch_id, self.session)
+        tool = self._shared.tools.tools.get(call.name)
+        # Only calls of one context become one. A handler of keys gets no context, so that all agents share one.
+        session = self.session if tool is None or tool.run_many is None else ""
+        context = Context(self._shared.batch_id, session)
         timeout_s = self._shared.plan.spec.timeout_per_tool
         return (await self._shared.tools.run(call, context, timeout_s=timeout_s)).text
 

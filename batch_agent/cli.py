@@ -211,7 +211,7 @@ async def run(keywords: dict[str, Any], output: str, in_order: bool, shows_progr
 def read_spec(file: Path) -> dict[str, Any]:
     """Read the keywords of `BatchAgent.run`. Raises SpecError."""
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")  # editors write a byte order mark
         spec = orjson.loads(text) if file.suffix.lower() == ".json" else _yaml(text)
     except OSError as error:
         raise SpecError(f"{file}: {error.strerror}") from None

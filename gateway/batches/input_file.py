@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -99,8 +100,10 @@ class _WrongLine(Exception):
 
 
 def _raw_lines(source: IO[bytes], max_bytes: int) -> Iterator[tuple[int, bytes]]:
-    """Yield offset and text of each line that is not blank. Of a line that is too long, only its start."""
-    offset = 0
+    """Yield offset and text of each line that is not blank. Of a line that is too long, only its start. A byte
+    order mark, which spreadsheets and editors write, is no part of the first line."""
+    offset = len(BOM_UTF8) if source.read(len(BOM_UTF8)) == BOM_UTF8 else 0
+    source.seek(offset)
     while raw := source.readline(max_bytes + 2):
         size = len(raw)
         while not raw.endswith(b"\n") and (more := source.readline(max_bytes)):

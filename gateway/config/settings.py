@@ -459,24 +459,27 @@ class ToolSourceSettings(Section):
     models: tuple[str, ...] = ("*",)
     """Names or globs of the models that get the tools, as clients or engines call these models."""
     effect: Literal["read_only", "idempotent", "destructive"] | None = None
-    """Results of read_only tools are shared and cached between agents, and those of idempotent tools are shared
-    while a call runs."""
+    """Results of read_only tools are shared and cached between agents, those of idempotent tools are shared while
+    a call runs, and each call of a destructive tool runs. null: as the tool says, else destructive."""
     timeout_s: Seconds | None = None
-    """Longest run of one call in seconds."""
+    """Longest run of one call in seconds. null: as the tool says, else 30."""
     concurrency: Count | None = None
-    """Calls that run at once. Tenants share them by their weights."""
+    """Calls that run at once. Tenants share them by their weights. null: as the tool says, else no limit."""
     rate_per_s: Factor | None = None
-    """Calls that are started per second. Tenants share them by their weights."""
+    """Calls that are started per second. Tenants share them by their weights. null: as the tool says, else no
+    limit."""
     max_result_bytes: Count | None = None
-    """Largest result in bytes. A longer result is cut, and says so."""
+    """Largest result in bytes. A longer result is cut, and says so. null: as the tool says, else 65,536."""
     ttl_s: SecondsOrZero | None = None
-    """Seconds for which a result is served again. 0: not at all."""
+    """Seconds for which a result is served again. 0: not at all. null: as the tool says, else 0."""
     negative_ttl_s: SecondsOrZero | None = None
-    """Seconds for which an error is served again. 0: not at all."""
+    """Seconds for which an error is served again. 0: not at all. null: as the tool says, else 0."""
     scope: Literal["session", "tenant", "global"] | None = None
-    """Where one result may be shared: within a session, within a tenant, or between all tenants."""
+    """Where one result may be shared: within a session, within a tenant, or between all tenants. null: as the tool
+    says, else within a tenant."""
     approval: Approval | None = None
-    """never, always (a call is refused unless it is approved), or a URL that is asked before each call."""
+    """never, always (a call is refused unless it is approved), or a URL that is asked before each call. null: as
+    the tool says, else never."""
 
 
 class ToolEntry(ToolSourceSettings):

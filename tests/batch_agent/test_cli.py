@@ -153,6 +153,15 @@ async def test_a_batch_that_cannot_be_run_says_why(
     assert error.count("\n") == 1, "one line says it"
 
 
+async def test_a_specification_may_begin_with_a_byte_order_mark(
+    gateway: Scripted, spec: Any, tmp_path: Path
+) -> None:
+    gateway.script = lambda asked: says("x")
+    flags = spec()
+    (tmp_path / "spec.json").write_bytes(b"\xef\xbb\xbf" + (tmp_path / "spec.json").read_bytes())
+    assert await run(*flags, "--quiet") == 0
+
+
 async def test_a_file_that_is_not_there_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert await run("--spec", "/nowhere.json") == 2
     assert "/nowhere.json" in capsys.readouterr().err

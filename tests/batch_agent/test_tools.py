@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from batch_agent import Tool, ToolError
+from batch_agent import Tool, ToolError, tools
 from batch_agent.tools import ToolDefinition, runtime_tools
+from tests.batch_agent.conftest import Run
+from tests.batch_agent.scripted import Scripted, calls, says
 from tool_runtime.runtime import ToolRuntime
 from tool_runtime.types import Call, Context, Effect
 
@@ -106,6 +108,35 @@ async def test_calls_of_a_batchable_tool_become_one_call_of_its_handler() -> Non
 def test_names_of_built_in_tools_are_known() -> None:
     for name in ("read_file", "http_get", "web_search", "python_eval", "claude_code"):
         assert getattr(Tool, name) is Tool.registry[name]
+
+
+async def test_calls_of_several_agents_become_one_also_where_each_has_to_run(
+    gateway: Scripted, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tools, "_WINDOW_S", 0.5)  # a slow machine brings them together, too
+    handled: list[list[str]] = []
+
+    @Tool.define(cacheable=False)
+    @Tool.batchable(key_arg="to", batch_query="")
+    async def send(to: str) -> str:
+        raise AssertionError("each call belongs to the group")
+
+    async def send_all(keys: list[str]) -> list[str]:
+        handled.append(sorted(keys))
+        return [f"sent {key}" for key in keys]
+
+    send.func._batch_handler = send_all  # type: ignore[attr-defined]
+    gateway.script = lambda asked: (
+        calls("send", f'{{"to": "{asked.messages[0]["content"]}"}}') if not asked.num_turns else says("done")
+    )
+    inputs = [{"n": name} for name in ("ann", "bob", "ann")]
+    results = await run(task="{n}", inputs=inputs, tools=[send], max_turns=2, transcript=True)
+    assert handled == [["ann", "ann", "bob"]]
+    assert [result.transcript[2]["content"] for result in results if result.transcript] == [
+        "sent ann",
+        "sent bob",
+        "sent ann",
+    ]
 
 
 @pytest.mark.parametrize("name", ["define", "batchable", "registry"])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,14 @@ def test_lines_know_where_they_stand_in_the_file(tmp_path: Path) -> None:
     found = read(tmp_path, rows[0], b"", rows[1], b"  ", rows[2])
     assert (found.faults, found.model) == ([], "m")
     assert [line.custom_id for line in found.lines] == ["a", "b", "c"]
+    raw = (tmp_path / "in.jsonl").read_bytes()
+    assert [orjson.loads(raw[x.offset : x.offset + x.size_bytes]) for x in found.lines] == rows
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path) -> None:
+    rows = [asks("a"), asks("b")]
+    found = read(tmp_path, BOM_UTF8 + orjson.dumps(rows[0]), rows[1])
+    assert found.faults == []
     raw = (tmp_path / "in.jsonl").read_bytes()
     assert [orjson.loads(raw[x.offset : x.offset + x.size_bytes]) for x in found.lines] == rows
 

@@ -9,6 +9,8 @@ import pytest
 
 from gateway.cli import main
 from gateway.config import loading
+from gateway.config.settings import Settings, ToolSourceSettings
+from tool_runtime.types import NEVER, Limits, Scope
 
 ROOT = Path(__file__).parents[2]
 DOCS = sorted([*(ROOT / folder / "README.md" for folder in (".", "benchmarks")), *(ROOT / "docs").rglob("*.md")])
@@ -48,6 +50,19 @@ def is_metric(name: str) -> bool:
     """Those of tools and of batches add a word of their own."""
     short = name.removeprefix("turngate_")
     return any(f'{part}"' in SOURCE for part in (short, short.removeprefix("tool_"), short.removeprefix("batch_")))
+
+
+def test_every_key_of_a_tool_stands_in_the_documents_and_in_the_dump_with_its_default() -> None:
+    text = (ROOT / "docs/tools.md").read_text().partition("## Two modes")[0]
+    rows = dict(re.findall(r"^\| `([a-z_]+)` \| ([^|]+) \|", text, re.MULTILINE))
+    dumped = loading.dump(Settings())
+    assert set(ToolSourceSettings.model_fields) == rows.keys()
+    assert [key for key in rows if dumped.count(f"#   {key}: ") < 2] == []  # of tools.use and of tools.mcp
+    known = {name: getattr(Limits(), name) for name in rows if hasattr(Limits(), name)}
+    said = {"no limit": None, "`tenant`": Scope.TENANT, "`never`": NEVER}
+    assert {name: said.get(rows[name], rows[name]) for name in known} == {
+        name: value if value is None or isinstance(value, str) else f"{value:.0f}" for name, value in known.items()
+    }
 
 
 def test_commands_exist(document: tuple[Path, str]) -> None:
