@@ -59,7 +59,7 @@ class Agent:
         self.saved = saved
         self.num_retries = 0
         self.model_s = self.queued_s = 0.0
-        self.finish_reason = ""
+        self.finish_reason = self.receipt = ""
         self._shared = shared
 
     @property
@@ -93,7 +93,7 @@ class Agent:
         finally:
             self.model_s += monotonic() - started_at
         self.queued_s += reply.queued_s
-        self.finish_reason = reply.finish_reason
+        self.finish_reason, self.receipt = reply.finish_reason, reply.receipt or self.receipt
         self._shared.budget.spend(reply.usage)
         return Step(reply.message, reply.usage)
 

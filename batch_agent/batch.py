@@ -211,6 +211,7 @@ class ModelAgents:
             timings=Timings(waited_s, total_s, agent.model_s, agent.queued_s, agent.loop.tools_s),
             finish_reason=agent.finish_reason,
             session=agent.session,
+            receipt=agent.receipt,
             transcript=agent.loop.messages if spec.transcript else None,
         )
 

@@ -6,7 +6,7 @@ import asyncio
 import math
 import random
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
@@ -173,7 +173,8 @@ class ModelCalls:
         else:
             raw, received = await self._connection.post("/chat/completions", body, headers)
             answer = json_object(raw)
-        return reply_of(answer, float(received.get("X-Turngate-Queue-Ms") or 0) / 1000)
+        queued_s = float(received.get("X-Turngate-Queue-Ms") or 0) / 1000
+        return replace(reply_of(answer, queued_s), receipt=received.get("X-Turngate-Receipt") or "")
 
     async def _until_answered(
         self,
@@ -241,6 +242,8 @@ class Reply:
     finish_reason: str
     usage: Usage
     queued_s: float = 0.0
+    receipt: str = ""
+    """Id of its receipt at the gateway."""
 
 
 def reply_of(body: Json, queued_s: float = 0.0) -> Reply:

@@ -73,7 +73,9 @@ class AgentResult:
     finish_reason: str = ""
     """Of the last answer; `length`: it was cut."""
     session: str = ""
-    """Its session id at the gateway."""
+    """Its session, by the name that the gateway shows as `client_session`; `turngate why NAME` explains it."""
+    receipt: str = ""
+    """Id of its last answer's receipt at the gateway."""
     transcript: list[dict[str, Any]] | None = None
     """Its messages, where they were asked for."""
     workspace: str = ""
@@ -105,6 +107,7 @@ def as_json(result: AgentResult) -> dict[str, Any]:
         "timings": {name: round(seconds, 3) for name, seconds in asdict(result.timings).items()},
         "finish_reason": result.finish_reason,
         "session": result.session,
+        "receipt": result.receipt,
     }
     optional = {"transcript": result.transcript, "workspace": result.workspace, "patch": result.patch}
     return line | {key: value for key, value in optional.items() if value}

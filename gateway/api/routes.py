@@ -27,7 +27,7 @@ from gateway.api.openapi import (
     page_of,
     ref,
 )
-from gateway.api.sessions import joined_families, joined_live, joined_sessions
+from gateway.api.sessions import joined_families, joined_live, joined_receipts, joined_sessions
 from gateway.api.views import Page, Views, failure_page, json_page
 from gateway.batches import ENDPOINTS, PURPOSES, BatchHandler, BatchOperation
 from gateway.cluster.destination import LOCAL, Destination, Join, Site
@@ -162,6 +162,8 @@ _STATUS = json_of(having("status", TEXT))
 _PROMETHEUS, _HTML = content_of("text/plain", TEXT), content_of("text/html", TEXT)
 _FILE_QUERY = (*page_of(10_000), in_query("purpose", TEXT))
 _LIVE_QUERY = (in_query("limit", TEXT), in_query("offset", TEXT))  # a text that is no number counts as absent
+_RECEIPT_QUERY = (in_query("of", TEXT), in_query("limit", TEXT))
+_RECEIPTS = having("receipts", OBJECTS)
 _SESSIONS = having("sessions", {"type": "array", "items": ref("Session")})
 _FAMILIES = having("families", OBJECTS)
 
@@ -202,6 +204,11 @@ ROUTES = (
     _view("/v1/turngate/tools", V.tools, "Tools that the gateway runs for this key", having("tools", OBJECTS)),
     _view("/v1/turngate/limits", V.limits, "Limits, and their use", having("limits", OBJECTS)),
     _view("/v1/turngate/live", V.live, "The fleet now", _SESSIONS, query=_LIVE_QUERY, join=joined_live),
+    _view(
+        *("/v1/turngate/receipts", V.receipts, "The last receipts of a session or an agent", _RECEIPTS),
+        query=_RECEIPT_QUERY,
+        join=joined_receipts,
+    ),
     _view("/v1/turngate/receipts/{receipt_id}", V.receipt, "A receipt", having("id", TEXT), 404, join=_first),
     _public("/health", V.health, "The process lives", _STATUS, guard=Guard.ENGINES, site=Site.HEALTH),
     _public("/ready", V.ready, "It may get traffic", _STATUS, 503),

@@ -76,8 +76,8 @@ class SessionViews:
         """Return the live snapshot; `limit` and `offset` in the query choose the page. The Scheduler looks up the
         sessions of that page alone."""
         parameters, now = parse_qs(query), self.clock()
-        limit = min(MAX_ROWS, _number(parameters.get("limit"), DEFAULT_ROWS))
-        offset = _number(parameters.get("offset"), 0)
+        limit = min(MAX_ROWS, number(parameters.get("limit"), DEFAULT_ROWS))
+        offset = number(parameters.get("offset"), 0)
         page, num_sessions = self.sessions.page(tenant, offset, limit)
         ids = frozenset(entry.id for entry in page)
         spans = self.sessions.timeline.of(ids, now - WINDOW_S)
@@ -85,7 +85,7 @@ class SessionViews:
         return {"version": version("turngate"), "at": round(time.time(), 3), "offset": offset, **content}
 
 
-def _number(values: list[str] | None, default: int) -> int:
+def number(values: list[str] | None, default: int) -> int:
     """Return the number; the default where there is none."""
     text = values[-1] if values else ""
     return int(text[:9]) if text.isascii() and text.isdigit() else default
@@ -241,6 +241,12 @@ def joined_sessions(pages: Sequence[Json]) -> Json:
 def _named_as(other: Json, one: Json) -> Json:
     """Return the row of a session with the names that only the other member's row of it has."""
     return {name: other[name] for name in ("agent", "client_session") if name in other} | one
+
+
+def joined_receipts(pages: Sequence[Json]) -> Json:
+    """In the order in which they ended."""
+    rows = [one for page in pages for one in page["receipts"]]
+    return {"receipts": sorted(rows, key=lambda one: -one["ended_ago_s"])}
 
 
 def joined_families(pages: Sequence[Json]) -> Json:

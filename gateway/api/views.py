@@ -8,12 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import TYPE_CHECKING, TypeAlias
+from urllib.parse import parse_qs
 
 import orjson
 
 from gateway.access.keys import Keys, Viewer, may_use
 from gateway.access.limits import Limiter, report
-from gateway.api.sessions import SessionViews
+from gateway.api.sessions import SessionViews, number
 from gateway.config.live_settings import RequestSettings
 from gateway.core.errors import Failure
 from gateway.core.fields import excerpt
@@ -40,6 +41,7 @@ _NOT_READY: Page = (
     (*JSON_HEADERS, ("Retry-After", "1")),
     OPENAI.error_body(Failure(503, "server_error", "The gateway is stopping, or no engine answers yet.")),
 )
+MAX_RECEIPTS = 500
 _NO_RECEIPT = Failure(404, "not_found_error", "There is no such receipt, or it is too old.")
 
 
@@ -94,6 +96,11 @@ class Views:
     def receipt(self, request: Request, viewer: Viewer, receipt_id: str) -> Page:
         receipt = self.observer.receipt(receipt_id, viewer.tenant)
         return json_page(receipt) if receipt is not None else failure_page(_NO_RECEIPT)
+
+    def receipts(self, request: Request, viewer: Viewer) -> Page:
+        query = parse_qs(request.query)
+        wanted, most = (query.get("of") or [""])[-1], min(MAX_RECEIPTS, number(query.get("limit"), MAX_RECEIPTS))
+        return json_page({"receipts": self.observer.receipts(wanted, viewer.tenant, most)})
 
     def models(self, request: Request, viewer: Viewer) -> Page:
         usable = {name: length for name, length in self._lengths().items() if may_use(viewer.models, name)}

@@ -130,6 +130,10 @@ class Observer:
         """Return a receipt; None when this tenant has none. Tenant None: of any."""
         return self._receipts.get(receipt_id, tenant, self._clock())
 
+    def receipts(self, wanted: str, tenant: str | None, most: int) -> list[Json]:
+        """Return the last receipts of a session, an agent, or the session of a receipt; see `Receipts.of`."""
+        return self._receipts.of(wanted, tenant, self._clock(), most)
+
     def receipt_headers(self, exchange: Exchange) -> list[tuple[str, str]]:
         """Return the headers that describe a request at the time when they go out."""
         headers = [("X-Turngate-Receipt", exchange.id)] if self._leaves_receipt(exchange) else []

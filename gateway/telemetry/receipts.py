@@ -99,6 +99,10 @@ _OF_ANY_LENGTH = itemgetter(
     )
 )
 _OF_FAILURES = itemgetter(*map(_NAMES.index, ("code", "param")))
+FEWEST_ID_CHARS = 6
+"""Beginning of a session's id that names it."""
+_SESSION = _NAMES.index("session")
+_ALIASES = itemgetter(*map(_NAMES.index, ("client_session", "client_hash", "agent")))
 _TENANT, _FINISHED_AT = _NAMES.index("tenant"), len(_NAMES) + Timings.__slots__.index("finished_at")
 
 
@@ -124,6 +128,15 @@ def values_of(exchange: Exchange) -> Values:
         tuple(map(excerpt, exchange.notes)) if exchange.notes else (),
         *_TIMES(exchange.timings),
     )
+
+
+def _is_of(values: Values, wanted: str) -> bool:
+    """Whether a receipt is of that session or agent."""
+    session = values[_SESSION]
+    if session is None:
+        return False
+    begins = len(wanted) >= FEWEST_ID_CHARS and session.startswith(wanted)
+    return not wanted or begins or session == wanted or wanted in _ALIASES(values)
 
 
 def _called(exchange: Exchange) -> tuple[str, ...]:
@@ -245,6 +258,21 @@ class Receipts:
         if values is None or tenant not in (None, values[_TENANT]) or self._is_old(values, now):
             return None
         return receipt(values, names_session=tenant is not None)
+
+    def of(self, wanted: str, tenant: str | None, now: float, most: int) -> list[Json]:
+        """Return the last receipts of a session, by its id, the first characters of it or its client's own id, of
+        the session of a receipt, or of an agent; of all for an empty text. Oldest first, at most `most`, each with
+        the seconds since its end. Tenant None: of any."""
+        if (one := self._kept.get(wanted)) is not None and one[0][_SESSION]:
+            wanted = one[0][_SESSION]
+        found: list[Json] = []
+        for receipt_id, (values, _) in reversed(self._kept.items()):
+            if len(found) == most or self._is_old(values, now):
+                break
+            if tenant in (None, values[_TENANT]) and (receipt_id == wanted or _is_of(values, wanted)):
+                ago_s = round(now - values[_FINISHED_AT], 3)
+                found.append(receipt(values, names_session=tenant is not None) | {"ended_ago_s": ago_s})
+        return found[::-1]
 
     def _is_old(self, values: Values, now: float) -> bool:
         ended_at: float = values[_FINISHED_AT]

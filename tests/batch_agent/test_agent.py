@@ -267,11 +267,14 @@ async def test_a_tool_that_hangs_costs_its_time_and_not_the_agent(gateway: Scrip
 async def test_timings_say_where_an_agent_spent_its_time(gateway: Scripted, run: Run) -> None:
     def script(asked: Asked) -> Any:
         answer = looking(asked)
-        return web.json_response(completion(answer), headers={"X-Turngate-Queue-Ms": "40"})
+        return web.json_response(
+            completion(answer), headers={"X-Turngate-Queue-Ms": "40", "X-Turngate-Receipt": "r1"}
+        )
 
     gateway.script = script
     (result,) = await run(tools=[look], max_turns=2)
     timings = result.timings
+    assert result.receipt == "r1"
     assert timings.queued_s == pytest.approx(0.08)
     assert 0 < timings.tools_s < timings.total_s
     assert timings.model_s + timings.tools_s <= timings.total_s

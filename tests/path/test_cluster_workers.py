@@ -97,7 +97,7 @@ async def test_whichever_worker_is_asked_all_count_and_show_every_request(
     for _ in range(4):  # other workers answer
         told = await sums(client, workers)
         assert told["turngate_outcomes_total"] == told["turngate_turns_total"] == NUM_SESSIONS * NUM_TURNS
-        assert told["turngate_ttft_seconds_count"] == NUM_SESSIONS * NUM_TURNS
+        assert told["turngate_wait_seconds_count"] == NUM_SESSIONS * NUM_TURNS
         assert 0 < told["turngate_forwarded_total"] < NUM_SESSIONS * NUM_TURNS
         assert told["turngate_engine_up"] == 1
         rows = orjson.loads(await get(client, workers, "/v1/turngate/sessions"))["sessions"]

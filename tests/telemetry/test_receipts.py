@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -32,6 +33,27 @@ def test_receipts_are_kept_for_their_time_and_no_more_than_allowed() -> None:
     assert kept.get("2", "a", 11.0) is None
     put(kept, "4", 20.0)
     assert len(kept) == 1
+
+
+def test_receipts_are_listed_by_session_agent_or_receipt_oldest_first_and_for_their_tenant_only() -> None:
+    kept = Receipts(keep_s=10, max_kept=10, max_bytes=MUCH)
+    recognised = Recognition("session-1", "f", None, 0, TurnKind.AGENT, "chain", 1.0, False, (), 0, agent="worker")
+    other = replace(recognised, session_id="session-2", client_session="my-run", agent="")
+    for number, one in enumerate((recognised, other, recognised)):
+        put(kept, f"r{number}", float(number), recognition=one)
+
+    def ids(wanted: str, tenant: str | None = "a", now: float = 2.0, most: int = 10) -> list[str]:
+        return [row["id"] for row in kept.of(wanted, tenant, now, most)]
+
+    assert ids("session-1") == ids("worker") == ids("r0") == ["r0", "r2"]
+    assert ids("session-2") == ids("my-run") == ids("r1") == ["r1"]
+    assert ids("sessio") == ids("") == ["r0", "r1", "r2"]
+    assert ids("", most=2) == ["r1", "r2"]
+    assert ids("ses") == ids("nothing") == []
+    assert ids("worker", tenant=None) == ["r0", "r2"]
+    assert ids("worker", tenant="b") == ids("r0", tenant="b") == []
+    assert ids("worker", now=11.5) == ["r2"]
+    assert [row["ended_ago_s"] for row in kept.of("worker", "a", 5.0, 10)] == [5.0, 3.0]
 
 
 def test_no_receipt_is_kept_when_that_is_switched_off() -> None:
