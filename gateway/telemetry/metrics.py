@@ -180,12 +180,17 @@ class Metrics:
         self.outcomes = counter("outcomes", "How requests ended, by wire format", "outcome", "path")
         self.turns = counter("turns", "Turns given a slot", "kind", "reason")
         self.wait = histogram("wait_seconds", "Time from recognised to slot", WAIT_BUCKETS_S, "reason")
+        self.tenant_wait = counter("tenant_wait_seconds", "Time from recognised to slot, by tenant", "tenant")
         self.ttft = histogram("ttft_seconds", "Request in to first byte out", TTFT_BUCKETS_S, "turn")
         overhead = "Time spent in the gateway: all but queue and engine"
         self.overhead = histogram("overhead_seconds", overhead, OVERHEAD_BUCKETS_S)
         self.policy = histogram("policy_seconds", "Time to decide on one fact", POLICY_BUCKETS_S)
-        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of answers, as engines reported them")
-        self.output_tokens = counter("output_tokens", "Output tokens of answers, as engines reported them")
+        self.prompt_tokens = counter(
+            "prompt_tokens", "Prompt tokens of answers, as engines reported them", "model", "tenant"
+        )
+        self.output_tokens = counter(
+            "output_tokens", "Output tokens of answers, as engines reported them", "model", "tenant"
+        )
         cached = "Prompt tokens cached, where engines say: foreseen and real"
         self.cached_tokens = counter("cached_tokens", cached, "replica", "kind")
         recomputed = "Prompt tokens of a session's earlier turn prefilled again"

@@ -89,9 +89,8 @@ class Observer:
 
     def round_ended(self, exchange: Exchange) -> None:
         """Count a model call of an answer that goes on; `finished` counts the last."""
-        usage, recognition, dispatch = exchange.reply.usage, exchange.recognition, exchange.dispatch
-        self.metrics.prompt_tokens.add(usage.prompt_tokens or 0)
-        self.metrics.output_tokens.add(usage.output_tokens or 0)
+        recognition, dispatch = exchange.recognition, exchange.dispatch
+        self._count_tokens(exchange)
         if recognition is not None and dispatch is not None:
             self.metrics.turns.add(1, recognition.kind, dispatch.reason)
             self._count_cache(exchange, recognition, dispatch)
@@ -168,21 +167,29 @@ class Observer:
     def _count(self, exchange: Exchange, outcome: Outcome) -> None:
         metrics, times = self.metrics, exchange.timings
         metrics.outcomes.add(1, outcome, exchange.dialect.name)
-        recognition, dispatch, usage = exchange.recognition, exchange.dispatch, exchange.reply.usage
-        if usage.prompt_tokens:
-            metrics.prompt_tokens.add(usage.prompt_tokens)
-        if usage.output_tokens:
-            metrics.output_tokens.add(usage.output_tokens)
+        recognition, dispatch = exchange.recognition, exchange.dispatch
+        self._count_tokens(exchange)
         if (overhead := overhead_s(times)) is not None:
             metrics.overhead.observe(max(0.0, overhead))
         if recognition is None or dispatch is None:
             return
         metrics.turns.add(1, recognition.kind, dispatch.reason)
-        metrics.wait.observe(queued_s(times) or 0.0, dispatch.reason)
+        waited_s = queued_s(times) or 0.0
+        metrics.wait.observe(waited_s, dispatch.reason)
+        metrics.tenant_wait.add(waited_s, exchange.caller.tenant)
         if times.first_byte_at is not None and exchange.payload.wants_stream:
             turn = "side" if recognition.kind is SIDE else "later" if recognition.turn_index else "first"
             metrics.ttft.observe(times.first_byte_at - times.received_at, turn)
         self._count_cache(exchange, recognition, dispatch)
+
+    def _count_tokens(self, exchange: Exchange) -> None:
+        """Count the tokens of a reply by words of the operator: the engine's name of the model, and the tenant."""
+        metrics, usage = self.metrics, exchange.reply.usage
+        labels = exchange.payload.engine_model, exchange.caller.tenant
+        if usage.prompt_tokens:
+            metrics.prompt_tokens.add(usage.prompt_tokens, *labels)
+        if usage.output_tokens:
+            metrics.output_tokens.add(usage.output_tokens, *labels)
 
     def _count_cache(self, exchange: Exchange, recognition: Recognition, dispatch: Dispatch) -> None:
         """Count expected and actual cached tokens of a reply that reports both token counts."""

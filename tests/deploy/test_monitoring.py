@@ -11,9 +11,12 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from gateway.batches.runner import BatchMetrics
 from gateway.core.errors import EngineFault
+from gateway.tools.wiring import ToolAudit
 from policies.types import Usage
 from tests.telemetry.observed import exchange, observer
+from tool_runtime.types import Call, Context, Execution, Origin, Result, Status
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 DASHBOARD = json.loads((DEPLOY / "grafana/turngate.json").read_text())
@@ -23,6 +26,15 @@ PROMETHEUS = yaml.safe_load((DEPLOY / "prometheus/prometheus.yml").read_text())
 METRIC = re.compile(r"\b((?:turngate|process)_[a-z_]+)(?:\{([^}]*)\})?")
 BY = re.compile(r"\bby \(([^)]*)\)")
 ADDED_BY_PROMETHEUS = {"instance", "job", "le"}
+
+
+RAN: dict[str, Any] = {
+    "arguments_sha256": "",
+    "started_at": 1.0,
+    "seconds": 2.0,
+    "status": Status.OK,
+    "shared_by": 1,
+}
 
 
 def labels_by_series() -> dict[str, set[str]]:
@@ -38,6 +50,13 @@ def labels_by_series() -> dict[str, set[str]]:
     seen.limited("tokens")
     seen.metrics.prefix_breaks.add(1, "date")
     seen.metrics.prefix_break_tokens.add(1, "date")
+    tools = ToolAudit(seen.metrics.registry, lambda name: True)
+    tools.executed(Execution(tool="search", source="", call_id="c", context=Context("a"), **RAN))
+    for origin in (Origin.COALESCED, Origin.CACHED):
+        call = Call("c", "search", "{}")
+        tools.answered(Result(call=call, status=Status.ERROR, text="", origin=origin, saved_s=1.0))
+    batches = BatchMetrics(seen.metrics.registry, lambda: 1, lambda: 2)
+    batches.count_line("/v1/chat/completions", is_ok=True)
     families = text_string_to_metric_families(seen.metrics.exposition().decode())
     return {sample.name: set(sample.labels) for family in families for sample in family.samples}
 

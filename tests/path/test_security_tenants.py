@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -150,14 +151,16 @@ async def test_files_and_batches_are_their_own_tenant_s(
     assert [one async for one in other.batches.list()] == []
 
 
-async def test_metrics_name_no_tenant_key_session_or_word_of_a_client(start: Start, engine: FakeEngine) -> None:
+async def test_metrics_name_tenants_and_models_and_no_key_session_or_word_of_a_client(
+    start: Start, engine: FakeEngine
+) -> None:
     gateway = await start(engine, keys=keys("a", "tenant-b", limits={"requests": 9}), tools=Bench().settings())
     answer = await gateway.ask(ASK | {"model": "strange-model", "user": "strange-user"}, **OWN, **by("tenant-b"))
     await gateway.ask(ASK, "/v1/strange-path", **by("a"))
     await gateway.ask(ASK, Authorization="Bearer strange-key")
     page = metrics_of(gateway)
-    assert "turngate_outcomes_total" in page
-    for word in ("tenant-b", "key-", "strange", "session-1", answer.headers["X-Turngate-Session"]):
+    assert re.findall(r"turngate_prompt_tokens_total{(.*)}", page) == [f'model="{engine.model}",tenant="tenant-b"']
+    for word in ("key-", "strange", "session-1", answer.headers["X-Turngate-Session"]):
         assert word not in page
 
 
