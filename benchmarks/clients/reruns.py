@@ -158,18 +158,23 @@ def table(found: Sequence[RoundFigures]) -> str:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, case in CASES.items():
-        for number in range(case.num_rounds):
-            rows = [one for one in found if (one.case, one.number) == (name, number)]
-            named, bare = ([one for one in rows if one.is_named is is_named] for is_named in (True, False))
-            if not named or not bare:
-                continue
-            sessions = f"{max(each.num_sessions for each in bare)} of {NUM_AGENTS * (number + 1)}"
-            tokens, named_tokens = (sum(one.computed_tokens for one in each) / len(each) for each in (bare, named))
-            mean_s, named_s = (statistics.mean(one.mean_s for one in each) for each in (bare, named))
-            cells = [name, number + 1, sessions, f"{tokens:,.0f}", f"{named_tokens:,.0f}"]
-            cells += [f"{tokens / named_tokens:.3f}", f"{mean_s:.2f}", f"{named_s:.2f}", f"{mean_s / named_s:.3f}"]
-            lines.append(f"| {' | '.join(map(str, cells))} |")
+        rounds: list[Sequence[int]] = [[number] for number in range(case.num_rounds)]
+        for numbers in rounds + [range(case.num_rounds)] * (case.num_rounds > 1):
+            chosen = [one for one in found if one.case == name and one.number in numbers]
+            if len({one.is_named for one in chosen}) == 2:
+                lines.append(_row(name, numbers, chosen))
     return "\n".join(lines)
+
+
+def _row(name: str, numbers: Sequence[int], chosen: Sequence[RoundFigures]) -> str:
+    """Return the figures of some rounds of a case, both arms."""
+    named, bare = ([one for one in chosen if one.is_named is is_named] for is_named in (True, False))
+    sessions = f"{max(each.num_sessions for each in bare)} of {NUM_AGENTS * (numbers[-1] + 1)}"
+    tokens, named_tokens = (statistics.mean(one.computed_tokens for one in each) for each in (bare, named))
+    mean_s, named_s = (statistics.mean(one.mean_s for one in each) for each in (bare, named))
+    cells = [name, " and ".join(str(number + 1) for number in numbers), sessions]
+    cells += [f"{tokens:,.0f}", f"{named_tokens:,.0f}", f"{tokens / named_tokens:.3f}"]
+    return f"| {' | '.join([*cells, f'{mean_s:.2f}', f'{named_s:.2f}', f'{mean_s / named_s:.3f}'])} |"
 
 
 async def measure(names: Sequence[str], seeds: Sequence[int]) -> list[RoundFigures]:
