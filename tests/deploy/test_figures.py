@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "fleet" / "results"
 README = (ROOT / "README.md").read_text()
+SCHEDULING = (ROOT / "docs" / "scheduling.md").read_text()
 FLEETS = ("base", "mixed", "w4", "ctl")
 """Columns of the table, in order."""
 ARMS = {
@@ -20,7 +21,7 @@ ARMS = {
     "smg": "smg",
     "16 slots, as in batch-agent": "batch-agent-16",
 }
-MORE_FLEETS = ("n80", "giant", "w4x80", "sub", "heavy")
+MORE_FLEETS = ("n80", "open1.5", "giant", "w4x80", "sub", "heavy")
 """Columns of the second table: Turngate alone."""
 PAIR = re.compile(r"(\d\.\d\d) / (\d\.\d\d)")
 
@@ -58,6 +59,13 @@ def test_the_second_table_is_what_was_measured() -> None:
     assert len(shown) == len(MORE_FLEETS)
     for pair, fleet in zip(shown, MORE_FLEETS, strict=True):
         assert all(map(is_rounded, pair, ratios(RESULTS / f"dynamo-{fleet}.md", "turns"))), fleet
+
+
+def test_the_table_of_all_fleets_is_what_was_measured() -> None:
+    rows = re.findall(r"^\| .* \(`([\w.]+)`\) \| \d \| (\d\.\d\d) \| (\d\.\d\d) \|", SCHEDULING, re.MULTILINE)
+    assert {fleet for fleet, _, _ in rows} >= {*FLEETS, *MORE_FLEETS}
+    for fleet, makespan, mean in rows:
+        assert all(map(is_rounded, (mean, makespan), ratios(RESULTS / f"dynamo-{fleet}.md", "turns"))), fleet
 
 
 def test_the_figures_that_link_to_their_file_are_in_it() -> None:
