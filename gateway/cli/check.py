@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 from gateway.access.keys import callers, hash_of
 from gateway.cluster.workers import is_member
@@ -41,6 +42,10 @@ def refuse_unstartable(settings: Settings) -> None:
     policy_of(settings.policy)
     python_tools(settings.tools)
     callers(settings)
+    if settings.embedded.script is not None:
+        from gateway.embedded.scripts import rules_in  # few have one
+
+        rules_in(Path(settings.embedded.script))
     for reference in filter(None, (settings.admin.key, *_references(settings))):
         hash_of(reference)
 

@@ -230,11 +230,16 @@ def _read_text(path: Path) -> str:
         raise ConfigError(f"cannot read {path}: {why}") from None
 
 
-def _read_file(path: Path) -> dict[str, Any]:
+def read_document(path: Path) -> Any:
+    """Return the value of a YAML or JSON file. Raises ConfigError."""
     try:
-        tree = yaml.safe_load(_read_text(path))
+        return yaml.safe_load(_read_text(path))
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not YAML: {error}") from None
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    tree = read_document(path)
     if not isinstance(tree, dict | None):
         raise ConfigError(f"{path} must hold keys and values, not a {type(tree).__name__}")
     return {key: value for key, value in (tree or {}).items() if value is not None}

@@ -218,6 +218,8 @@ class Embedded(Section):
     """Model calls that it runs at once."""
     speed: Factor = 1
     """Factor on its speed. 2: everything takes half the time."""
+    script: str | None = None
+    """File of rules for its answers: texts and tool calls (docs/embedded.md). null: answers of its own."""
 
 
 # ---- the path of a request

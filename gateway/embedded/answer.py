@@ -1,9 +1,8 @@
-"""Prompts and answers of the embedded engine: its tokenizer, its chat template, and answers as scripts state
-them."""
+"""Prompts and answers of the embedded engine: its tokenizer, its chat template, and answers that are planned
+before they are generated."""
 
 from __future__ import annotations
 
-import json
 import random
 import re
 import zlib
@@ -16,7 +15,8 @@ from typing import Any
 
 import orjson
 
-from gateway.core.fields import Json, integer, items, obj, text
+from gateway.core.fields import Json, items, obj, text
+from gateway.embedded.sampler import WORDS
 
 # ---- a tiny deterministic tokenizer: about four bytes per token, reversible, stable under appending
 #
@@ -115,13 +115,11 @@ def content_text(message: Json) -> str:
     return "".join(text(part, "text") or orjson.dumps(part).decode() for part in parts if isinstance(part, dict))
 
 
-# ---- scripts: the answer that a request states, so that any client can drive the engine through a task
+# ---- planned answers
 
-MARKER = "embedded_script:"
-
-
-class BadScript(ValueError):
-    """The script of a request cannot be read."""
+_UNFINISHED = "length"
+NATURAL_TOKENS = range(32, 129)
+"""Lengths of filler answers that neither a script nor the request bounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,60 +127,20 @@ class ScriptedAnswer:
     content: str
     output_tokens: int | None
     """Length of the filler text that takes the place of `content`. None: there is no filler."""
-    tool_calls: tuple[tuple[str, str, str | None], ...]
-    """Names, arguments as the model writes them, and ids. None: the engine makes one."""
+    tool_calls: tuple[tuple[str, str | None, str | None], ...]
+    """Names, arguments as the model writes them, and ids. None: arguments by the schema of the tool; an id of the
+    engine's own."""
+    calls_any_tool: bool = False
+    """One call of some offered tool takes the place of `tool_calls`."""
 
 
-def scripted_answer(body: Json) -> ScriptedAnswer | None:
-    """Return the answer for this turn. None: the request leaves it to the engine. Raises BadScript."""
-    messages = [m for m in items(body, "messages") if isinstance(m, dict)]
-    script, position = body.get("embedded_script"), 0
-    if script is None:
-        script, position = _from_messages(messages or [{"role": "user", "content": body.get("prompt")}])
-    if script is None:
-        return None
-    if isinstance(script, list):
-        turn = sum(text(message, "role") == "assistant" for message in messages[position:])
-        if turn >= len(script):
-            return None
-        script = script[turn]
-    if not isinstance(script, dict):
-        raise BadScript("embedded_script is an answer object or a list of them")
-    return _answer(script, {text(obj(tool, "function"), "name") for tool in items(body, "tools")})
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Where an answer ends besides its own end."""
 
-
-def _from_messages(messages: list[Json]) -> tuple[Any, int]:
-    for position in range(len(messages) - 1, -1, -1):
-        if text(messages[position], "role") != "user":
-            continue
-        _, marker, rest = content_text(messages[position]).rpartition(MARKER)
-        if marker:
-            try:
-                return json.JSONDecoder().raw_decode(rest.lstrip())[0], position
-            except ValueError as error:
-                raise BadScript(f"no JSON after {MARKER} in a user message: {error}") from None
-    return None, 0
-
-
-def _answer(script: Json, offered: set[str | None]) -> ScriptedAnswer:
-    calls = []
-    for call in items(script, "tool_calls"):
-        if not isinstance(call, dict) or (name := text(call, "name")) is None:
-            raise BadScript("each of an answer's tool_calls is an object with a name")
-        arguments = call.get("arguments", {})
-        if name in offered:
-            written = arguments if isinstance(arguments, str) else orjson.dumps(arguments).decode()
-            calls.append((name, written, text(call, "id")))
-    return ScriptedAnswer(text(script, "content") or "", integer(script, "output_tokens"), tuple(calls))
-
-
-# ---- planned answers
-
-_WORDS = tuple(vowel.join(pair) for vowel in "aeiou" for pair in ("bd", "dn", "fr", "gl", "km", "lp", "rt", "st"))
-"""Words of three letters: each is one token with its space."""
-_UNFINISHED = "length"
-NATURAL_TOKENS = range(32, 129)
-"""Lengths of filler answers that neither a script nor the request bounds."""
+    texts: tuple[str, ...] = ()
+    is_shown: bool = False
+    """Whether the text that ended the answer belongs to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +163,8 @@ class PlannedAnswer:
     tokens: Sequence[bytes]
     deltas: Sequence[Delta]
     finish_reason: str
+    stop_text: str | None = None
+    """The text that ended it."""
 
     def text(self, call_index: int | None = None) -> str:
         """Return the content, or the arguments of one tool call."""
@@ -222,13 +182,20 @@ class _Segment:
     is_shown: bool = True
 
 
-def answer_to(prompt: bytes, script: ScriptedAnswer | None, max_tokens: int, ignores_end: bool) -> PlannedAnswer:
-    """Return the answer to a prompt, cut at `max_tokens`.
+def answer_to(
+    prompt: bytes,
+    script: ScriptedAnswer | None,
+    max_tokens: int,
+    ignores_end: bool,
+    stop: Stop = Stop(),
+    seed_text: bytes = b"",
+) -> PlannedAnswer:
+    """Return the answer to a prompt, cut at the first of the `stop` texts and at `max_tokens`.
 
     The script states the length of filler text. Without a script it is `max_tokens` where the end is ignored, else
-    a number of `NATURAL_TOKENS` that depends on the prompt alone.
+    a number of `NATURAL_TOKENS` that depends on the prompt and the `seed_text` alone.
     """
-    seed = zlib.crc32(prompt)
+    seed = seed_of(prompt, seed_text)
     if script is not None:
         segments = _scripted(script, seed)
         ends = True
@@ -237,18 +204,45 @@ def answer_to(prompt: bytes, script: ScriptedAnswer | None, max_tokens: int, ign
         segments = [_Segment(_filler(num_tokens, seed))]
         ends = not ignores_end
     tokens = tokens_of("".join(segment.text for segment in segments))
+    stop_text = _cut(segments, tokens, stop)
     deltas = list(_deltas(segments, tokens))
-    if ends:
+    if stop_text is None and ends:
         tokens.append(END_OF_TURN)
-    if len(tokens) > max_tokens or not ends:
+    if len(tokens) > max_tokens or not (ends or stop_text is not None):
         del tokens[max_tokens:]
         return PlannedAnswer(tokens, [delta for delta in deltas if delta.at_token <= max_tokens], _UNFINISHED)
-    return PlannedAnswer(tokens, deltas, "tool_calls" if script is not None and script.tool_calls else "stop")
+    calls_tools = script is not None and script.tool_calls and stop_text is None
+    return PlannedAnswer(tokens, deltas, "tool_calls" if calls_tools else "stop", stop_text)
+
+
+def seed_of(prompt: bytes, seed_text: bytes = b"") -> int:
+    return zlib.crc32(seed_text, zlib.crc32(prompt))
+
+
+def _cut(segments: list[_Segment], tokens: list[bytes], stop: Stop) -> str | None:
+    """Shorten an answer to the first of the stop texts, and return it. The token that completes it is the last."""
+    if not stop.texts:
+        return None
+    whole = "".join(segment.text for segment in segments)
+    found = [(at, text) for text in stop.texts if (at := whole.find(text)) >= 0]
+    if not found:
+        return None
+    start, stop_text = min(found)
+    room = start + (len(stop_text) if stop.is_shown else 0)
+    ends = list(accumulate(map(len, tokens)))
+    num_bytes = len(whole[: start + len(stop_text)].encode(errors="replace"))
+    del tokens[bisect_right(ends, num_bytes - 1) + 1 :]
+    for segment in segments:
+        segment.text = segment.text[:room]
+        room -= len(segment.text)
+        segment.is_shown &= bool(segment.text)
+    segments[:] = [segment for segment in segments if segment.text]
+    return stop_text
 
 
 def _filler(num_tokens: int, seed: int) -> str:
     """Return text of exactly that many tokens, without white space at its ends, which a client would strip."""
-    words = random.Random(seed).choices(_WORDS, k=num_tokens)  # noqa: S311 - text, not secrets
+    words = random.Random(seed).choices(WORDS, k=num_tokens)  # noqa: S311 - text, not secrets
     return " ".join(words) + "." if words else ""
 
 
@@ -256,7 +250,7 @@ def _scripted(script: ScriptedAnswer, seed: int) -> list[_Segment]:
     segments = [_Segment(script.content or _filler(script.output_tokens or 0, seed))]
     for index, (name, arguments, call_id) in enumerate(script.tool_calls):
         segments.append(_Segment(call_head(name), index, name, call_id))
-        segments.append(_Segment(arguments, index))
+        segments.append(_Segment("{}" if arguments is None else arguments, index))
         segments.append(_Segment(CALL_TAIL, is_shown=False))
     return segments
 

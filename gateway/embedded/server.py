@@ -9,35 +9,30 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import count
+from pathlib import Path
 
 import orjson
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from gateway.config.settings import Embedded
-from gateway.core import sse
 from gateway.core.fields import Json, items
 from gateway.core.transport import BodyTooLarge, Request, Responder
 from gateway.dialects.completions import Completions
-from gateway.embedded.answer import chain, ids_of, tokens_from
+from gateway.embedded.answer import PlannedAnswer, chain, ids_of, tokens_from
 from gateway.embedded.driver import EngineDriver, EngineStopped, Generation
+from gateway.embedded.embeddings import embeddings_of
+from gateway.embedded.jobs import Job, Refusal, bad_request, check_model, job_from, prompt_tokens
+from gateway.embedded.messages import AnthropicRefusal, MessagesWire, chat_of_message
 from gateway.embedded.model import EngineModel, EngineSpec, ModelRequest
-from gateway.embedded.wire import (
-    AnthropicRefusal,
-    ChatWire,
-    CompletionWire,
-    Job,
-    Refusal,
-    Wire,
-    bad_request,
-    check_model,
-    job_from,
-    prompt_tokens,
-)
+from gateway.embedded.responses import ResponsesWire, chat_of_response, offered_in_response
+from gateway.embedded.scripts import Offered, Rule, rules_in
+from gateway.embedded.wire import ChatWire, CompletionWire, Wire
 from gateway.engines.base import EngineAddress
 from gateway.transport import transport_of
 
 VERSION = "0+embedded"
+_MESSAGES = "/v1/messages"
 MAX_BODY_BYTES = 64 * 1024 * 1024
 JSON_HEADERS = (("content-type", "application/json"),)
 STREAM_HEADERS = (("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-cache"))
@@ -54,6 +49,8 @@ class EmbeddedSettings:
     """Most tokens of prompt and answer. None: the KV capacity."""
     speed: float = 1.0
     """Speed relative to the cost model. Measurements take 1."""
+    rules: Sequence[Rule] = ()
+    """Scripted answers. Requests that no rule fits get answers of its own."""
 
 
 class EmbeddedEngine:
@@ -71,6 +68,10 @@ class EmbeddedEngine:
         self._routes: dict[tuple[str, str], Callable[[Request, Responder], Awaitable[None]]] = {
             ("POST", "/v1/chat/completions"): self._chat,
             ("POST", "/v1/completions"): self._completions,
+            ("POST", "/v1/responses"): self._responses,
+            ("POST", _MESSAGES): self._messages,
+            ("POST", f"{_MESSAGES}/count_tokens"): self._count_tokens,
+            ("POST", "/v1/embeddings"): self._embeddings,
             ("GET", "/v1/models"): self._models,
             ("POST", "/tokenize"): self._tokenize,
             ("POST", "/detokenize"): self._detokenize,
@@ -95,61 +96,75 @@ class EmbeddedEngine:
                 raise self._not_served(request)
             await route(request, responder)
         except Refusal as refusal:
-            await responder.reply(refusal.status, JSON_HEADERS, refusal.body())
+            await _refuse(request, responder, refusal)
         except EngineStopped:
             if responder.has_started:
                 responder.reset()
             else:
                 stopped = Refusal(503, "ServiceUnavailableError", "The engine is stopped.")
-                await responder.reply(stopped.status, JSON_HEADERS, stopped.body())
+                await _refuse(request, responder, stopped)
 
     async def _chat(self, request: Request, responder: Responder) -> None:
         body = await self._body(request)
         wire = ChatWire(self._answer_id("chatcmpl", request), int(time.time()), self.settings.model)
-        await self._generate(body, wire, responder, is_chat=True)
+        await self._generate([self._job(body, is_chat=True)], wire, responder)
 
     async def _completions(self, request: Request, responder: Responder) -> None:
         body = await self._body(request)
         wire = CompletionWire(self._answer_id("cmpl", request), int(time.time()), self.settings.model)
         prompts = Completions().prompts(body)
-        if prompts is not None:
-            await self._generate_list([{**body, "prompt": prompt} for prompt in prompts], wire, responder)
-        else:
-            await self._generate(body, wire, responder, is_chat=False)
+        bodies = [body] if prompts is None else [{**body, "prompt": prompt} for prompt in prompts]
+        jobs = [self._job(one, is_chat=False) for one in bodies]
+        await self._generate(jobs, wire, responder, sends_whole=None if prompts is None else wire.whole_event)
 
-    async def _generate(self, body: Json, wire: Wire, responder: Responder, is_chat: bool) -> None:
-        job = self._job(body, is_chat)
-        with ExitStack() as running:
-            generation = self._submit(job, running)
-            if job.wants_stream:
-                await _stream(job, generation, wire, responder)
-            else:
-                await generation.all()
-                await responder.reply(200, JSON_HEADERS, wire.whole(job.answer, _usage(job, generation)))
-            self._exposition.succeeded(job.answer.finish_reason)
+    async def _responses(self, request: Request, responder: Responder) -> None:
+        body = await self._body(request)
+        offered = offered_in_response(body)
+        job = self._job(chat_of_response(body), is_chat=True, offered=offered)
+        wire = ResponsesWire(self._number(request), int(time.time()), self.settings.model, body, offered)
+        await self._generate([job], wire, responder)
 
-    async def _generate_list(self, bodies: list[Json], wire: CompletionWire, responder: Responder) -> None:
-        """Answer several prompts under their indexes, each generated as if it had come alone."""
-        jobs = [self._job(body, is_chat=False) for body in bodies]
+    async def _messages(self, request: Request, responder: Responder) -> None:
+        job = self._job(chat_of_message(await self._body(request)), is_chat=True)
+        await self._generate([job], MessagesWire(self._number(request), self.settings.model), responder)
+
+    async def _count_tokens(self, request: Request, responder: Responder) -> None:
+        chat = chat_of_message(await self._body(request), counts_only=True)
+        await _reply_json(responder, {"input_tokens": len(prompt_tokens(chat, is_chat=True))})
+
+    async def _embeddings(self, request: Request, responder: Responder) -> None:
+        await _reply_json(responder, embeddings_of(await self._body(request), self.settings.model))
+
+    async def _generate(
+        self,
+        jobs: Sequence[Job],
+        wire: Wire,
+        responder: Responder,
+        sends_whole: Callable[[int, PlannedAnswer], bytes] | None = None,
+    ) -> None:
+        """Generate the answers to some prompts, each as if it had come alone, and send them under their indexes.
+
+        `sends_whole`: makes one event of a whole answer, where that takes the place of the stream of its text.
+        """
         with ExitStack() as running:
-            generations = [self._submit(job, running) for job in jobs]
+            runs = [[self._submit(job, answer, running) for answer in job.answers] for job in jobs]
+            answers = [answer for job in jobs for answer in job.answers]
             if jobs[0].wants_stream:
-                await _stream_list(jobs, generations, wire, responder)
+                await _AnswerStream(jobs, runs, wire, responder, sends_whole).send()
             else:
-                await asyncio.gather(*(generation.all() for generation in generations))
-                whole = wire.whole_list([job.answer for job in jobs], _summed_usage(jobs, generations))
-                await responder.reply(200, JSON_HEADERS, whole)
-        for job in jobs:
-            self._exposition.succeeded(job.answer.finish_reason)
+                await asyncio.gather(*(generation.all() for run in runs for generation in run))
+                await responder.reply(200, JSON_HEADERS, wire.whole(answers, _usage(jobs, runs)))
+        for answer in answers:
+            self._exposition.succeeded(answer.finish_reason)
 
-    def _job(self, body: Json, is_chat: bool) -> Job:
-        return job_from(body, is_chat, self.max_model_len)
+    def _job(self, body: Json, is_chat: bool, offered: Offered | None = None) -> Job:
+        return job_from(body, is_chat, self.max_model_len, offered, self.settings.rules)
 
-    def _submit(self, job: Job, running: ExitStack) -> Generation:
+    def _submit(self, job: Job, answer: PlannedAnswer, running: ExitStack) -> Generation:
         """Begin to generate an answer. The end of `running` aborts it."""
         request_id = str(next(self._numbers))
-        blocks = chain([*job.prompt, *job.answer.tokens], self.settings.spec.block_tokens, job.salt)
-        num_prompt, num_output = len(job.prompt), len(job.answer.tokens)
+        blocks = chain([*job.prompt, *answer.tokens], self.settings.spec.block_tokens, job.salt)
+        num_prompt, num_output = len(job.prompt), len(answer.tokens)
         generation = self.driver.submit(ModelRequest(request_id, blocks, num_prompt, num_output, job.priority))
         running.callback(self.driver.abort, request_id)
         return generation
@@ -206,69 +221,90 @@ class EmbeddedEngine:
         return body
 
     def _answer_id(self, prefix: str, request: Request) -> str:
-        return f"{prefix}-{request.headers.get('x-request-id') or f'{self._started_at}-{next(self._numbers)}'}"
+        return f"{prefix}-{self._number(request)}"
+
+    def _number(self, request: Request) -> str:
+        """Return what the ids of an answer have in common."""
+        return request.headers.get("x-request-id") or f"{self._started_at}-{next(self._numbers)}"
 
     def _not_served(self, request: Request) -> Refusal:
         if any(path == request.path for _, path in self._routes):
             return Refusal(405, "MethodNotAllowedError", f"{request.path} does not take {request.method}.")
         message = f"The embedded engine does not serve {request.path}; use /v1/chat/completions."
-        if request.path.startswith("/v1/messages"):
-            return AnthropicRefusal(404, "not_found_error", message)
         return Refusal(404, "NotFoundError", message)
 
 
-async def _stream(job: Job, generation: Generation, wire: Wire, responder: Responder) -> None:
-    """Send the headers at once, as vLLM does, and then the text of new tokens, in one write each time."""
-    await responder.open_stream(200, STREAM_HEADERS)
-    answer, deltas = job.answer, job.answer.deltas
-    num_tokens = num_sent = 0
-    while num_tokens < len(answer.tokens):
-        chunks = [] if num_tokens else list(wire.opening())
-        num_tokens = await generation.more_than(num_tokens)
-        start = num_sent
-        while num_sent < len(deltas) and deltas[num_sent].at_token <= num_tokens:
-            num_sent += 1
-        chunks += wire.events(deltas[start:num_sent]) if num_sent > start else ()
-        if num_tokens == len(answer.tokens):
-            chunks += wire.closing(answer.finish_reason)
-            chunks += [wire.usage_event(_usage(job, generation))] if job.wants_usage else []
-            chunks.append(sse.DONE)
-        if chunks:
-            await responder.write(b"".join(chunks))
-    await responder.end()
+async def _refuse(request: Request, responder: Responder, refusal: Refusal) -> None:
+    if request.path.startswith(_MESSAGES):
+        refusal = AnthropicRefusal(refusal)
+    await responder.reply(refusal.status, JSON_HEADERS, refusal.body())
 
 
-async def _stream_list(
-    jobs: Sequence[Job], generations: Sequence[Generation], wire: CompletionWire, responder: Responder
-) -> None:
-    """Send one event per prompt, as soon as its answer is complete."""
-    await responder.open_stream(200, STREAM_HEADERS)
+@dataclass(frozen=True, slots=True)
+class _AnswerStream:
+    """The stream of the answers to one request. Headers go at once, as vLLM's do, and then the text of new tokens,
+    in one write each time."""
 
-    async def send(index: int) -> None:
-        await generations[index].all()
-        await responder.write(wire.whole_event(index, jobs[index].answer))
+    jobs: Sequence[Job]
+    runs: Sequence[Sequence[Generation]]
+    """By job and answer."""
+    wire: Wire
+    responder: Responder
+    sends_whole: Callable[[int, PlannedAnswer], bytes] | None
 
-    async with asyncio.TaskGroup() as group:
-        for index in range(len(jobs)):
-            group.create_task(send(index))
-    if jobs[0].wants_usage:
-        await responder.write(wire.usage_event(_summed_usage(jobs, generations)))
-    await responder.write(sse.DONE)
-    await responder.end()
+    async def send(self) -> None:
+        await self.responder.open_stream(200, STREAM_HEADERS)
+        pairs = zip(self.jobs, self.runs, strict=True)
+        answers = [pair for job, run in pairs for pair in zip(job.answers, run, strict=True)]
+        if len(answers) == 1:
+            # The end goes with the last text, in one write.
+            await self._send_answer(0, *answers[0], is_last=True)
+        else:
+            async with asyncio.TaskGroup() as group:
+                for index, (answer, generation) in enumerate(answers):
+                    group.create_task(self._send_answer(index, answer, generation))
+            await self.responder.write(b"".join(self._ending()))
+        await self.responder.end()
+
+    async def _send_answer(
+        self, index: int, answer: PlannedAnswer, generation: Generation, is_last: bool = False
+    ) -> None:
+        if self.sends_whole is not None:
+            await generation.all()
+            ending = self._ending() if is_last else ()
+            await self.responder.write(b"".join([self.sends_whole(index, answer), *ending]))
+            return
+        deltas = answer.deltas
+        num_tokens = num_sent = 0
+        while num_tokens < len(answer.tokens):
+            is_first = num_tokens == 0
+            num_tokens = await generation.more_than(num_tokens)
+            chunks = list(self.wire.opening(index, _usage(self.jobs, self.runs))) if is_first else []
+            start = num_sent
+            while num_sent < len(deltas) and deltas[num_sent].at_token <= num_tokens:
+                num_sent += 1
+            chunks += self.wire.events(index, deltas[start:num_sent]) if num_sent > start else ()
+            if num_tokens == len(answer.tokens):
+                chunks += self.wire.closing(index, answer)
+                chunks += self._ending() if is_last else ()
+            if chunks:
+                await self.responder.write(b"".join(chunks))
+
+    def _ending(self) -> Iterator[bytes]:
+        return self.wire.ending(_usage(self.jobs, self.runs), self.jobs[0].wants_usage)
 
 
-def _usage(job: Job, generation: Generation) -> Json:
-    return _summed_usage([job], [generation]) | {"embedded_queue_ms": round(1000 * generation.queue_s)}
-
-
-def _summed_usage(jobs: Sequence[Job], generations: Sequence[Generation]) -> Json:
+def _usage(jobs: Sequence[Job], runs: Sequence[Sequence[Generation]]) -> Json:
+    """Return the usage of all answers. A prompt with several answers counts once."""
     num_prompt = sum(len(job.prompt) for job in jobs)
-    num_output = sum(len(job.answer.tokens) for job in jobs)
+    num_output = sum(len(answer.tokens) for job in jobs for answer in job.answers)
+    queue = {"embedded_queue_ms": round(1000 * runs[0][0].queue_s)} if len(jobs) == 1 else {}
     return {
         "prompt_tokens": num_prompt,
         "completion_tokens": num_output,
         "total_tokens": num_prompt + num_output,
-        "prompt_tokens_details": {"cached_tokens": sum(generation.cached_tokens for generation in generations)},
+        "prompt_tokens_details": {"cached_tokens": sum(run[0].cached_tokens for run in runs)},
+        **queue,
     }
 
 
@@ -388,7 +424,8 @@ class InProcessEngine:
     def __init__(self, section: Embedded) -> None:
         num_blocks = max(1, section.capacity_tokens // BLOCK_TOKENS)
         spec = EngineSpec(num_blocks, BLOCK_TOKENS, section.slots, priority_scheduling=True)
-        self._engine = EmbeddedEngine(EmbeddedSettings(spec, section.model, speed=section.speed))
+        rules = rules_in(Path(section.script)) if section.script is not None else ()
+        self._engine = EmbeddedEngine(EmbeddedSettings(spec, section.model, speed=section.speed, rules=rules))
         self._server = transport_of().server(self._engine.handler)
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> int:

@@ -1,4 +1,4 @@
-"""Requests to the embedded engine, and its answers: chunks, whole answers and errors, as vLLM writes them."""
+"""Answers of the embedded engine to chats and completions: chunks and whole answers, as vLLM writes them."""
 
 from __future__ import annotations
 
@@ -11,152 +11,44 @@ from typing import Any, ClassVar
 import orjson
 
 from gateway.core import sse
-from gateway.core.fields import Json, flag, integer, items, obj, text
-from gateway.embedded.answer import (
-    BadScript,
-    Delta,
-    PlannedAnswer,
-    answer_to,
-    rendered_chat,
-    scripted_answer,
-    tokens_from,
-    tokens_of,
-)
+from gateway.core.fields import Json
+from gateway.embedded.answer import Delta, PlannedAnswer
 
 
-class Refusal(Exception):
-    """An error answer."""
+class Wire(ABC):
+    """The answers to one request in their wire format. Events are whole server-sent events."""
 
-    def __init__(self, status: int, kind: str, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-        self.kind = kind
-        self.param = param
+    def opening(self, index: int, usage: Json) -> Iterator[bytes]:
+        """Yield the events before the text of one answer. `usage`: of the prompt."""
+        return iter(())
 
-    def body(self) -> bytes:
-        error = {"message": str(self), "type": self.kind, "param": self.param, "code": self.status}
-        return orjson.dumps({"error": error})
+    @abstractmethod
+    def events(self, index: int, deltas: Sequence[Delta]) -> Iterator[bytes]: ...
 
+    @abstractmethod
+    def closing(self, index: int, answer: PlannedAnswer) -> Iterator[bytes]: ...
 
-class AnthropicRefusal(Refusal):
-    """An error answer for clients of `/v1/messages`."""
+    @abstractmethod
+    def ending(self, usage: Json, is_wanted: bool) -> Iterator[bytes]:
+        """Yield the events after all answers. `is_wanted`: whether the client asked for the usage."""
 
-    def body(self) -> bytes:
-        return orjson.dumps({"type": "error", "error": {"type": self.kind, "message": str(self)}})
-
-
-def bad_request(message: str, param: str | None = None) -> Refusal:
-    return Refusal(400, "BadRequestError", message, param)
-
-
-# ---- requests
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A valid generation request: its prompt and the answer to it."""
-
-    prompt: list[bytes]
-    """Tokens."""
-    answer: PlannedAnswer
-    priority: int
-    salt: str
-    wants_stream: bool
-    wants_usage: bool
-
-
-def job_from(body: Json, is_chat: bool, max_model_len: int) -> Job:
-    """Return the job of a request. Raises Refusal as vLLM does."""
-    if body.get("n") not in (None, 1):
-        raise bad_request("The embedded engine gives one answer per request: n must be 1.", "n")
-    wants_stream, options = flag(body, "stream"), obj(body, "stream_options")
-    if options and not wants_stream:
-        raise bad_request("Stream options can only be defined when `stream=True`.", "stream_options")
-    priority = body.get("priority") or 0
-    if not isinstance(priority, int):
-        raise bad_request("priority must be a whole number; lower goes first.", "priority")
-    prompt = prompt_tokens(body, is_chat)
-    limit = max_tokens(body, len(prompt), max_model_len)
-    try:
-        script = scripted_answer(body)
-    except BadScript as error:
-        raise bad_request(str(error), "embedded_script") from None
-    answer = answer_to(b"".join(prompt), script, limit, flag(body, "ignore_eos"))
-    wants_usage = wants_stream and flag(options, "include_usage")
-    return Job(prompt, answer, priority, text(body, "cache_salt") or "", wants_stream, wants_usage)
-
-
-def prompt_tokens(body: Json, is_chat: bool) -> list[bytes]:
-    """Return the tokens of a request's prompt. Raises Refusal if it has none."""
-    if is_chat:
-        if not items(body, "messages"):
-            raise bad_request("messages must be a list that is not empty.", "messages")
-        return tokens_of(rendered_chat(body))
-    prompt = body.get("prompt")
-    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
-        prompt = prompt[0]
-    if isinstance(prompt, str) and prompt:
-        return tokens_of(prompt)
-    if isinstance(prompt, list) and prompt and all(isinstance(number, int) for number in prompt):
-        try:
-            return tokens_from(prompt)
-        except ValueError as error:
-            raise bad_request(str(error), "prompt") from None
-    raise bad_request("prompt must be one text, or one list of token ids, and not empty.", "prompt")
-
-
-def max_tokens(body: Json, num_prompt_tokens: int, max_model_len: int) -> int:
-    """Return the longest answer that a request allows. Raises Refusal if it does not fit behind the prompt."""
-    key = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
-    limit = integer(body, key)
-    room = max_model_len - num_prompt_tokens
-    if limit is None and room >= 1:
-        return room
-    if limit is not None and limit < 1:
-        raise bad_request(f"{key} must be at least 1, got {limit}.", key)
-    if limit is None or limit > room:
-        raise bad_request(
-            f"This model's maximum context length is {max_model_len} tokens. However, you requested "
-            f"{num_prompt_tokens + (limit or 1)} tokens ({num_prompt_tokens} in the messages, {limit or 1} in the "
-            "completion). Please reduce the length of the messages or completion.",
-            key,
-        )
-    return limit
-
-
-def check_model(body: Json, served: str) -> None:
-    """Raises Refusal for the name of another model. A request without a model is served."""
-    requested_model = text(body, "model")
-    if requested_model is not None and requested_model != served:
-        raise Refusal(404, "NotFoundError", f"The model `{requested_model}` does not exist.", "model")
-
-
-# ---- answers, which `EmbeddedEngine` sends
+    @abstractmethod
+    def whole(self, answers: Sequence[PlannedAnswer], usage: Json) -> bytes: ...
 
 
 @dataclass(slots=True)
-class Wire(ABC):
-    """The answer to one request in its wire format. Events are whole server-sent events."""
+class ChunkWire(Wire):
+    """Streams of chunks, each of which names its answer."""
 
     id: str
     created_at: int
     model: str
     chunk_object: ClassVar[str]
 
-    def opening(self) -> Iterator[bytes]:
-        return iter(())
-
-    @abstractmethod
-    def events(self, deltas: Sequence[Delta]) -> Iterator[bytes]: ...
-
-    @abstractmethod
-    def closing(self, finish_reason: str) -> Iterator[bytes]: ...
-
-    @abstractmethod
-    def whole(self, answer: PlannedAnswer, usage: Json) -> bytes: ...
-
-    def usage_event(self, usage: Json) -> bytes:
-        return self.chunk([], usage=usage)
+    def ending(self, usage: Json, is_wanted: bool) -> Iterator[bytes]:
+        if is_wanted:
+            yield self.chunk([], usage=usage)
+        yield sse.DONE
 
     def chunk(self, choices: list[Json], **more: Any) -> bytes:
         return sse.event(self.json(self.chunk_object, choices, **more))
@@ -173,36 +65,39 @@ class Wire(ABC):
 
 
 @dataclass(slots=True)
-class ChatWire(Wire):
+class ChatWire(ChunkWire):
     num_calls: int = 0
-    """Tool calls so far."""
+    """Tool calls so far, of all answers."""
     chunk_object: ClassVar[str] = "chat.completion.chunk"
 
-    def opening(self) -> Iterator[bytes]:
-        yield self._delta({"role": "assistant", "content": ""})
+    def opening(self, index: int, usage: Json) -> Iterator[bytes]:
+        yield self._delta(index, {"role": "assistant", "content": ""})
 
-    def events(self, deltas: Sequence[Delta]) -> Iterator[bytes]:
-        for (index, name, call_id), run in groupby(deltas, key=_call_of):
+    def events(self, index: int, deltas: Sequence[Delta]) -> Iterator[bytes]:
+        for (call, name, call_id), run in groupby(deltas, key=call_of):
             text = "".join(delta.text for delta in run)
-            if index is None:
-                yield self._delta({"content": text})
+            if call is None:
+                yield self._delta(index, {"content": text})
             elif name is None:
-                yield self._delta({"tool_calls": [{"index": index, "function": {"arguments": text}}]})
+                yield self._delta(index, {"tool_calls": [{"index": call, "function": {"arguments": text}}]})
             else:
-                yield self._delta({"tool_calls": [{"index": index, **self._call(name, call_id)}]})
+                yield self._delta(index, {"tool_calls": [{"index": call, **self._call(name, call_id)}]})
 
-    def closing(self, finish_reason: str) -> Iterator[bytes]:
-        yield self._delta({}, finish_reason)
+    def closing(self, index: int, answer: PlannedAnswer) -> Iterator[bytes]:
+        yield self._delta(index, {}, answer)
 
-    def whole(self, answer: PlannedAnswer, usage: Json) -> bytes:
+    def whole(self, answers: Sequence[PlannedAnswer], usage: Json) -> bytes:
+        choices = [self._choice(index, answer) for index, answer in enumerate(answers)]
+        return self.json("chat.completion", choices, usage=usage)
+
+    def _choice(self, index: int, answer: PlannedAnswer) -> Json:
         calls = [self._call(each.call_name, each.call_id) for each in answer.deltas if each.call_name is not None]
-        for index, call in enumerate(calls):
-            call["function"]["arguments"] = answer.text(call_index=index)
+        for position, call in enumerate(calls):
+            call["function"]["arguments"] = answer.text(call_index=position)
         content = answer.text()
         message: Json = {"role": "assistant", "content": content or (None if calls else "")}
         message |= {"tool_calls": calls} if calls else {}
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": answer.finish_reason}
-        return self.json("chat.completion", [choice], usage=usage)
+        return {"index": index, "message": message, "logprobs": None, **_end(answer)}
 
     def _call(self, name: str, call_id: str | None) -> Json:
         """Return a tool call without its arguments."""
@@ -210,8 +105,13 @@ class ChatWire(Wire):
         call_id = call_id or f"call_{self.id.removeprefix('chatcmpl-')}_{self.num_calls}"
         return {"id": call_id, "type": "function", "function": {"name": name, "arguments": ""}}
 
-    def _delta(self, delta: Json, finish_reason: str | None = None) -> bytes:
-        return self.chunk([{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}])
+    def _delta(self, index: int, delta: Json, answer: PlannedAnswer | None = None) -> bytes:
+        return self.chunk([{"index": index, "delta": delta, "logprobs": None, **_end(answer)}])
+
+
+def call_of(delta: Delta) -> tuple[int | None, str | None, str | None]:
+    """Return what the deltas of one stretch have in common: index, name and id of a call."""
+    return delta.call_index, delta.call_name, delta.call_id
 
 
 def _call_of(delta: Delta) -> tuple[int | None, str | None, str | None]:
@@ -219,28 +119,32 @@ def _call_of(delta: Delta) -> tuple[int | None, str | None, str | None]:
 
 
 @dataclass(slots=True)
-class CompletionWire(Wire):
-    """Answers to one prompt, or to several under their indexes."""
+class CompletionWire(ChunkWire):
+    """Answers to one prompt, or to several, under their indexes."""
 
     chunk_object: ClassVar[str] = "text_completion"
 
-    def events(self, deltas: Sequence[Delta]) -> Iterator[bytes]:
-        yield self.chunk([_choice("".join(delta.text for delta in deltas), None)])
+    def events(self, index: int, deltas: Sequence[Delta]) -> Iterator[bytes]:
+        yield self.chunk([_text_choice(index, "".join(delta.text for delta in deltas))])
 
-    def closing(self, finish_reason: str) -> Iterator[bytes]:
-        yield self.chunk([_choice("", finish_reason)])
+    def closing(self, index: int, answer: PlannedAnswer) -> Iterator[bytes]:
+        yield self.chunk([_text_choice(index, "", answer)])
 
-    def whole(self, answer: PlannedAnswer, usage: Json) -> bytes:
-        return self.whole_list([answer], usage)
-
-    def whole_list(self, answers: Sequence[PlannedAnswer], usage: Json) -> bytes:
-        choices = [_choice(answer.text(), answer.finish_reason, index) for index, answer in enumerate(answers)]
+    def whole(self, answers: Sequence[PlannedAnswer], usage: Json) -> bytes:
+        choices = [_text_choice(index, answer.text(), answer) for index, answer in enumerate(answers)]
         return self.json("text_completion", choices, usage=usage)
 
     def whole_event(self, index: int, answer: PlannedAnswer) -> bytes:
         """Return the whole answer to one of several prompts as one event."""
-        return self.chunk([_choice(answer.text(), answer.finish_reason, index)])
+        return self.chunk([_text_choice(index, answer.text(), answer)])
 
 
-def _choice(text: str, finish_reason: str | None, index: int = 0) -> Json:
-    return {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
+def _text_choice(index: int, text: str, answer: PlannedAnswer | None = None) -> Json:
+    return {"index": index, "text": text, "logprobs": None, **_end(answer)}
+
+
+def _end(answer: PlannedAnswer | None) -> Json:
+    """Return how an answer ended. None: it has not."""
+    if answer is None:
+        return {"finish_reason": None}
+    return {"finish_reason": answer.finish_reason, "stop_reason": answer.stop_text}

@@ -208,7 +208,40 @@ async def test_detokenize_inverts_tokenize_and_chat_is_tokenized_as_it_is_render
             "maximum context length",
         ),
         ("/v1/chat/completions", {"messages": []}, 400, "messages"),
-        ("/v1/chat/completions", {"messages": [USER], "n": 2}, 400, "n must be 1"),
+        ("/v1/chat/completions", {"messages": [USER], "n": 0}, 400, "n must be"),
+        ("/v1/chat/completions", {"messages": [USER], "best_of": 2}, 400, "best_of"),
+        ("/v1/chat/completions", {"messages": [USER], "stop": [""]}, 400, "stop"),
+        ("/v1/chat/completions", {"messages": [USER], "tool_choice": "required"}, 400, "offers no tools"),
+        (
+            "/v1/chat/completions",
+            {
+                "messages": [USER],
+                "tools": [TOOL],
+                "tool_choice": {"type": "function", "function": {"name": "x"}},
+            },
+            400,
+            "'x'",
+        ),
+        ("/v1/chat/completions", {"messages": [USER], "response_format": {"type": "xml"}}, 400, "json_schema"),
+        (
+            "/v1/chat/completions",
+            {"messages": [USER], "structured_outputs": {"grammar": "root ::= x"}},
+            400,
+            "grammar",
+        ),
+        ("/v1/chat/completions", {"messages": [USER], "guided_json": {"type": "x"}}, 400, "'x' is unknown"),
+        (
+            "/v1/chat/completions",
+            {"messages": [USER], "guided_regex": "a", "guided_choice": ["a"]},
+            400,
+            "Only one kind",
+        ),
+        ("/v1/embeddings", {"input": []}, 400, "input"),
+        ("/v1/embeddings", {"input": "a", "dimensions": 10**6}, 400, "dimensions"),
+        ("/v1/responses", {"input": ""}, 400, "input"),
+        ("/v1/responses", {"input": "x", "previous_response_id": "r"}, 400, "stores no responses"),
+        ("/v1/responses", {"input": [{"type": "item_reference", "id": "x"}]}, 400, "item_reference"),
+        ("/v1/responses", {"input": "x", "background": True}, 400, "background"),
         ("/v1/chat/completions", {"messages": [USER], "max_tokens": 0}, 400, "at least 1"),
         ("/v1/chat/completions", {"messages": [USER], "priority": "high"}, 400, "priority"),
         (
@@ -222,7 +255,7 @@ async def test_detokenize_inverts_tokenize_and_chat_is_tokenized_as_it_is_render
         ("/v1/completions", {"prompt": ["a", [1]]}, 400, "one text"),
         ("/v1/completions", {"prompt": [255]}, 400, "no token"),
         ("/detokenize", {"tokens": [255]}, 400, "no token"),
-        ("/v1/responses", {"input": "x"}, 404, "does not serve /v1/responses"),
+        ("/v1/rerank", {"input": "x"}, 404, "does not serve /v1/rerank"),
         ("/v1/models", {}, 405, "POST"),
     ],
 )
@@ -233,9 +266,15 @@ async def test_refusals_have_openais_shape(running: Running, path: str, body: An
     assert {"type", "param"} < answer["error"].keys()
 
 
-async def test_messages_is_refused_in_anthropics_shape(running: Running) -> None:
-    status, answer = await running.post("/v1/messages", {"messages": [USER]})
-    assert (status, answer["type"], answer["error"]["type"]) == (404, "error", "not_found_error")
+@pytest.mark.parametrize(
+    ("more", "status", "kind"),
+    [({}, 400, "invalid_request_error"), ({"model": "x", "max_tokens": 1}, 404, "not_found_error")],
+)
+async def test_messages_are_refused_in_anthropics_shape(
+    running: Running, more: Any, status: int, kind: str
+) -> None:
+    got, answer = await running.post("/v1/messages", {"messages": [USER], **more})
+    assert (got, answer["type"], answer["error"]["type"]) == (status, "error", kind)
 
 
 async def test_with_priority_scheduling_the_lowest_number_is_answered_first() -> None:
@@ -270,7 +309,7 @@ async def test_the_engine_reports_its_version_and_paths(running: Running) -> Non
     async with running.http.get("/openapi.json") as reply:
         paths = (await reply.json())["paths"]
     assert "/v1/chat/completions" in paths
-    assert "/v1/responses" not in paths
+    assert {"/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/v1/embeddings"} <= paths.keys()
     async with running.http.get("/metrics") as reply:
         page = await reply.text()
     assert 'block_size="16"' in page
