@@ -21,7 +21,8 @@ def test_every_guard_that_the_threat_model_names_exists() -> None:
 
 
 def test_every_threat_has_a_guard() -> None:
-    rows = [line for line in TEXT.splitlines() if line.startswith("| ") and "guarded by" not in line]
+    rows = [line for line in TEXT.partition("| guarded by |")[2].splitlines() if line.startswith("| ")]
+    assert len(rows) > 20
     assert [row for row in rows if "`test_" not in row.rsplit("|", 2)[1]] == []
 
 
