@@ -130,7 +130,7 @@ def figures(result: SimulationResult, after_s: float = 0.0) -> SimulatedFigures:
         mean_session_s=_mean(completions_s),
         p99_session_s=quantile(completions_s, 0.99),
         p99_ttft_first_s=quantile([turn.ttft_s for turn in turns if turn.index == 0], 0.99),
-        p99_ttft_later_s=quantile([turn.ttft_s for turn in turns if turn.index > 0], 0.99),
+        p99_ttft_later_s=quantile([turn.ttft_s for turn in turns if turn.index > 0] or [0.0], 0.99),
         max_wait_s=max(turn.dispatched_at - turn.wanted_at for turn in turns),
         most_of_bound=_most_of_bound([turn for turn in turns if turn.index == 0]),
         uncached_tokens=result.uncached_tokens,
