@@ -69,6 +69,11 @@ class Counters(Protocol):
         """Change the number that is held: +1 or -1."""
         ...
 
+    async def confirm_hold(self, name: str, limit: int) -> bool:
+        """Return whether what was held last is within the limit at all members; if not, it is given back. Call it
+        right after `hold`."""
+        ...
+
     def look(self) -> None:
         """Read the limits of all keys again, after a reload."""
         ...
@@ -118,6 +123,9 @@ class LocalCounters:
             self._held[name] = held
         else:
             self._held.pop(name, None)
+
+    async def confirm_hold(self, name: str, limit: int) -> bool:
+        return True
 
     def look(self) -> None:
         """Does nothing: no limits are kept here."""
@@ -279,12 +287,24 @@ class Allowance:
         """Take one request and one place, before anything is read. Raises Refused."""
         limiter, limits = self.limiter, self.limits
         if limits.concurrency is not None and limiter.counters.held(limits.name) >= limits.concurrency:
-            next_in_s = limiter.held_s.get(limits.name, FIRST_HELD_S) / limits.concurrency
-            text = f"This key may have {limits.concurrency} requests at once (limits.concurrency), and has them."
-            limiter.refuse(Quantity.CONCURRENCY, text, next_in_s)
+            self._refuse_place(limits.concurrency)
         limiter.take_amounts(limits, ENTERING, self.began_at)
         limiter.counters.hold(limits.name, +1)
         self.has_place = True
+
+    async def confirm_place(self) -> None:
+        """Compare the place with those at other members, right after `enter`. Raises Refused."""
+        limiter, limits = self.limiter, self.limits
+        if limits.concurrency is None or await limiter.counters.confirm_hold(limits.name, limits.concurrency):
+            return
+        self.has_place = False
+        limiter.count_amounts(limits, {Quantity.REQUESTS: -1.0}, self.began_at)
+        self._refuse_place(limits.concurrency)
+
+    def _refuse_place(self, concurrency: int) -> NoReturn:
+        next_in_s = self.limiter.held_s.get(self.limits.name, FIRST_HELD_S) / concurrency
+        text = f"This key may have {concurrency} requests at once (limits.concurrency), and has them."
+        self.limiter.refuse(Quantity.CONCURRENCY, text, next_in_s)
 
     def reserve(self, model: str, body_bytes: int, max_output_tokens: int | None, num_answers: int = 1) -> None:
         """Count the amounts that a request is expected to use. Raises Refused. `max_output_tokens`: the client's

@@ -33,6 +33,7 @@ _REASONS = {
     501: "The engine does not serve this path.",
     502: "The engine broke off, or answered nonsense.",
     503: "No engine answers, or the gateway is stopping. `Retry-After` says when to ask again.",
+    507: "There is no room left on the disk of the batches.",
 }
 OF_A_CALL = (400, 401, 403, 404, 413, 415, 422, 429, 501, 502, 503)
 

@@ -182,7 +182,7 @@ ROUTES = (
     _stored("POST", "/cancel", "Cancel a response", json_of(OBJECT)),
     _stored("GET", "/input_items", "The input of a response", json_of(OBJECT)),
     _batch("GET", "/v1/files", B.LIST_FILES, "The tenant's files", _FILES, 400, 401, 404, query=_FILE_QUERY),
-    _batch("POST", "/v1/files", B.UPLOAD_FILE, "Upload a file", _FILE, 400, 401, 404, 413, 415, body=_FORM),
+    _batch("POST", "/v1/files", B.UPLOAD_FILE, "Upload a file", _FILE, 400, 401, 404, 413, 415, 507, body=_FORM),
     _batch("GET", "/v1/files/{file_id}", B.SHOW_FILE, "A file", _FILE, 401, 404),
     _batch("DELETE", "/v1/files/{file_id}", B.DELETE_FILE, "Delete a file", _DELETED, 401, 404),
     _batch("GET", "/v1/files/{file_id}/content", B.READ_FILE, "The content of a file", _CONTENT, 401, 404),
@@ -190,7 +190,7 @@ ROUTES = (
         "GET", "/v1/batches", B.LIST_BATCHES, "The tenant's batches", _BATCHES, 400, 401, 404, query=page_of(100)
     ),
     _batch(
-        *("POST", "/v1/batches", B.CREATE_BATCH, "Start a batch", _BATCH, 400, 401, 404, 413, 415),
+        *("POST", "/v1/batches", B.CREATE_BATCH, "Start a batch", _BATCH, 400, 401, 404, 413, 415, 507),
         body=json_of(_NEW_BATCH),
     ),
     _batch("GET", "/v1/batches/{batch_id}", B.SHOW_BATCH, "The progress of a batch", _BATCH, 401, 404),

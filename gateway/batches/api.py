@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
+import sqlite3
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -13,14 +15,25 @@ import orjson
 
 from gateway.access.keys import Caller, Keys
 from gateway.batches import ENDPOINTS, PURPOSES, BatchOperation
-from gateway.batches.files import BadForm, Blobs, FormSplitter, PartBegins, Spool, boundary_of
-from gateway.batches.objects import Batch, File, NotAllowed, Status, new_id
+from gateway.batches.files import (
+    NO_ROOM,
+    BadForm,
+    Blobs,
+    FormSplitter,
+    PartBegins,
+    Spool,
+    boundary_of,
+    is_disk_full,
+)
+from gateway.batches.objects import FULL_CODE, Batch, File, LineFault, NotAllowed, Status, new_id
 from gateway.batches.store import ListPage, Store
 from gateway.core import fields
 from gateway.core.errors import Failure, Outcome, Refused
 from gateway.core.fields import Json
 from gateway.core.transport import BodyTooLarge, Request, Responder
 from gateway.dialects import OPENAI
+
+LOG = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 64 * 1024
 
@@ -36,6 +49,8 @@ class Api:
     """Takes a batch that is new or is to be cancelled."""
     max_file_bytes: int
     now: Callable[[], float]
+    problem: Callable[[str], LineFault | None]
+    """Returns why the work on a batch waits; None: it does not, or another gateway has it."""
 
     async def handle(
         self, operation: BatchOperation, ids: Sequence[str], request: Request, responder: Responder
@@ -49,6 +64,12 @@ class Api:
             status, body = 200, orjson.dumps(await self._answer(operation, ids, caller, request))
         except Refused as refused:
             status, body = refused.failure.status, OPENAI.error_body(refused.failure)
+        except (OSError, sqlite3.Error) as error:
+            if not is_disk_full(error):
+                raise
+            LOG.warning("a request for files or batches is refused: %s", NO_ROOM)
+            failure = Failure(507, "server_error", NO_ROOM, code=FULL_CODE)
+            status, body = 507, OPENAI.error_body(failure)
         await responder.reply(status, [("Content-Type", "application/json")], body)
 
     async def _answer(
@@ -69,7 +90,7 @@ class Api:
             case BatchOperation.CREATE_BATCH:
                 return await self._create(caller, request)
             case BatchOperation.SHOW_BATCH:
-                return (await self._batch(tenant, ids[0])).as_json()
+                return self._shown(await self._batch(tenant, ids[0]))
             case BatchOperation.CANCEL_BATCH:
                 return await self._cancel(tenant, ids[0])
         raise AssertionError(operation)
@@ -171,7 +192,14 @@ class Api:
     async def _batches(self, tenant: str, query_text: str) -> Json:
         page = page_of(query_of(query_text), default=20, most=100)
         found = await self.store.batches(tenant, page)
-        return _listed([batch.as_json() for batch in found], page)
+        return _listed(list(map(self._shown, found)), page)
+
+    def _shown(self, batch: Batch) -> Json:
+        """Return a batch, with the reason why the work on it waits."""
+        row, fault = batch.as_json(), self.problem(batch.id)
+        if fault is not None and row["errors"] is None:
+            row["errors"] = {"object": "list", "data": [fault.as_json()]}
+        return row
 
     async def _batch(self, tenant: str, batch_id: str) -> Batch:
         batch = await self.store.batch(tenant, batch_id)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import sqlite3
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator
 from contextlib import asynccontextmanager, suppress
@@ -16,6 +18,21 @@ from typing import IO
 from gateway.batches.objects import new_id
 
 CHUNK_BYTES = 2**20
+_FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+NO_ROOM = "There is no room left on the disk of the batches (batches.directory)."
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether an error, its cause or one of its group says that a disk or a quota is full."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(map(is_disk_full, error.exceptions))
+    if isinstance(error, OSError):
+        return error.errno in _FULL
+    if isinstance(error, sqlite3.Error):
+        return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+    return error.__cause__ is not None and is_disk_full(error.__cause__)
+
+
 _UNFINISHED = ".part"
 
 
@@ -40,7 +57,7 @@ class Blobs:
     @asynccontextmanager
     async def new(self) -> AsyncIterator[Spool]:
         """Yield a content to write. Announce its file before leaving: after that nothing protects the content."""
-        spool = Spool(new_id("file-"), self._directory)
+        spool = self.make_spool(new_id("file-"))
         self._being_written.add(spool.file_id)
         try:
             spool.open()
@@ -48,6 +65,9 @@ class Blobs:
         finally:
             spool.close()
             self._being_written.discard(spool.file_id)
+
+    def make_spool(self, file_id: str) -> Spool:
+        return Spool(file_id, self._directory)
 
     async def chunks(self, file_id: str) -> AsyncIterator[bytes]:
         """Yield a content. Raises FileNotFoundError."""
@@ -97,7 +117,8 @@ class Spool:
 
     def close(self) -> None:
         if self._file is not None:
-            self._file.close()
+            with suppress(OSError):  # of bytes that do not fit, and of which nothing stays
+                self._file.close()
         self._part.unlink(missing_ok=True)
 
     async def write(self, data: bytes) -> None:

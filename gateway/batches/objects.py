@@ -64,6 +64,10 @@ LIVE = frozenset(status for status, following in NEXT.items() if following)
 """Statuses of a batch that still needs work."""
 
 
+FULL_CODE = "insufficient_storage"
+"""Code of the fault that the disk has no room."""
+
+
 class NotAllowed(Exception):
     """A batch cannot make this move."""
 

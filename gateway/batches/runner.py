@@ -12,10 +12,10 @@ from typing import Protocol
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from gateway.batches import input_file
-from gateway.batches.files import Blobs
+from gateway.batches.files import NO_ROOM, Blobs, is_disk_full
 from gateway.batches.finalizer import FAILED, Finalizer, unfinished_row
 from gateway.batches.input_file import Endpoint
-from gateway.batches.objects import Batch, Finished, Line, LineFault, NotAllowed, Status
+from gateway.batches.objects import FULL_CODE, Batch, Finished, Line, LineFault, NotAllowed, Status
 from gateway.batches.store import Store, StoreFailed
 
 LOG = logging.getLogger(__name__)
@@ -71,6 +71,9 @@ class Runner:
     """Lines of one batch that are held in memory."""
     tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     """By batch id. The task that removes expired files has the id ""."""
+    problems: dict[str, LineFault] = field(default_factory=dict)
+    """Why the work on a batch waits, by batch id."""
+    again_s: float = AGAIN_S
 
     async def start(self, is_alone: bool = True) -> None:
         """Start removing expired files. `is_alone`: no other gateway works on these batches; take them all."""
@@ -100,6 +103,7 @@ class Runner:
     def _forget(self, batch_id: str, done: asyncio.Task[None]) -> None:
         if self.tasks.get(batch_id) is done:
             del self.tasks[batch_id]
+            self.problems.pop(batch_id, None)
 
     async def _work(self, batch: Batch, earlier: asyncio.Task[None] | None) -> None:
         if earlier is not None:
@@ -112,9 +116,17 @@ class Runner:
                 return
             except NotAllowed:
                 return  # the batch was cancelled meanwhile, and another task has it
-            except Exception:
-                LOG.exception("batch %s: its work failed, and is begun again in %g s", batch.id, AGAIN_S)
-                await asyncio.sleep(AGAIN_S)
+            except Exception as error:
+                self.problems[batch.id] = self._problem(batch, error)
+                await asyncio.sleep(self.again_s)
+
+    def _problem(self, batch: Batch, error: Exception) -> LineFault:
+        """Log why the work on a batch failed, and return it as the client sees it."""
+        if is_disk_full(error):
+            LOG.warning("batch %s waits, and is begun again in %g s: %s", batch.id, self.again_s, NO_ROOM)
+            return LineFault(FULL_CODE, f"The batch waits: {NO_ROOM}")
+        LOG.error("batch %s: its work failed, and is begun again in %g s", batch.id, self.again_s, exc_info=error)
+        return LineFault(FAILED[0], "The gateway failed on this batch, and begins again. Its log says why.")
 
     async def _advance(self, batch: Batch) -> None:
         if batch.status is Status.VALIDATING:
@@ -158,6 +170,7 @@ class Runner:
         try:
             finished = await self._result(batch, line, body)
             if await self.store.finish(batch.id, line, finished):
+                self.problems.pop(batch.id, None)
                 self.metrics.count_line(batch.endpoint, finished.is_ok)
         finally:
             room.release()

@@ -74,7 +74,8 @@ async def batches_on(
         running.push_async_callback(limiter.stop)
         limiter.start()
         work_on = await _start_working(store, runner, running)
-        yield Api(path.keys, store, blobs, work_on, batches.file_bytes, time.time).handle
+        api = Api(path.keys, store, blobs, work_on, batches.file_bytes, time.time, runner.problems.get)
+        yield api.handle
 
 
 async def _start_working(

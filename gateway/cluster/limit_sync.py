@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import quote, unquote
 
 import orjson
 
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 FEW = 0.02
 """Share of a limit. Where less is free, a member that needs it gets all of it, and the others get nothing."""
 INTERVAL_S = 0.15
+CONTENDED_NS = 10**9
+"""Longer than two rounds: then each member knows what the others hold."""
 WITHIN_S = 1.0
 HELD_MS = 2000
 ACTIVE_S = 300.0
@@ -99,7 +103,11 @@ class SharedCounters:
         """Counters that any member has read."""
         self._sums: dict[Window, float] = {}
         self._ceilings: dict[Window, float] = {}
-        self._held: Counter[str] = Counter()
+        self._held: dict[str, list[int]] = {}
+        """Of each counter, when what is held here was taken, in nanoseconds of this machine's monotonic clock."""
+        self._contended_until_ns: dict[str, int] = {}
+        self.ask_earlier: Callable[[str, int], Awaitable[int]] | None = None
+        """Returns how many the other members have held since before a time. None: they have other clocks."""
         self._wanted: set[str] = set()
         """Counters that were read here since the last round."""
         self.look()
@@ -132,18 +140,46 @@ class SharedCounters:
         self._sums[window] = self._sums.get(window, 0.0) + amount
 
     def held(self, name: str) -> int:
-        return self._held[name] + self.others_held.get(name, 0)
+        return len(self._held.get(name, ())) + self.others_held.get(name, 0)
 
     def hold(self, name: str, change: int) -> None:
-        self._held[name] += change
-        if not self._held[name]:
+        held = self._held.setdefault(name, [])
+        if change > 0:
+            held.append(time.monotonic_ns())
+        elif held:
+            del held[0]  # any one: what counts is how many there are
+        if not held:
             del self._held[name]
+
+    async def confirm_hold(self, name: str, limit: int) -> bool:
+        """Members hear of each other a few times a second, and a burst comes at once. So what would exceed this
+        member's equal part, and all of it while another member exceeds its own, is compared with the others now.
+        Of all that is held on this machine, the earliest stays."""
+        held = self._held[name]
+        at_ns, num_before = held[-1], len(held) - 1
+        is_contended = at_ns < self._contended_until_ns.get(name, 0)
+        is_in_part = num_before < limit // self.num_members and self.held(name) <= limit
+        if self.ask_earlier is None or (is_in_part and not is_contended):
+            return True
+        if num_before < limit and num_before + await self.ask_earlier(name, at_ns) < limit:
+            return True
+        held = self._held.get(name, [])
+        if at_ns in held:
+            held.remove(at_ns)
+        if not held:
+            self._held.pop(name, None)
+        return False
+
+    def num_earlier(self, name: str, at_ns: int) -> int:
+        """Return how many are held here since before a time. A member asks that exceeds its equal part."""
+        self._contended_until_ns[name] = time.monotonic_ns() + CONTENDED_NS
+        return bisect_left(self._held.get(name, ()), at_ns)
 
     # ---- between members
 
     @property
     def holding(self) -> dict[str, int]:
-        return dict(self._held)
+        return {name: len(held) for name, held in self._held.items()}
 
     def windows(self, now: float) -> list[Window]:
         """Return the windows that matter, for each counter the last one first. Older windows are forgotten."""
@@ -323,10 +359,20 @@ class SiblingTally:
         """Distinguishes this process from the next one in its place, which counts from nothing."""
         self._claims: dict[str, dict[Window, LimitClaim]] = {}
         """By process."""
+        counters.ask_earlier = self._ask_earlier
 
     @property
     def pages(self) -> Mapping[str, Callable[[str], bytes]]:
-        return {"counts": lambda _: self._page()}
+        return {"counts": lambda _: self._page(), "earlier": self._earlier_page}
+
+    async def _ask_earlier(self, name: str, at_ns: int) -> int:
+        path = f"{PAGES}earlier/{at_ns}/{quote(name, safe='')}"
+        found = await asyncio.gather(*(self._peer_client.ask(one, path) for one in self._siblings))
+        return sum(int(text) for status, text in found if status == 200)
+
+    def _earlier_page(self, rest: str) -> bytes:
+        at_ns, _, name = rest.partition("/")
+        return str(self._counters.num_earlier(unquote(name), int(at_ns))).encode()
 
     async def round(self, counters: SharedCounters, now: float) -> None:
         found = await asyncio.gather(*(self._peer_client.ask(one, PAGES + "counts") for one in self._siblings))

@@ -116,6 +116,7 @@ class RequestHandler:
             exchange.allowance = self.limiter.allowance(caller.limits)
             if not isinstance(request, InProcessRequest):
                 exchange.allowance.enter()  # a list has entered for its parts, and lines of batches are paced
+                await exchange.allowance.confirm_place()
         raw = await read_body(request, settings.limits, self.bodies, caller.id)
         if request.path not in BY_PATH:
             exchange.payload = Payload(raw)

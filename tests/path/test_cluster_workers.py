@@ -19,8 +19,9 @@ from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.deadline import DEADLINE_S
-from tests.path.fake_engine import Call, FakeEngine, chunk, completion
+from tests.path.fake_engine import Call, FakeEngine, chunk, completion, replies, stalls_after
 from tests.path.killed import GatewayProcess
+from tests.path.secured import by, keys
 
 NUM_SESSIONS, NUM_TURNS = 24, 3
 
@@ -201,3 +202,39 @@ def ports_of(pids: list[int]) -> set[int]:
                     inodes.add(found[1])
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     return {int(row[1].split(":")[1], 16) for row in rows if row[3] == "0A" and row[9] in inodes}
+
+
+async def test_the_requests_of_a_key_at_once_are_bounded_over_all_workers(
+    engine: FakeEngine, client: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    await engine.start()
+    limited = orjson.dumps(keys("a", limits={"concurrency": 4})).decode()
+    gateway = GatewayProcess(engine, tmp_path / "batches", "--workers", "3", "--set", f"keys={limited}")
+    await gateway.start()
+    try:
+        for _ in range(3):
+            assert 4 <= await most_at_once(engine, gateway, client) <= 5
+    finally:
+        await gateway.stop()
+        await engine.stop()
+
+
+async def most_at_once(engine: FakeEngine, gateway: GatewayProcess, client: aiohttp.ClientSession) -> int:
+    """Of 60 requests of one key, each of a session of its own: how many are not refused."""
+    may_end, num_calls = asyncio.Event(), len(engine.calls)
+    engine.plays = [stalls_after(until=may_end, then=replies(200, completion()))] * 60
+
+    async def status() -> int:
+        body = {"model": "m", "messages": [{"role": "user", "content": os.urandom(9).hex()}]}
+        async with client.post(gateway.url("/v1/chat/completions"), json=body, headers=by("a")) as response:
+            await response.read()
+            return response.status
+
+    tasks = [asyncio.create_task(status()) for _ in range(60)]
+    async with asyncio.timeout(DEADLINE_S):
+        while sum(task.done() for task in tasks) + len(engine.calls) - num_calls < 60:
+            await asyncio.sleep(0.01)
+    may_end.set()
+    told = Counter(await asyncio.gather(*tasks))
+    assert told.keys() == {200, 429}
+    return told[200]
