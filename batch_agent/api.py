@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from itertools import accumulate, chain, pairwise
+from pathlib import Path
 from typing import Any
 
 from batch_agent import environment, reducing
@@ -14,6 +15,7 @@ from batch_agent.batch import Agents, in_order_of_completion, only_model, opened
 from batch_agent.calls import ModelCalls, Slots, usage_of
 from batch_agent.connection import Connection, error_text
 from batch_agent.environment import gateway_url
+from batch_agent.inputs import read_inputs
 from batch_agent.outage import Outage
 from batch_agent.plan import fill
 from batch_agent.results import AgentError, AgentFailed, AgentResult, BadAnswer, Usage, error_of
@@ -83,6 +85,8 @@ def spec_of(keywords: Mapping[str, Any]) -> tuple[BatchSpec, Runtime | None, Out
         raise TypeError(f"runtime is an OpenCodeRuntime or a CommandRuntime, not {runtime!r}")
     if unknown := sorted(given.keys() - KEYWORDS):
         raise TypeError("; ".join(f"there is no keyword {key}{hint(key)}" for key in unknown))
+    if isinstance(place := given.get("inputs"), str | Path):
+        given["inputs"] = read_inputs(place, str(given.get("task", "")))
     spec = BatchSpec(**given)
     return spec, runtime, outage or Outage(spec.outage_s)
 

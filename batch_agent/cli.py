@@ -16,6 +16,7 @@ from typing import Any, TextIO
 import orjson
 
 from batch_agent.api import BatchAgent
+from batch_agent.inputs import read_inputs
 from batch_agent.outage import Outage
 from batch_agent.results import AgentFailed, AgentResult, Usage, as_json
 from batch_agent.runtimes import CommandRuntime, OpenCodeRuntime
@@ -103,7 +104,7 @@ EXAMPLE = """\
 a specification, as YAML or JSON, has the keywords of BatchAgent.run:
 
   task: "Review this file: {file}"
-  inputs: [{file: a.py}, {file: b.py}]
+  inputs: src/**/*.py                   # or in.jsonl, in.csv, or a list: [{file: a.py}, {file: b.py}]
   gateway: http://127.0.0.1:8080
   tools: [read_file, "my_tools:search"]
   max_turns: 4
@@ -221,8 +222,10 @@ def read_spec(file: Path) -> dict[str, Any]:
         raise SpecError(f"{file} must hold keys and values, as `batch-agent run --help` shows")
     if unknown := sorted(map(str, spec.keys() - (KEYWORDS - {"outage"}))):
         raise SpecError(f"{file}: no such key: {', '.join(key + hint(key) for key in unknown)}")
-    if "task" not in spec or not isinstance(spec.get("inputs"), list):
-        raise SpecError(f"{file} must hold at least `task` and the list `inputs`")
+    if not isinstance(spec.get("task"), str) or not isinstance(spec.get("inputs"), list | str):
+        raise SpecError(f"{file} must hold at least `task` and `inputs`: a list, a file or a pattern of files")
+    if isinstance(spec["inputs"], str):
+        spec["inputs"] = read_inputs(spec["inputs"], spec["task"])
     for key in ("output_schema", "on_result", "compact"):
         if isinstance(spec.get(key), str):
             spec[key] = _named(spec[key])

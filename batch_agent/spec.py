@@ -26,7 +26,7 @@ class BatchSpec:
     task: str
     """A `str.format` template, filled once per input. Braces that are no fields of an input stay as they are."""
     inputs: Sequence[Mapping[str, Any]]
-    """One agent for each."""
+    """One agent for each. `BatchAgent` takes a path too, such as `in.jsonl`, `in.csv` or `src/**/*.py`."""
     system_prompt: str = ""
     tools: Sequence[Any] = ()
     """All tools that these agents can call: of `Tool.define`, of `tool_runtime`, or built-in ones by name."""

@@ -117,7 +117,8 @@ async def test_tools_and_schemas_are_found_in_the_working_directory(
 @pytest.mark.parametrize(
     ("keys", "fault"),
     [
-        ({"inputs": "none"}, "`inputs`"),
+        ({"inputs": None}, "`inputs`: a list, a file or a pattern"),
+        ({"inputs": "none.csv"}, "inputs: none.csv: No such file"),
         ({"tsk": "x"}, r"no such key: tsk \(did you mean task\?\)"),
         ({"max_tokens": 5}, r"no such key: max_tokens \(did you mean sampling=\{'max_tokens': \.\.\.\}\?\)"),
         ({"runtime": {"opencode": {"opencode_bin": "gone"}}}, "there is no program 'gone' on PATH: npm install"),
