@@ -36,6 +36,7 @@ class Client:
     """Its other model calls: titles, summaries."""
     tells_session: bool = False
     """By a header, which a test may take away."""
+    streams: bool = True
     names_directory: bool = True
     """In its prompts."""
 
@@ -184,6 +185,7 @@ CLIENTS = (
         of_python("smolagents-tools"),
         steps(reads("read", "path"), Call("read", {"path": "README.md"}), final_answer(VERDICT)),
         num_turns=3,
+        streams=False,
         names_directory=False,
     ),
     Client(
@@ -192,6 +194,7 @@ CLIENTS = (
         steps(reads("read", "path"), Call("read", {"path": "README.md"}), title=VERDICT),
         num_turns=2,
         num_side_requests=1,
+        streams=False,
         names_directory=False,
     ),
     Client(
@@ -203,6 +206,7 @@ CLIENTS = (
             f"Thought: I know.\n<code>\nfinal_answer('{VERDICT}')\n</code>",
         ),
         num_turns=3,
+        streams=False,
         names_directory=False,
     ),
     Client(

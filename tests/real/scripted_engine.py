@@ -1,5 +1,6 @@
 """An engine without a model: what it answers is a script, in the dialect that it is asked in."""
 
+import asyncio
 import itertools
 import json
 from collections.abc import AsyncIterator
@@ -17,7 +18,7 @@ CONTEXT_TOKENS = 262_144
 """Room for what any agent reserves for an answer."""
 
 
-def scripted(script: Script) -> Play:
+def scripted(script: Script, thinks_s: float = 0) -> Play:
     """Call ids are those of engines that number them, equal in each run of the same task; answers have ids of
     their own."""
     numbers = itertools.count(1)
@@ -33,15 +34,16 @@ def scripted(script: Script) -> Play:
             for index, call in enumerate(answer.calls)
         )
         said = Says(answer.text, calls, id=f"scripted-{next(numbers)}")
+        await asyncio.sleep(thinks_s)
         return await (says(said) if "/chat/" in asked.path else speaks(said))(asked)
 
     return play
 
 
 @asynccontextmanager
-async def scripted_engine(script: Script) -> AsyncIterator[FakeEngine]:
-    """It looks like a vLLM, and keeps what it was asked in `calls`."""
-    engine = FakeEngine(max_model_len=CONTEXT_TOKENS, otherwise=scripted(script))
+async def scripted_engine(script: Script, thinks_s: float = 0) -> AsyncIterator[FakeEngine]:
+    """It looks like a vLLM, says nothing for `thinks_s`, and keeps what it was asked in `calls`."""
+    engine = FakeEngine(max_model_len=CONTEXT_TOKENS, otherwise=scripted(script, thinks_s))
     await engine.start()
     try:
         yield engine

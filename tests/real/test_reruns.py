@@ -4,6 +4,7 @@ client -> shim that may hide who it is -> gateway -> scripted engine
 """
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,6 +21,11 @@ from tests.real.shim import Rewrite, Shim, shim
 
 NUM_RUNS = 2
 NUM_SIBLINGS = 3
+THINKS_S = 0.3
+KEEP_ALIVES = {"stream__silent_queue_s": 0.05, "stream__keep_alive_s": 0.05}
+"""So every streamed answer begins with some, which the client has to read."""
+KEEP_ALIVE_MARKS = (b'"turngate-', b'"resp_tg', b"event: ping")
+"""Ids that the gateway gives, and the event that no scripted engine sends."""
 CASES = [
     pytest.param(client, is_hidden, id=f"{client.name} hidden" if is_hidden else client.name)
     for client in CLIENTS
@@ -33,8 +39,8 @@ WITHOUT_DIRECTORY = [pytest.param(client, id=client.name) for client in CLIENTS 
 @asynccontextmanager
 async def line(client: Client, *rewrites: Rewrite) -> AsyncIterator[tuple[Shim, Gateway, FakeEngine]]:
     async with (
-        scripted_engine(client.script) as engine,
-        gateway(f"vllm://127.0.0.1:{engine.port}", probing__hints=False) as front,
+        scripted_engine(client.script, THINKS_S) as engine,
+        gateway(f"vllm://127.0.0.1:{engine.port}", probing__hints=False, **KEEP_ALIVES) as front,
         shim(front.base_url, *rewrites) as outside,
     ):
         yield outside, front, engine
@@ -54,6 +60,7 @@ async def test_a_task_that_is_run_again_is_a_session_again(
             await front.until_idle()
             runs.append(front.receipts()[num_before:])
         rows = await front.sessions()
+    assert_kept_alive(outside, client)
     num_calls = client.num_turns + client.num_side_requests
     assert [[r["outcome"] for r in receipts] for receipts in runs] == [["answered"] * num_calls] * NUM_RUNS
     assert len(engine.calls) == NUM_RUNS * num_calls
@@ -82,6 +89,13 @@ async def test_siblings_at_once_are_as_many_sessions(client: Client, tmp_path: P
 def assert_done(run: AgentRun) -> None:
     assert run.exit_code == 0, run.stderr
     assert VERDICT in run.stdout, run.stdout + run.stderr
+
+
+def assert_kept_alive(link: Shim, client: Client) -> None:
+    answers = link.to("/v1/")
+    is_streamed = [json.loads(exchange.received.body).get("stream", False) for exchange in answers]
+    is_kept = [any(mark in exchange.response_body for mark in KEEP_ALIVE_MARKS) for exchange in answers]
+    assert is_streamed == is_kept == [client.streams] * len(answers)
 
 
 def said(runs: list[list[Json]]) -> str:
