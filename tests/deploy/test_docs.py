@@ -10,6 +10,7 @@ import pytest
 from gateway.cli import main
 from gateway.config import loading
 from gateway.config.settings import Settings, ToolSourceSettings
+from tests.real import parts
 from tool_runtime.types import NEVER, Limits, Scope
 
 ROOT = Path(__file__).parents[2]
@@ -72,3 +73,11 @@ def test_commands_exist(document: tuple[Path, str]) -> None:
     choices = main.parser()._subparsers._group_actions[0].choices  # type: ignore[union-attr]
     named = set(re.findall(r"(?:^|`|bin/)turngate ([a-z]+)", text, re.MULTILINE))
     assert named <= set(choices or ())
+
+
+def test_clients_are_said_to_be_tested_in_the_versions_that_are_installed() -> None:
+    table = (ROOT / "docs" / "agents.md").read_text().partition("## What is tested")[2].partition("\n## ")[0]
+    names = ["CLAUDE_CODE", "CODEX", "OPENCODE", "QWEN_CODE", "PI", "AIDER", "SMOLAGENTS", "AI_SDK"]
+    names += ["AI_SDK_COMPATIBLE", "OPENAI_NODE", "LANGCHAIN_OPENAI", "PYDANTIC_AI", "AIDER_LITELLM"]
+    installed = {getattr(parts, f"{name}_VERSION") for name in names}
+    assert set(re.findall(r"\d+\.\d+\.\d+", table)) == installed
