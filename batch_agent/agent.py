@@ -15,7 +15,7 @@ from batch_agent.results import BudgetError, HTTPStatusError, MaxTurnsError, Out
 from batch_agent.schema import correction, output_of
 from tool_runtime.agent_loop import AgentLoop, Message, ModelTurn, OutOfTurns, Step, text_in
 from tool_runtime.runtime import ToolRuntime
-from tool_runtime.types import Call, Context
+from tool_runtime.types import Call, Context, Origin
 
 
 class Budget:
@@ -60,6 +60,7 @@ class Agent:
         self.num_retries = 0
         self.model_s = self.queued_s = 0.0
         self.finish_reason = self.receipt = ""
+        self.num_tool_calls = self.num_tool_calls_saved = 0
         self._shared = shared
 
     @property
@@ -123,7 +124,10 @@ class Agent:
         session = self.session if tool is None or tool.run_many is None else ""
         context = Context(self._shared.batch_id, session)
         timeout_s = self._shared.plan.spec.timeout_per_tool
-        return (await self._shared.tools.run(call, context, timeout_s=timeout_s)).text
+        result = await self._shared.tools.run(call, context, timeout_s=timeout_s)
+        self.num_tool_calls += 1
+        self.num_tool_calls_saved += result.origin in (Origin.COALESCED, Origin.CACHED)
+        return result.text
 
     async def keep_step(self, position: int, step: Step) -> None:
         if self._shared.checkpoint is not None:

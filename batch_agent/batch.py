@@ -17,7 +17,7 @@ from batch_agent.connection import Connection
 from batch_agent.environment import api_key, gateway_url
 from batch_agent.outage import Outage
 from batch_agent.plan import Plan
-from batch_agent.results import AgentError, AgentResult, AnswerFailed, BudgetError, Timings, error_of, jsonable
+from batch_agent.results import AgentError, AgentResult, AnswerFailed, BudgetError, Timings, error_of
 from batch_agent.schema import OutputSchema
 from batch_agent.spec import BatchSpec
 from batch_agent.tools import runtime_tools
@@ -195,12 +195,8 @@ class ModelAgents:
         output, failure = await outcome(agent.output(), spec.timeout_per_agent, shared.budget)
         if failure is None:
             shared.plan.record_turns(agent.loop.turns)
-        if shared.checkpoint is not None and failure is None:
-            await shared.checkpoint.finish(agent.saved.key, jsonable(output))
-        elif shared.checkpoint is not None and isinstance(failure, AnswerFailed):
-            await shared.checkpoint.forget(agent.saved.key)
         waited_s, total_s = started_at - self._began_at, clock() - started_at
-        return AgentResult(
+        result = AgentResult(
             job_id=f"job-{index}",
             index=index,
             output=output,
@@ -212,8 +208,15 @@ class ModelAgents:
             finish_reason=agent.finish_reason,
             session=agent.session,
             receipt=agent.receipt,
+            tool_calls=agent.num_tool_calls,
+            tool_calls_saved=agent.num_tool_calls_saved,
             transcript=agent.loop.messages if spec.transcript else None,
         )
+        if shared.checkpoint is not None and failure is None:
+            await shared.checkpoint.finish(agent.saved.key, result)
+        elif shared.checkpoint is not None and isinstance(failure, AnswerFailed):
+            await shared.checkpoint.forget(agent.saved.key)
+        return result
 
 
 async def outcome(

@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from batch_agent.results import AgentResult, OutputValidationError, Usage
+from batch_agent.results import AgentResult, OutputValidationError, Timings, Usage, jsonable
 from batch_agent.schema import OutputSchema
 from tool_runtime.agent_loop import Step
 
@@ -26,7 +26,10 @@ CREATE TABLE IF NOT EXISTS batch (id TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS steps (
     agent BLOB, step INTEGER, messages BLOB NOT NULL, usage BLOB, PRIMARY KEY (agent, step)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS outputs (agent BLOB PRIMARY KEY, output BLOB NOT NULL, patch TEXT) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS figures (agent BLOB PRIMARY KEY, figures BLOB NOT NULL) WITHOUT ROWID;
 """
+_FIGURES = ("turns", "usage", "timings", "finish_reason", "session", "receipt", "tool_calls", "tool_calls_saved")
+"""Fields of a result that a later run shows again."""
 
 
 @dataclass(slots=True)
@@ -40,6 +43,8 @@ class Saved:
     output: Any = None
     """As JSON, of an agent that is done."""
     patch: str = ""
+    figures: dict[str, Any] | None = None
+    """Of the result of an agent that is done. None: an older version has kept it."""
 
     def result(self, index: int, schema: OutputSchema | None) -> AgentResult | None:
         """Return the result of an agent that is done.
@@ -54,10 +59,11 @@ class Saved:
         except OutputValidationError:
             return None
         usages = [step.usage for step in self.steps.values() if step.usage is not None]
-        usage = sum(usages, Usage())
-        return AgentResult(
-            f"job-{index}", index, output, attempts=0, turns=len(usages), usage=usage, patch=self.patch
-        )
+        figures: dict[str, Any] = {"turns": len(usages), "usage": sum(usages, Usage())}
+        if self.figures is not None:
+            usage, timings = Usage(**self.figures["usage"]), Timings(**self.figures["timings"])
+            figures = self.figures | {"usage": usage, "timings": timings}
+        return AgentResult(f"job-{index}", index, output, attempts=0, patch=self.patch, **figures)
 
 
 class Checkpoint:
@@ -109,9 +115,11 @@ class Checkpoint:
         """Remove all steps of an agent."""
         await self._write("DELETE FROM steps WHERE agent = ?", (key,))
 
-    async def finish(self, key: bytes, output: Any, patch: str = "") -> None:
-        """Record an output. An agent without one is tried again."""
-        row = (key, orjson.dumps(output), patch)
+    async def finish(self, key: bytes, result: AgentResult) -> None:
+        """Record an output with its figures. An agent without one is tried again."""
+        figures = orjson.dumps({name: getattr(result, name) for name in _FIGURES})
+        self._pending.append(("INSERT OR REPLACE INTO figures VALUES (?, ?)", (key, figures)))
+        row = (key, orjson.dumps(jsonable(result.output)), result.patch)
         await self._write("INSERT OR REPLACE INTO outputs VALUES (?, ?, ?)", row)
 
     async def _write(self, sql: str, row: tuple[Any, ...]) -> None:
@@ -164,6 +172,8 @@ class Checkpoint:
         row = self._database.execute("SELECT output, patch FROM outputs WHERE agent = ?", (key,)).fetchone()
         if row:
             saved.is_done, saved.output, saved.patch = True, orjson.loads(row[0]), row[1]
+            figures = self._database.execute("SELECT figures FROM figures WHERE agent = ?", (key,)).fetchone()
+            saved.figures = orjson.loads(figures[0]) if figures else None
         return saved
 
     async def _in_thread(self, work: Any) -> Any:

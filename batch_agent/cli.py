@@ -46,13 +46,18 @@ class Progress:
         self._is_terminal = self._stream.isatty()
         self._began_at = self._shown_at = clock()
         self._num_done = self._num_failed = 0
+        self._num_earlier = 0
+        """Results that an earlier run has kept. They say nothing of the speed of this one."""
         self._has_shown = False
         self._usage = Usage()
 
     def __call__(self, result: AgentResult) -> None:
         self._num_done += 1
         self._num_failed += not result.ok
-        self._usage += result.usage
+        if result.attempts or not result.ok:
+            self._usage += result.usage
+        else:
+            self._num_earlier += 1
         pause_s = _LEAST_PAUSE_S if self._is_terminal else _LOG_PAUSE_S
         if self._clock() - self._shown_at >= pause_s:
             self._show()
@@ -81,12 +86,13 @@ class Progress:
 
     def line(self) -> str:
         passed_s = max(1e-9, self._clock() - self._began_at)
-        usage, done = self._usage, self._num_done
+        usage, done = self._usage, self._num_done - self._num_earlier
         cached = f", {usage.cached_tokens / usage.prompt_tokens:.0%} cached" if usage.prompt_tokens else ""
-        to_come = self._total - done
+        to_come = self._total - self._num_done
+        earlier = f" ({self._num_earlier} by an earlier run)" if self._num_earlier else ""
         left = f", about {passed_s / done * to_come:.0f} s left" if done and to_come else ""
         return (
-            f"{done}/{self._total} done, {self._num_failed} failed, {passed_s:.0f} s, "
+            f"{self._num_done}/{self._total} done{earlier}, {self._num_failed} failed, {passed_s:.0f} s, "
             f"{usage.completion_tokens / passed_s:.0f} tokens/s{cached}{left}"
         )
 

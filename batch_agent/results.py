@@ -65,7 +65,8 @@ class AgentResult:
     """A pydantic model if the schema is one, a dict for a JSON schema, else text."""
     error: AgentError | None = None
     attempts: int = 1
-    """1, plus the model calls that were sent again. 0: never sent."""
+    """1, plus the model calls that were sent again. 0: none was sent, or all were by an earlier run, whose figures
+    these are."""
     turns: int = 0
     """Model calls that were answered."""
     usage: Usage = field(default_factory=Usage)
@@ -76,6 +77,10 @@ class AgentResult:
     """Its session, by the name that the gateway shows as `client_session`; `turngate why NAME` explains it."""
     receipt: str = ""
     """Id of its last answer's receipt at the gateway."""
+    tool_calls: int = 0
+    """Of tools of the batch."""
+    tool_calls_saved: int = 0
+    """Those of them that shared a running execution or a stored result."""
     transcript: list[dict[str, Any]] | None = None
     """Its messages, where they were asked for."""
     workspace: str = ""
@@ -108,6 +113,8 @@ def as_json(result: AgentResult) -> dict[str, Any]:
         "finish_reason": result.finish_reason,
         "session": result.session,
         "receipt": result.receipt,
+        "tool_calls": result.tool_calls,
+        "tool_calls_saved": result.tool_calls_saved,
     }
     optional = {"transcript": result.transcript, "workspace": result.workspace, "patch": result.patch}
     return line | {key: value for key, value in optional.items() if value}

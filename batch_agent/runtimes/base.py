@@ -21,7 +21,7 @@ from batch_agent.calls import Slots
 from batch_agent.checkpoint import Checkpoint, Saved
 from batch_agent.outage import Look, Outage
 from batch_agent.plan import Plan
-from batch_agent.results import AgentResult, Timings, Usage, WorkerError, error_of, jsonable
+from batch_agent.results import AgentResult, Timings, Usage, WorkerError, error_of
 from batch_agent.schema import OutputSchema, correction, output_of
 from batch_agent.spec import BatchSpec
 
@@ -212,10 +212,8 @@ class Workers:
         finally:
             self.slots.give()
             await asyncio.to_thread(self._clear, link)
-        if self.checkpoint is not None and failure is None:
-            await self.checkpoint.finish(key, jsonable(output), patch)
         self.budget.spend(worker.usage)
-        return AgentResult(
+        result = AgentResult(
             job_id=f"job-{index}",
             index=index,
             output=output,
@@ -227,6 +225,9 @@ class Workers:
             workspace=str(link.workspace) if self.runtime.keep_workspaces else "",
             patch=patch,
         )
+        if self.checkpoint is not None and failure is None:
+            await self.checkpoint.finish(key, result)
+        return result
 
     async def _in_workspace(self, worker: Worker, prompt: str) -> Any:
         """Return the output. Raises AgentFailed, OSError, subprocess.CalledProcessError."""

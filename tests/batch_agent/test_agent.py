@@ -205,6 +205,22 @@ async def test_an_output_that_stays_wrong_is_an_error_after_two_calls(gateway: S
     assert (result.error.type, len(gateway.asked)) == ("OutputValidationError", 2)
 
 
+async def test_a_result_counts_the_calls_of_its_tools_and_those_that_sharing_saved(
+    gateway: Scripted, run: Run
+) -> None:
+    ran: list[str] = []
+
+    @Tool.define
+    async def look(path: str) -> str:
+        ran.append(path)
+        return "seen"
+
+    gateway.script = lambda asked: says("done") if asked.num_turns else calls("look", '{"path": "a"}')
+    results = await run(inputs=[{}] * 3, tools=[look], max_turns=2)
+    assert [result.tool_calls for result in results] == [1, 1, 1]
+    assert (ran, sum(result.tool_calls_saved for result in results)) == (["a"], 2)
+
+
 async def test_an_answer_that_was_cut_is_not_asked_for_again(gateway: Scripted, run: Run) -> None:
     gateway.script = lambda asked: completion(says('{"path": "a'), "length")
     (result,) = await run(output_schema=Found)

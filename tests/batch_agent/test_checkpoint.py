@@ -13,8 +13,8 @@ import orjson
 import pytest
 from pydantic import BaseModel, Field
 
-from batch_agent import Tool
-from batch_agent.checkpoint import Checkpoint
+from batch_agent import AgentResult, Tool
+from batch_agent.checkpoint import FILE, Checkpoint
 from tests.batch_agent.conftest import Run
 from tests.batch_agent.scripted import Asked, Scripted, calls, refusal, says
 from tool_runtime.agent_loop import Step
@@ -57,6 +57,21 @@ async def test_an_agent_that_is_done_does_not_run_again(gateway: Scripted, run: 
     assert isinstance(second[0].output, Found)
     assert [(result.attempts, result.turns) for result in second] == [(0, 1)] * 3
     assert len(gateway.asked) == 3
+    for name in ("usage", "timings", "finish_reason", "session", "receipt", "tool_calls"):
+        assert [getattr(result, name) for result in second] == [getattr(result, name) for result in first], name
+    assert all(result.usage.prompt_tokens and result.timings.model_s and result.session for result in second)
+
+
+async def test_an_agent_that_an_older_version_has_kept_has_the_figures_of_its_steps(
+    gateway: Scripted, run: Run, tmp_path: Path
+) -> None:
+    gateway.script = lambda asked: says("x")
+    (first,) = await run(checkpoint_dir=tmp_path)
+    with sqlite3.connect(tmp_path / FILE) as database:
+        database.execute("DELETE FROM figures")
+    database.close()
+    (second,) = await run(checkpoint_dir=tmp_path)
+    assert (second.turns, second.usage, second.session) == (1, first.usage, "")
 
 
 @pytest.mark.parametrize(
@@ -261,7 +276,7 @@ async def test_rows_of_an_older_version_with_several_messages_are_read(tmp_path:
 async def test_a_write_without_a_waiter_is_on_disk_before_the_end(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path)
     await checkpoint.open()
-    write = asyncio.ensure_future(checkpoint.finish(b"a", "x"))
+    write = asyncio.ensure_future(checkpoint.finish(b"a", AgentResult("job-0", 0, "x")))
     await asyncio.sleep(0)
     write.cancel()
     await checkpoint.close()

@@ -190,6 +190,19 @@ def test_progress_counts_and_estimates_what_is_left() -> None:
     assert progress.line() == "2/4 done, 1 failed, 10 s, 10 tokens/s, 80% cached, about 10 s left"
 
 
+def test_results_of_an_earlier_run_count_and_say_nothing_of_the_speed() -> None:
+    now = [0.0]
+    progress = Progress(10, Terminal(), lambda: now[0])
+    usage = Usage(prompt_tokens=100, cached_tokens=80, completion_tokens=50)
+    for index in range(6):
+        progress(AgentResult(f"job-{index}", index, "x", attempts=0, usage=usage))
+    now[0] += 5
+    progress(AgentResult("job-6", 6, "x", usage=usage))
+    assert progress.line() == (
+        "7/10 done (6 by an earlier run), 0 failed, 5 s, 10 tokens/s, 80% cached, about 15 s left"
+    )
+
+
 @pytest.mark.parametrize("stream", [Terminal(), io.StringIO()], ids=["terminal", "log"])
 async def test_the_first_line_of_the_progress_comes_at_once(stream: io.StringIO) -> None:
     showing = asyncio.create_task(Progress(4, stream, first_log_s=0).keep_showing())
