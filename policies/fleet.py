@@ -427,6 +427,10 @@ class ReplicaView:
     gate_saved_s: float = 0.0
     """What its gate cost and saved against no gate, in seconds of sessions; of an observed one: would have."""
     gate: GateState = GateState.NONE
+    engine_slots: int | None = None
+    """Calls that its engine ran at once while others waited in its own queue. None: it has shown no queue."""
+    engine_waiting: int | None = None
+    """In that queue at the last poll. None: it does not say."""
 
     @property
     def assumed_slots(self) -> int:
@@ -514,5 +518,7 @@ def _replica(pool: Pool, ceiling: float, gate: GateState) -> ReplicaView:
         ceiling_tokens=None if capacity_tokens is None else round(ceiling * capacity_tokens),
         gate_held_s=pool.gate_time.held_s,
         gate_saved_s=pool.gate_time.saved_s,
+        engine_slots=pool.engine_queue.slots,
+        engine_waiting=pool.engine_queue.waiting,
         gate=GateState.OPEN if gate is GateState.HOLDS and pool.switch.is_open else gate,
     )

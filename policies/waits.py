@@ -54,9 +54,13 @@ class Waits:
             return None
         rested_s = max(0.0, min(not_before, ready_at) - note.since)
         room_s, slot_s = max(0.0, ready_at - note.since - rested_s), now - ready_at
-        parts = (room_s, WaitCause.ROOM), (slot_s, WaitCause.SLOT), (rested_s, WaitCause.REPLICA)
-        cause = WaitCause.SHARE if note.is_share else max(parts, key=lambda part: part[0])[1]
-        return Waited(cause, room_s, slot_s, rested_s, note.behind, note.num_before, note.estimate_s)
+        return _waited(note, room_s, slot_s, rested_s)
+
+
+def _waited(note: _Note, room_s: float, slot_s: float, replica_s: float) -> Waited:
+    parts = (room_s, WaitCause.ROOM), (slot_s, WaitCause.SLOT), (replica_s, WaitCause.REPLICA)
+    cause = WaitCause.SHARE if note.is_share else max(parts, key=lambda part: part[0])[1]
+    return Waited(cause, room_s, slot_s, replica_s, note.behind, note.num_before, note.estimate_s)
 
 
 def residents(pool: Pool, running: Iterable[tuple[SessionId, str]]) -> Iterator[tuple[SessionId, str]]:

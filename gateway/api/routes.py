@@ -29,6 +29,7 @@ from gateway.api.openapi import (
 )
 from gateway.api.sessions import joined_families, joined_live, joined_receipts, joined_sessions
 from gateway.api.views import Page, Views, failure_page, json_page
+from gateway.api.why import joined_why
 from gateway.batches import ENDPOINTS, PURPOSES, BatchHandler, BatchOperation
 from gateway.cluster.destination import LOCAL, Destination, Join, Site
 from gateway.core.errors import Failure
@@ -163,6 +164,7 @@ _PROMETHEUS, _HTML = content_of("text/plain", TEXT), content_of("text/html", TEX
 _FILE_QUERY = (*page_of(10_000), in_query("purpose", TEXT))
 _LIVE_QUERY = (in_query("limit", TEXT), in_query("offset", TEXT))  # a text that is no number counts as absent
 _RECEIPT_QUERY = (in_query("of", TEXT), in_query("limit", TEXT))
+_WHY = having("remedy", TEXT)
 _RECEIPTS = having("receipts", OBJECTS)
 _SESSIONS = having("sessions", {"type": "array", "items": ref("Session")})
 _FAMILIES = having("families", OBJECTS)
@@ -208,6 +210,11 @@ ROUTES = (
         *("/v1/turngate/receipts", V.receipts, "The last receipts of a session or an agent", _RECEIPTS),
         query=_RECEIPT_QUERY,
         join=joined_receipts,
+    ),
+    _view(
+        *("/v1/turngate/why", V.why, "Where the time of a session, an agent or the fleet goes", _WHY, 404),
+        query=(in_query("of", TEXT),),
+        join=joined_why,
     ),
     _view("/v1/turngate/receipts/{receipt_id}", V.receipt, "A receipt", having("id", TEXT), 404, join=_first),
     _public("/health", V.health, "The process lives", _STATUS, guard=Guard.ENGINES, site=Site.HEALTH),

@@ -18,12 +18,14 @@ from urllib.parse import parse_qs
 from gateway.core.fields import Json
 from gateway.exchange import Exchange
 from gateway.sessions.session_table import SessionEntry, SessionTable, Span, running_span
+from gateway.telemetry.receipts import FEWEST_ID_CHARS
 from policies.fleet import FleetView, ReplicaView, SessionView
 from policies.types import Hold, SessionId, SessionState, TurnKind
 
 DEFAULT_ROWS = 100
 MAX_ROWS = 1_000
 MAX_TURNS = 2_000
+MOST_RUNNING = 10
 WINDOW_S = 300.0
 """Age of the oldest turns that the live snapshot shows."""
 
@@ -72,6 +74,15 @@ class SessionViews:
                 counts[name.value] = counts.get(name.value, 0) + 1
         return list(families.values())
 
+    def running(self, wanted: str, tenant: str | None) -> list[Json]:
+        """Return the rows of sessions of this name that have a request in the gateway, some of them. `wanted`: an
+        id of a session or its beginning, the client's own id, or an agent."""
+        now = self.clock()
+        page, _ = self.sessions.page(tenant, 0, MAX_ROWS)
+        mine = [entry for entry in page if entry.open and _is_named(entry, wanted)][:MOST_RUNNING]
+        view = self.view(counts_sessions=False, named=frozenset(entry.id for entry in mine))
+        return [live_row(entry, view.named.get(entry.id), now, tenant is None) for entry in mine]
+
     def live(self, query: str, tenant: str | None) -> Json:
         """Return the live snapshot; `limit` and `offset` in the query choose the page. The Scheduler looks up the
         sessions of that page alone."""
@@ -83,6 +94,11 @@ class SessionViews:
         spans = self.sessions.timeline.of(ids, now - WINDOW_S)
         content = snapshot(self.view(named=ids), page, num_sessions, spans, now, shows_tenant=tenant is None)
         return {"version": version("turngate"), "at": round(time.time(), 3), "offset": offset, **content}
+
+
+def _is_named(entry: SessionEntry, wanted: str) -> bool:
+    begins = len(wanted) >= FEWEST_ID_CHARS and entry.id.startswith(wanted)
+    return begins or wanted in (entry.id, entry.client_session, entry.client_hash, entry.agent)
 
 
 def number(values: list[str] | None, default: int) -> int:

@@ -15,6 +15,7 @@ import orjson
 from gateway.access.keys import Keys, Viewer, may_use
 from gateway.access.limits import Limiter, report
 from gateway.api.sessions import SessionViews, number
+from gateway.api.why import explained
 from gateway.config.live_settings import RequestSettings
 from gateway.core.errors import Failure
 from gateway.core.fields import excerpt
@@ -43,6 +44,11 @@ _NOT_READY: Page = (
 )
 MAX_RECEIPTS = 500
 _NO_RECEIPT = Failure(404, "not_found_error", "There is no such receipt, or it is too old.")
+
+
+_NOTHING_TO_EXPLAIN = Failure(
+    404, "not_found_error", "No request of this session, agent or receipt is remembered (receipts.keep_s)."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +107,14 @@ class Views:
         query = parse_qs(request.query)
         wanted, most = (query.get("of") or [""])[-1], min(MAX_RECEIPTS, number(query.get("limit"), MAX_RECEIPTS))
         return json_page({"receipts": self.observer.receipts(wanted, viewer.tenant, most)})
+
+    def why(self, request: Request, viewer: Viewer) -> Page:
+        wanted = (parse_qs(request.query).get("of") or [""])[-1]
+        rows = self.observer.receipts(wanted, viewer.tenant, MAX_RECEIPTS)
+        session = rows[-1].get("session", wanted) if rows else wanted
+        now = self.sessions.running(session, viewer.tenant) if wanted else []
+        page = explained(wanted, rows, self.sessions.view(counts_sessions=False), now)
+        return json_page(page) if page is not None else failure_page(_NOTHING_TO_EXPLAIN)
 
     def models(self, request: Request, viewer: Viewer) -> Page:
         usable = {name: length for name, length in self._lengths().items() if may_use(viewer.models, name)}

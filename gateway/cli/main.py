@@ -46,6 +46,7 @@ COMMANDS = {
     "batches": Command("show the progress of the batches of a running gateway"),
     "tools": Command("list the tools that the gateway runs for models, or call one by hand"),
     "top": Command("watch the replicas and the sessions of a running gateway"),
+    "why": Command("show where the time of a session, an agent or the whole fleet goes, and what would help"),
     "keys": Command("make a client key for the configuration, or hash an existing one", is_configured=False),
     "openapi": Command("print the OpenAPI description of all endpoints of a gateway", is_configured=False),
     "demo": Command(

@@ -270,7 +270,7 @@ class Receipts:
             if len(found) == most or self._is_old(values, now):
                 break
             if tenant in (None, values[_TENANT]) and (receipt_id == wanted or _is_of(values, wanted)):
-                ago_s = round(now - values[_FINISHED_AT], 3)
+                ago_s = round(now - values[_FINISHED_AT], 6)
                 found.append(receipt(values, names_session=tenant is not None) | {"ended_ago_s": ago_s})
         return found[::-1]
 
