@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, aclosing
+from dataclasses import replace
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -18,6 +19,7 @@ import orjson
 from batch_agent.api import BatchAgent
 from batch_agent.inputs import read_inputs
 from batch_agent.outage import Outage
+from batch_agent.report import Report, refuse_other_form
 from batch_agent.results import AgentFailed, AgentResult, Usage, as_json
 from batch_agent.runtimes import CommandRuntime, OpenCodeRuntime
 from batch_agent.spec import KEYWORDS, OUTAGE_S, hint
@@ -147,6 +149,12 @@ def parser() -> argparse.ArgumentParser:
         "--output", default="-", metavar="FILE", help="where the results go (default: standard output)"
     )
     run.add_argument(
+        "--report",
+        type=Path,
+        metavar="FILE",
+        help="write results, failures, tokens and where the time went to this .md or .json file",
+    )
+    run.add_argument(
         "--outage-s",
         type=float,
         metavar="SECONDS",
@@ -173,7 +181,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.outage_s is not None:
             keywords["outage_s"] = arguments.outage_s
         in_order = not (arguments.as_they_come or arguments.dashboard)
-        return asyncio.run(run(keywords, arguments.output, in_order, not arguments.quiet))
+        if arguments.report:
+            refuse_other_form(arguments.report)
+        return asyncio.run(run(keywords, arguments.output, in_order, not arguments.quiet, arguments.report))
     except (SpecError, ValueError, TypeError, ConnectionError, AgentFailed) as error:
         print(f"batch-agent: {error}", file=sys.stderr)
         return 2
@@ -187,8 +197,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-async def run(keywords: dict[str, Any], output: str, in_order: bool, shows_progress: bool) -> int:
-    """Run a batch, and return the exit status."""
+async def run(
+    keywords: dict[str, Any], output: str, in_order: bool, shows_progress: bool, report: Path | None = None
+) -> int:
+    """Run a batch, write its report if one is wanted, and return the exit status."""
+    began_at = time.monotonic()
+    reported: list[AgentResult] = []
     progress = Progress(len(keywords["inputs"]))
     outage = Outage(keywords.get("outage_s", OUTAGE_S), progress.tell)
     num_failed = 0
@@ -203,6 +217,8 @@ async def run(keywords: dict[str, Any], output: str, in_order: bool, shows_progr
             next_index = 0
             async for result in results:
                 num_failed += not result.ok
+                if report is not None:
+                    reported.append(replace(result, transcript=None))
                 if shows_progress:
                     progress(result)
                 if not in_order:
@@ -212,6 +228,9 @@ async def run(keywords: dict[str, Any], output: str, in_order: bool, shows_progr
                 while next_index in waiting:
                     _write(file, waiting.pop(next_index))
                     next_index += 1
+    if report is not None:
+        reported.sort(key=lambda result: result.index)
+        Report(reported, time.monotonic() - began_at).write(report)
     return 1 if num_failed else 0
 
 

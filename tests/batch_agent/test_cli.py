@@ -81,6 +81,19 @@ async def test_results_can_come_as_they_end_and_into_a_file(
     assert capsys.readouterr() == ("", "")
 
 
+async def test_a_report_is_written_beside_the_results(
+    gateway: Scripted, spec: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gateway.script = later_first
+    assert await run(*spec(), "--report", "r.json", "--as-they-come") == 0
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert [row["output"] for row in report["results"]] == ["0", "1", "2"]
+    assert (report["agents"], report["ok"], report["wall_s"] > 0) == (3, 3, True)
+    capsys.readouterr()
+    assert await run(*spec(), "--report", "r.txt") == 2
+    assert "ends in .md or .json" in capsys.readouterr().err
+
+
 async def test_the_exit_status_tells_of_failures(
     gateway: Scripted, spec: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
