@@ -26,6 +26,7 @@ _SYSTEM = ("/usr", "/lib", "/lib32", "/lib64")
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
 _NOBODY = "65534"
 _CHECK_S = 20.0
+_COUNT_S = 0.05
 _CHECK = "import os; os.listdir('/tmp') == [] and os.getuid()"
 _PLACES = (
     "import json, sys; print(json.dumps([sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix]))"
@@ -41,6 +42,9 @@ class SandboxLimits:
     """Address space of the process."""
     disk_bytes: int = 64 * 1024 * 1024
     """Size of /tmp, which lies in memory."""
+    files: int = 10_000
+    """Files and directories in /tmp, each of which takes about 1 KB of memory beside `disk_bytes`. They are
+    counted 20 times a second, so that a run may exceed the number by those of that time."""
     output_bytes: int = 65_536
 
 
@@ -51,7 +55,8 @@ class Ended:
     output: str
     """Its output and its errors, up to the limit."""
     status: int | None
-    """Exit status. None: it was stopped for its time or for the length of its output."""
+    """Exit status. None: it was stopped for its time, for the length of its output, or for its files."""
+    has_too_many_files: bool = False
 
 
 class Sandbox:
@@ -99,13 +104,29 @@ class Sandbox:
         most = self._limits.output_bytes
         output = bytearray()
         status = None
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._limits.timeout_s):
-                while len(output) <= most and (chunk := await process.stdout.read(65_536)):
-                    output += chunk
-                if len(output) <= most:
-                    status = await process.wait()
-        return Ended(output[:most].decode(errors="replace"), status)
+        counting = asyncio.create_task(self._until_too_many_files(process))
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._limits.timeout_s):
+                    while len(output) <= most and (chunk := await process.stdout.read(65_536)):
+                        output += chunk
+                    if len(output) <= most:
+                        status = await process.wait()
+        finally:
+            counting.cancel()
+        text = output[:most].decode(errors="replace")
+        return Ended(text, None, True) if counting.done() else Ended(text, status)
+
+    async def _until_too_many_files(self, process: Process) -> None:
+        """Kill a run once it has too many files. The kernel bounds the bytes of a tmpfs by `--size`. For its
+        inodes bubblewrap has no option."""
+        while True:
+            num_files = _num_files(process.pid, self._limits.disk_bytes)
+            if num_files is not None and num_files > self._limits.files:
+                break
+            await asyncio.sleep(_COUNT_S)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
     def _command(self, filter_fd: int) -> tuple[str, ...]:
         limits = self._limits
@@ -158,6 +179,19 @@ def _mounts(python: str, limits: SandboxLimits) -> Iterator[str]:
         yield from ("--dev-bind", device, device)
     yield from ("--size", str(limits.disk_bytes), "--tmpfs", "/tmp", "--chdir", "/tmp")  # noqa: S108
     yield from ("--remount-ro", "/")
+
+
+def _num_files(pid: int, disk_bytes: int) -> int | None:
+    """Return the number of files in the /tmp of a sandbox. None: it is not there yet, or any more."""
+    try:
+        [child] = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        place = f"/proc/{child}/root/tmp"
+        is_ours = os.stat(place).st_dev != os.stat("/tmp").st_dev  # noqa: S108
+        disk = os.statvfs(place)
+    except (OSError, ValueError):
+        return None
+    has_size = 0 <= disk.f_blocks * disk.f_frsize - disk_bytes < disk.f_frsize
+    return disk.f_files - disk.f_ffree - 1 if is_ours and has_size else None
 
 
 def _interpreter_places(python: str) -> list[str]:

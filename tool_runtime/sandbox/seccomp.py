@@ -3,6 +3,9 @@
 It is the second wall. Namespaces already hide files, processes and networks. The filter refuses the calls that
 they do not cover (new processes, sockets that leave a virtual machine, memory that counts for no process), and the
 parts of the kernel in which most holes were found.
+
+A socket or a pipe holds memory of the kernel, which counts for no process. So their buffers keep their default
+sizes, and none can be sent away over another socket: there are as many as open files.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ _Instruction = tuple[int, int, int, int]
 """Code, jump if true, jump if false, constant."""
 _LOAD, _EQUAL, _AT_LEAST, _HAS_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _NUMBER_AT, _ARCH_AT, _FIRST_ARGUMENT_AT = 0, 4, 16
+_SECOND_ARGUMENT_AT = 24
+_F_SETPIPE_SZ = 1031
 _ALLOW, _KILL, _ERROR = 0x7FFF0000, 0x80000000, 0x00050000
 
 _AF_UNIX = 1
@@ -32,6 +37,7 @@ class _Machine:
     audit_arch: int
     clone: int
     socket: int
+    fcntl: int
     refused: tuple[int, ...]
 
 
@@ -40,6 +46,7 @@ _MACHINES = {
         audit_arch=0xC000003E,
         clone=56,
         socket=41,
+        fcntl=72,
         refused=(
             *(57, 58),  # fork, vfork
             *(101, 310, 311, 312),  # ptrace, process_vm_readv, process_vm_writev, kcmp
@@ -47,6 +54,7 @@ _MACHINES = {
             *(165, 166, 155, 161, 272, 308),  # mount, umount2, pivot_root, chroot, unshare, setns
             *(321, 298, 323, 304),  # bpf, perf_event_open, userfaultfd, open_by_handle_at
             *(29, 68, 240, 319),  # shmget, msgget, mq_open, memfd_create
+            *(46, 307, 54),  # sendmsg, sendmmsg, setsockopt
             *(179, 163, 167, 168, 169, 103, 135),  # quotactl, acct, swapon, swapoff, reboot, syslog, personality
             *(246, 320, 175, 313, 176),  # kexec_load, kexec_file_load, init_module, finit_module, delete_module
         ),
@@ -55,12 +63,14 @@ _MACHINES = {
         audit_arch=0xC00000B7,
         clone=220,
         socket=198,
+        fcntl=25,
         refused=(
             *(117, 270, 271, 272),  # ptrace, process_vm_readv, process_vm_writev, kcmp
             *(217, 218, 219),  # add_key, request_key, keyctl
             *(40, 39, 41, 51, 97, 268),  # mount, umount2, pivot_root, chroot, unshare, setns
             *(280, 241, 282, 265),  # bpf, perf_event_open, userfaultfd, open_by_handle_at
             *(194, 186, 180, 279),  # shmget, msgget, mq_open, memfd_create
+            *(211, 269, 208),  # sendmsg, sendmmsg, setsockopt
             *(60, 89, 224, 225, 142, 116, 92),  # quotactl, acct, swapon, swapoff, reboot, syslog, personality
             *(104, 294, 105, 273, 106),  # kexec_load, kexec_file_load, init_module, finit_module, delete_module
         ),
@@ -93,6 +103,7 @@ def program(machine: str = platform.machine()) -> bytes:
         *_refused((*calls.refused, *_NEWER), EPERM),
         *_refused_unless(calls.clone, _HAS_BIT, _CLONE_THREAD),
         *_refused_unless(calls.socket, _EQUAL, _AF_UNIX),
+        *_refused_with(calls.fcntl, _F_SETPIPE_SZ),
         (_RETURN, 0, 0, _ALLOW),
     ]
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in instructions)
@@ -102,6 +113,15 @@ def _refused(numbers: Iterable[int], errno: int) -> Iterable[_Instruction]:
     for number in numbers:
         yield (_EQUAL, 0, 1, number)
         yield (_RETURN, 0, 0, _ERROR | errno)
+
+
+def _refused_with(number: int, constant: int) -> Iterable[_Instruction]:
+    """Refuse a call with this second argument."""
+    yield (_EQUAL, 0, 4, number)
+    yield (_LOAD, 0, 0, _SECOND_ARGUMENT_AT)
+    yield (_EQUAL, 0, 1, constant)
+    yield (_RETURN, 0, 0, _ERROR | EPERM)
+    yield (_RETURN, 0, 0, _ALLOW)
 
 
 def _refused_unless(number: int, test: int, constant: int) -> Iterable[_Instruction]:

@@ -37,7 +37,9 @@ def build(settings: Mapping[str, Any]) -> Tool:
         ended = await box.run(arguments["code"])
         if ended.status == 0:
             return ended.output or "(no output)"
-        if ended.status is None:
+        if ended.has_too_many_files:
+            why = f"stopped for more than {options.files} files"
+        elif ended.status is None:
             why = f"stopped after {options.timeout_s:g} s or {options.output_bytes} bytes of output"
         else:
             why = f"ended with status {ended.status}"

@@ -56,6 +56,40 @@ async def test_the_sandbox_lets_nothing_out(code: str) -> None:
     assert (result.status, "Error: Traceback" in result.text) == (Status.ERROR, True), result.text
 
 
+FILES = "for i in range(10**9): open(f'/tmp/{i}', 'w').close()"
+DIRECTORIES = "import os\nfor i in range(10**9): os.mkdir(f'/tmp/{i}')"
+
+
+@in_sandbox
+@pytest.mark.parametrize("code", [FILES, DIRECTORIES])
+async def test_files_without_content_are_counted(code: str) -> None:
+    result = await run(code, files=500, timeout_s=60)
+    assert (result.status, "[stopped for more than 500 files]" in result.text) == (Status.ERROR, True), result.text
+    few = "import time\nfor i in range(400): open(f'/tmp/{i}', 'w').close()\ntime.sleep(0.2); 7"
+    result = await run(few, files=500)
+    assert result.text == "7\n"
+
+
+@in_sandbox
+@pytest.mark.parametrize(
+    "more",
+    [
+        "a.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**22)",
+        "a.sendmsg([b'x'], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, bytes(4))])",
+        "import fcntl, os; fcntl.fcntl(os.pipe()[1], fcntl.F_SETPIPE_SZ, 2**20)",
+    ],
+)
+async def test_no_buffer_of_the_kernel_is_larger_or_outlives_its_file(more: str) -> None:
+    result = await run(f"import socket\na, b = socket.socketpair()\n{more}")
+    assert (result.status, "PermissionError" in result.text) == (Status.ERROR, True), result.text
+
+
+@in_sandbox
+async def test_an_event_loop_runs_inside() -> None:
+    code = "import asyncio\nasync def main(): return await asyncio.to_thread(sum, [3, 4])\nasyncio.run(main())"
+    assert (await run(code)).text == "7\n"
+
+
 @in_sandbox
 async def test_nothing_of_our_environment_is_inside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TURNGATE_SECRET", "secret")
