@@ -35,6 +35,7 @@ from gateway.engines.doctor import start_lines
 from gateway.engines.monitor import KvEventHearing, Monitor
 from gateway.engines.poller import RunningEngine
 from gateway.engines.providers.upstream import ProviderUpstream
+from gateway.engines.services import Services
 from gateway.prompt_lists.scatter import PromptListHandler
 from gateway.request.answer import Answering
 from gateway.request.background_calls import BackgroundCalls
@@ -68,6 +69,7 @@ class Parts:
     observer: Observer
     gate: Gate
     monitor: Monitor
+    services: Services
     kv_events: KvEventHearing
     background_calls: BackgroundCalls
     stored: StoredResponses
@@ -118,7 +120,8 @@ class App:
     async def start(self) -> None:
         """Start the engines, then the listener. Raises OSError when it cannot listen; `stop` cleans up then
         too."""
-        exits, addresses = self._exits, [await self._reachable(address) for address in self.addresses]
+        single = [address for address in self.addresses if not address.resolves_all]
+        exits, addresses = self._exits, [await self._reachable(address) for address in single]
         upstream = self._transport.upstream()
         exits.push_async_callback(upstream.close)
         self._parts = parts = self._build(addresses, ProviderUpstream(upstream, addresses, self._clock))
@@ -126,9 +129,11 @@ class App:
         exits.callback(parts.observer.close)
         exits.callback(parts.gate.stop)
         exits.push_async_callback(parts.monitor.stop)
+        exits.push_async_callback(parts.services.stop)
         exits.push_async_callback(parts.kv_events.stop)
         await parts.kv_events.follow(parts.monitor.engines)
         await parts.monitor.start()
+        await self.follow_services()
         if parts.tools is not None:
             await parts.tools.start()
         access = Access.of(self.settings.current, self._keys)
@@ -146,6 +151,10 @@ class App:
             self.parts.gate.turn_away()
             await self._drain.until_idle(grace_s)
         await self._exits.aclose()
+
+    async def follow_services(self) -> None:
+        """Watch the names that stand for several engines and are configured now."""
+        await self.parts.services.follow([address for address in self.addresses if address.resolves_all])
 
     async def follow_kv_events(self) -> None:
         """Hear the events of the engines that are configured now. Raises ConfigError when packages are missing."""
@@ -195,6 +204,7 @@ class App:
             observer=observer,
             gate=gate,
             monitor=monitor,
+            services=Services(monitor, self.follow_kv_events),
             kv_events=kv_events,
             background_calls=background_calls,
             stored=stored,

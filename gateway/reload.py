@@ -97,7 +97,8 @@ async def reload(app: App, new: Settings) -> list[Change]:
     found += _in_files({"engines", "hosts_file"}, before, after, found)
     found += _in_files({"keys"}, _by_id(app.callers), _by_id(keys), found)
     app.addresses, app.callers = addresses, keys
-    await _exchange_engines(app, before, after)
+    await app.follow_services()
+    await _exchange_engines(app, _single(before), _single(after))
     return found
 
 
@@ -117,6 +118,11 @@ async def _exchange_engines(
     others = [after[name] for name in before if before[name] != after.get(name, before[name])]
     await asyncio.gather(*(app.parts.monitor.add_engine(address) for address in others))
     await app.follow_kv_events()
+
+
+def _single(addresses: Mapping[str, EngineAddress]) -> dict[str, EngineAddress]:
+    """Return those that are one engine each."""
+    return {name: address for name, address in addresses.items() if not address.resolves_all}
 
 
 def _in_files(

@@ -72,7 +72,8 @@ def _meaning(settings: Settings) -> Iterator[str]:
     )
     for address in loading.addresses(settings):
         kind = "of the kind that it shows," if address.kind == UNNAMED else address.kind
-        yield f"Engine {address.name}: {kind} {address.base_url}".rstrip()
+        each = ", one at each address of the name" if address.resolves_all else ""
+        yield f"Engine {address.name}: {kind} {address.base_url}".rstrip() + each
     yield f"Policy {policy.name}: resident sessions fill at most {policy.ceiling:.0%} of a KV pool"
     yield f"Placement {policy.placement}"
     yield f"Wait at most {policy.max_wait_s:g} s streamed, {policy.max_wait_plain_s:g} s not streamed"

@@ -24,10 +24,11 @@ from gateway.core.fields import Json
 from gateway.core.transport import Timeouts, Upstream, UpstreamCut, UpstreamRefused
 from gateway.embedded.server import started_in_process
 from gateway.engines import doctor as engines_doctor
-from gateway.engines.base import Advice
+from gateway.engines.base import Advice, EngineAddress
 from gateway.engines.monitor import KvEventHearing, Monitor
 from gateway.engines.poller import RunningEngine
 from gateway.engines.providers.upstream import ProviderUpstream
+from gateway.engines.services import engines_behind
 from gateway.transport.aiohttp_upstream import AiohttpUpstream
 
 KV_EVENTS_S = 0.5
@@ -54,7 +55,8 @@ async def examine_engines(settings: Settings) -> int:
     async with AsyncExitStack() as running:
         addresses = [
             await started_in_process(address, settings.embedded, running)
-            for address in loading.addresses(settings)
+            for configured in loading.addresses(settings)
+            for address in await _each(configured)
         ]
         connections = AiohttpUpstream()
         running.push_async_callback(connections.close)
@@ -76,6 +78,14 @@ async def examine_engines(settings: Settings) -> int:
             sep="\n\n",
         )
         return 0 if all(engine.is_up for engine in monitor.engines) else 1
+
+
+async def _each(address: EngineAddress) -> list[EngineAddress]:
+    """Return the engines that an address stands for; itself where its name cannot be resolved."""
+    try:
+        return await engines_behind(address) if address.resolves_all else [address]
+    except OSError:
+        return [address]
 
 
 # ---- this machine: open files, room for batches, extras

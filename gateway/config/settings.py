@@ -157,8 +157,8 @@ class EngineEntry(Section):
 
     url: str
     """`kind://host:port`, where the kind is vllm, sglang, dynamo, openai, anthropic or bedrock; `http://host:port`,
-    where the engine shows its kind itself; `embedded`; or a rented service: `openai://`, `anthropic://`,
-    `bedrock://REGION`."""
+    where the engine shows its kind itself; `kind://name:port?resolve=all`, one at each address of the name, which
+    is resolved again every 5 s; `embedded`; or a rented service: `openai://`, `anthropic://`, `bedrock://REGION`."""
     name: str = ""
     """Name in metrics, receipts and headers. Empty: host:port, or `embedded`, `embedded-2`, ..."""
     api_key: SecretRef | None = None

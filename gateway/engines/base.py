@@ -66,6 +66,8 @@ class EngineAddress:
     name: str = ""
     """Unique among the configured engines."""
     kv_events: tuple[KvEventSource, ...] = ()
+    resolves_all: bool = False
+    """Whether its host is a name for several engines, one at each address that it resolves to."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,7 @@ def parse_address(
     `openai://`, `anthropic://`, `bedrock://REGION` or `bedrock://REGION/MODEL,MODEL` for rented models;
     `http://host:port` of an engine that shows its kind itself.
 
+    `kind://name:port?resolve=all` stands for an engine at each address of the name.
     A closing `/v1` is left out: the paths of the API have it. Raises ValueError with what to write instead.
     """
     if url == EMBEDDED:
@@ -71,7 +72,18 @@ def parse_address(
     if not parts.hostname or not has_port:
         raise ValueError(f"engine {url!r}: write host and port, such as {kind}://{parts.hostname or 'host'}:8000")
     base_url = f"{transport or 'http'}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}"
-    return EngineAddress(kind, base_url, api_key, metrics_urls, name or parts.netloc)
+    resolves_all = _resolves_all(url, parts.query, can_be_many=transport != "https" and not adapter.throttles)
+    return EngineAddress(kind, base_url, api_key, metrics_urls, name or parts.netloc, resolves_all=resolves_all)
+
+
+def _resolves_all(url: str, query: str, can_be_many: bool) -> bool:
+    if not query.startswith("resolve="):
+        return False
+    if query != "resolve=all":
+        raise ValueError(f"engine {url!r}: write ?resolve=all, or nothing behind the port")
+    if not can_be_many:
+        raise ValueError(f"engine {url!r}: ?resolve=all is for engines of your own without TLS")
+    return True
 
 
 def host_urls(text: str) -> list[str]:

@@ -178,6 +178,7 @@ class FakeEngine:
     calls: list[Call] = field(default_factory=list)
     num_running: int = 0
     port: int = 0
+    host: str = "127.0.0.1"
 
     async def start(self, port: int = 0) -> None:
         self._changed = asyncio.Condition()
@@ -190,7 +191,7 @@ class FakeEngine:
         )
         self._runner = web.ServerRunner(server, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", port)
+        site = web.TCPSite(self._runner, self.host, port)
         await site.start()
         self.port = self._runner.addresses[0][1]
 
