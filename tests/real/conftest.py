@@ -5,11 +5,15 @@ from collections.abc import AsyncIterator
 import pytest_asyncio
 
 from tests.real.dynamo import Dynamo, DynamoOptions, dynamo_stack
+from tests.real.sglang import Sglang, SglangOptions, sglang_server
 from tests.real.vllm import Vllm, VllmOptions, vllm_server
 
 FUNCTIONAL_SPEEDUP = 1000.0
 VLLM_BLOCKS = 4000
 """Eight OpenCodes (10k tokens each, of which 2.7k are shared) fit with room to spare."""
+
+
+SGLANG_TOKENS = VLLM_BLOCKS * 32
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -23,6 +27,12 @@ async def vllm(vllm_process: Vllm) -> Vllm:
     """The session's vLLM, its prefix cache emptied for this test."""
     await vllm_process.reset_prefix_cache()
     return vllm_process
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def sglang_process() -> AsyncIterator[Sglang]:
+    async with sglang_server(SglangOptions(capacity_tokens=SGLANG_TOKENS)) as running:
+        yield running
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -17,17 +18,22 @@ IDENTITY_HEADERS = frozenset(
 IDENTITY_BODY_FIELDS = ("prompt_cache_key", "client_metadata", "metadata")
 
 
-def scripted(script: Script) -> Rewrite:
-    """Make an engine with random weights emit `script(body, turn)`, through its real grammar code."""
+def forced(answer: Answer, kind: str = "vllm") -> Body:
+    """Body fields that make an engine with random weights emit this answer, through its real grammar code."""
+    text = hermes(answer)
+    grammar = {"structured_outputs": {"choice": [text]}} if kind == "vllm" else {"regex": re.escape(text)}
+    # Greedy, so that the same text is always the same tokens.
+    return grammar | {"temperature": 0}
+
+
+def scripted(script: Script, kind: str = "vllm") -> Rewrite:
+    """Make an engine of this kind emit `script(body, turn)`. SGLang takes a grammar on chat completions only."""
 
     def rewrite(request: Request) -> Request:
         body = _generation_body(request)
         if body is None:
             return request
-        text = hermes(script(body, num_turns(body)))
-        # Greedy, so that the same text is always the same tokens.
-        body |= {"structured_outputs": {"choice": [text]}, "temperature": 0}
-        return _with_json(request, body)
+        return _with_json(request, body | forced(script(body, num_turns(body)), kind))
 
     return rewrite
 

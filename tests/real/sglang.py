@@ -29,6 +29,7 @@ class SglangOptions:
     model_name: str = "tiny"
     capacity_tokens: int = 64_000
     max_running: int = 32
+    max_batched_tokens: int = 2048
     max_queued_requests: int | None = None
     """Above it SGLang answers 503. None: no limit."""
     tool_parser: str | None = "hermes"
@@ -75,6 +76,7 @@ def _command(options: SglangOptions, port: int, events_port: int) -> list[str | 
     command += ["--served-model-name", options.model_name]
     command += ["--max-total-tokens", str(options.capacity_tokens)]
     command += ["--max-running-requests", str(options.max_running)]
+    command += ["--chunked-prefill-size", str(options.max_batched_tokens)]
     command += ["--kv-events-config", json.dumps(events)]
     if options.tool_parser is not None:
         command += ["--tool-call-parser", options.tool_parser]

@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
@@ -11,8 +12,9 @@ import pytest
 import pytest_asyncio
 
 from tests.real.dynamo import DynamoOptions, dynamo_stack
-from tests.real.rewrites import reply_key
-from tests.real.scripts import Call, answer_to, hermes
+from tests.real.rewrites import forced, reply_key
+from tests.real.scripts import Call, answer_to
+from tests.real.sglang import Sglang
 from tests.real.vllm import Vllm
 from tests.real.wire import Seen, Wire, data_of, events, wire
 
@@ -20,8 +22,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
-GIVEN_ID = re.compile(rb',"request_id":"resp_tg[0-9a-f]{48}"')
-"""Under which vLLM is told to store a response: the one thing that is added to a body."""
 LIST_FILES = answer_to({}, Call("bash", {"command": 'ls -l "usage":'}))
 PARAMETERS = {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}
 BASH = {
@@ -32,18 +32,55 @@ FLAT_BASH = {"type": "function"} | BASH["function"]  # type: ignore[operator]
 ASK = [{"role": "user", "content": "List the files \u2014 \u00fcberall."}]
 STREAM = {"stream": True}
 USAGE = {"stream_options": {"include_usage": True}}
-SCRIPTED = {"structured_outputs": {"choice": [hermes(LIST_FILES)]}, "temperature": 0}
+SCRIPTED = {"scripted": True}
+"""Stands for the fields that make the engine call the tool."""
 REPLAYED = {"nvext": {"annotations": [f"output_replay_id:{reply_key(LIST_FILES)}"]}}
 KEY = "sk-entitled"
 ADDED_HEADERS = {"accept-encoding"}
-VLLM_HINTS = {"x-session-id", "x-vllm-priority"}
 DYNAMO_HINTS = {"x-dynamo-session-id", "x-dynamo-request-strict-priority", "x-dynamo-request-priority"}
 
 
+@dataclass(frozen=True)
+class Line:
+    """An engine behind a gateway, and what the gateway adds to calls of it."""
+
+    kind: str
+    wire: Wire
+    hint_headers: frozenset[str]
+    hint_keys: frozenset[str]
+
+    @property
+    def model(self) -> str:
+        return self.wire.model
+
+    def body(self, path: str, fields: dict[str, Any]) -> dict[str, Any]:
+        body = {"model": self.model} | fields
+        if body.pop("scripted", False) and (path == CHAT or self.kind == "vllm"):
+            body |= forced(LIST_FILES, self.kind)
+        return body
+
+    def keys_for(self, path: str) -> frozenset[str]:
+        """The body keys that are added. A response is stored under an id that the gateway gives."""
+        named = {"request_id"} if path == RESPONSES else set()
+        return (self.hint_keys | named) - ({"session_id"} if path == MESSAGES else set())
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def vllm_wire(vllm_process: Vllm) -> AsyncIterator[Wire]:
+async def on_vllm(vllm_process: Vllm) -> AsyncIterator[Line]:
     async with wire("vllm", vllm_process.base_url, vllm_process.model) as running:
-        yield running
+        yield Line("vllm", running, frozenset({"x-session-id", "x-vllm-priority"}), frozenset())
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def on_sglang(sglang_process: Sglang) -> AsyncIterator[Line]:
+    async with wire("sglang", sglang_process.base_url, sglang_process.model) as running:
+        yield Line("sglang", running, frozenset(), frozenset({"priority", "session_id"}))
+
+
+@pytest.fixture(params=["vllm", "sglang"])
+def line(request: pytest.FixtureRequest) -> Line:
+    found: Line = request.getfixturevalue(f"on_{request.param}")
+    return found
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -95,28 +132,27 @@ def spaced(body: dict[str, Any]) -> bytes:
 
 @pytest.mark.parametrize(("asked", "num_taken_out"), [({}, 1), (USAGE, 0)], ids=["not asked", "asked"])
 @pytest.mark.parametrize("num", [1, 2], ids=["one choice", "two choices"])
-async def test_vllm_chat_streams_lose_only_the_usage_that_we_asked_for(
-    vllm_wire: Wire, asked: dict[str, Any], num_taken_out: int, num: int
+async def test_chat_streams_lose_only_the_usage_that_we_asked_for(
+    line: Line, asked: dict[str, Any], num_taken_out: int, num: int
 ) -> None:
-    body = {"model": vllm_wire.model, "messages": ASK, "tools": [BASH], "top_p": 1, "n": num, "max_tokens": 200}
-    raw = spaced(body | STREAM | SCRIPTED | asked | {"temperature": num - 1})
-    seen = await vllm_wire.send(CHAT, raw, X_Custom="\u00fc", User_Agent="mine/1")
+    body = {"messages": ASK, "tools": [BASH], "top_p": 1, "n": num, "max_tokens": 200} | STREAM | SCRIPTED | asked
+    raw = spaced(line.body(CHAT, body) | {"temperature": num - 1})
+    seen = await line.wire.send(CHAT, raw, X_Custom="\u00fc", User_Agent="mine/1")
     assert_bytes(seen, raw, num_taken_out=num_taken_out)
     assert any(b'"tool_calls"' in event for event in events(seen.received))
-    assert [key for key in json.loads(seen.asked) if key not in json.loads(raw)] == (
-        [] if asked else ["stream_options"]
-    )
+    added = json.loads(seen.asked).keys() - json.loads(raw).keys()
+    assert added == line.hint_keys | (set() if asked else {"stream_options"})
     headers = seen.engine_headers
     assert (headers["x-custom"], headers["user-agent"]) == ("\u00fc", "mine/1")
     client = {"host", "accept", "x-custom", "user-agent", "content-type", "x-request-id"}
-    assert headers.keys() - client == ADDED_HEADERS | VLLM_HINTS
+    assert headers.keys() - client == ADDED_HEADERS | line.hint_headers
 
 
-async def test_stream_options_of_the_client_keep_their_meaning(vllm_wire: Wire) -> None:
+async def test_stream_options_of_the_client_keep_their_meaning(line: Line) -> None:
     """`continuous_usage_stats` says nothing without `include_usage`, and must not begin to when we set that."""
     options = {"stream_options": {"continuous_usage_stats": True}}
-    body = {"model": vllm_wire.model, "messages": ASK, "max_tokens": 3} | STREAM | options
-    seen = await vllm_wire.send(CHAT, body)
+    body = {"model": line.model, "messages": ASK, "max_tokens": 3} | STREAM | options
+    seen = await line.wire.send(CHAT, body)
     assert b'"prompt_tokens"' not in seen.received
     assert events(seen.received) == [event for event in events(seen.answered) if not is_usage(event)]
 
@@ -126,17 +162,17 @@ async def test_stream_options_of_the_client_keep_their_meaning(vllm_wire: Wire) 
     [
         (COMPLETIONS, {"prompt": "def add(", "max_tokens": 12}, 1),
         (COMPLETIONS, {"prompt": ["one", "two"], "max_tokens": 5}, 1),
-        (RESPONSES, {"input": "List", "tools": [FLAT_BASH], **SCRIPTED}, 0),
+        (RESPONSES, {"input": "List", "tools": [FLAT_BASH], "max_output_tokens": 200, **SCRIPTED}, 0),
         (RESPONSES, {"input": [ASK[0]], "max_output_tokens": 9, "store": False}, 0),
         (MESSAGES, {"messages": ASK, "max_tokens": 9}, 0),
     ],
     ids=["completions", "two prompts", "responses with a tool", "responses", "messages"],
 )
-async def test_vllm_streams_of_the_other_formats_too(
-    vllm_wire: Wire, path: str, fields: dict[str, Any], num_taken_out: int
+async def test_streams_of_the_other_formats_too(
+    line: Line, path: str, fields: dict[str, Any], num_taken_out: int
 ) -> None:
-    raw = spaced({"model": vllm_wire.model} | fields | STREAM)
-    assert_bytes(await vllm_wire.send(path, raw), raw, num_taken_out=num_taken_out)
+    raw = spaced(line.body(path, fields | STREAM))
+    assert_bytes(await line.wire.send(path, raw), raw, num_taken_out=num_taken_out)
 
 
 @pytest.mark.parametrize(
@@ -145,24 +181,23 @@ async def test_vllm_streams_of_the_other_formats_too(
         (CHAT, {"messages": ASK, "tools": [BASH], **SCRIPTED}),
         (CHAT, {"messages": ASK, "max_tokens": 4, "n": 2, "temperature": 1}),
         (COMPLETIONS, {"prompt": ["one", "two"], "max_tokens": 4}),
-        (RESPONSES, {"input": "List", "tools": [FLAT_BASH], **SCRIPTED}),
+        (RESPONSES, {"input": "List", "tools": [FLAT_BASH], "max_output_tokens": 200, **SCRIPTED}),
         (MESSAGES, {"messages": ASK, "max_tokens": 9}),
     ],
     ids=["chat with a tool", "chat with two choices", "completions", "responses", "messages"],
 )
-async def test_vllm_bodies_arrive_as_they_are(vllm_wire: Wire, path: str, fields: dict[str, Any]) -> None:
-    raw = spaced({"model": vllm_wire.model} | fields)
-    seen = await vllm_wire.send(path, raw)
-    assert seen.status == 200
-    asked, num_given_ids = GIVEN_ID.subn(b"", seen.asked)
-    assert (asked, seen.received) == (raw, seen.answered)
-    assert num_given_ids == (path == RESPONSES)
+async def test_bodies_arrive_as_they_are(line: Line, path: str, fields: dict[str, Any]) -> None:
+    raw = spaced(line.body(path, fields))
+    seen = await line.wire.send(path, raw)
+    assert seen.status == 200, seen.received
+    assert json.loads(seen.asked).keys() - json.loads(raw).keys() == line.keys_for(path)
+    assert (without_added(seen.asked, raw), seen.received) == (raw, seen.answered)
 
 
-async def test_another_name_of_the_model_is_the_only_difference(vllm_wire: Wire) -> None:
+async def test_another_name_of_the_model_is_the_only_difference(line: Line) -> None:
     raw = spaced({"model": "gpt-5", "messages": ASK, "max_tokens": 3, "user": "gpt-5"})
-    seen = await vllm_wire.send(CHAT, raw)
-    assert seen.asked == raw.replace(b'"model": "gpt-5"', b'"model": "tiny"')
+    seen = await line.wire.send(CHAT, raw)
+    assert without_added(seen.asked, raw) == raw.replace(b'"model": "gpt-5"', b'"model": "tiny"')
     assert seen.received == seen.answered
 
 
@@ -170,11 +205,27 @@ async def test_another_name_of_the_model_is_the_only_difference(vllm_wire: Wire)
     "fields", [{"messages": []}, {"messages": ASK, "temperature": -1}], ids=["empty", "value"]
 )
 @pytest.mark.parametrize("stream", [{}, STREAM], ids=["plain", "stream"])
-async def test_errors_of_vllm_are_told_in_its_own_words(
-    vllm_wire: Wire, fields: dict[str, Any], stream: dict[str, Any]
+async def test_errors_are_told_in_the_engine_s_own_words(
+    line: Line, fields: dict[str, Any], stream: dict[str, Any]
 ) -> None:
-    seen = await vllm_wire.send(CHAT, {"model": vllm_wire.model} | fields | stream)
-    assert (seen.status, seen.received) == (400, seen.answered)
+    seen = await line.wire.send(CHAT, {"model": line.model} | fields | stream)
+    assert seen.status == 400
+    if line.kind == "vllm":
+        assert seen.received == seen.answered
+    else:  # SGLang's errors are bare objects, which OpenAI's SDKs do not read
+        assert json.loads(seen.received)["error"]["message"] == json.loads(seen.answered)["message"]
+
+
+async def test_a_model_that_is_not_served_is_refused_where_the_engine_would_answer(
+    sglang_process: Sglang,
+) -> None:
+    """SGLang answers to any name."""
+    body = {"messages": ASK, "input": "x", "prompt": "x", "max_tokens": 2, "max_output_tokens": 2}
+    async with wire("sglang", sglang_process.base_url, "other", models__answer_any_model=False) as running:
+        for path in (CHAT, COMPLETIONS, RESPONSES, MESSAGES, "/v1/embeddings", "/v1/messages/count_tokens"):
+            seen = await running.send(path, {"model": "other"} | body)
+            assert (seen.status, seen.calls) == (404, ()), path
+        assert (await running.send(CHAT, {"model": sglang_process.model} | body)).status == 200
 
 
 async def notes(wire: Wire, seen: Seen) -> list[str]:

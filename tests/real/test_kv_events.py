@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 
 from gateway.telemetry.factlog import read
 from policies.types import CacheLost, SessionId
 from tests.real.dynamo import DynamoOptions, dynamo_stack
 from tests.real.gateway import Gateway, engine_url, gateway
 from tests.real.process import free_port
-from tests.real.vllm import VllmOptions, vllm_server
+from tests.real.sglang import Sglang, SglangOptions, sglang_server
+from tests.real.vllm import Vllm, VllmOptions, vllm_server
 
+CAPACITY_TOKENS = 6400
 BLOCK_TOKENS = 32
 DEADLINE_S = 120.0
 
@@ -60,35 +65,59 @@ async def session_id(running: Gateway, position: int) -> SessionId:
     return found
 
 
-async def test_vllm_says_which_session_lost_how_much_and_when_all_is_gone(tmp_path: Path) -> None:
-    port, facts = free_port(), tmp_path / "facts.jsonl"
+@asynccontextmanager
+async def publishing(kind: str) -> AsyncIterator[tuple[Vllm | Sglang, list[Any]]]:
+    """An engine with a small cache, and where its events are heard."""
+    if kind == "sglang":
+        async with sglang_server(SglangOptions(capacity_tokens=CAPACITY_TOKENS)) as running:
+            url, replay_url = (f"tcp://127.0.0.1:{running.events_port + n}" for n in range(2))
+            yield running, [{"url": url, "replay_url": replay_url}]
+        return
+    port = free_port()
     config = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"tcp://127.0.0.1:{port}"}
     options = VllmOptions(
-        num_blocks=200,
+        num_blocks=CAPACITY_TOKENS // BLOCK_TOKENS,
         block_tokens=BLOCK_TOKENS,
         max_context_tokens=6000,
         extra_arguments=("--kv-events-config", json.dumps(config)),
     )
-    async with vllm_server(options) as vllm:
-        engine = {"url": engine_url("vllm", vllm.base_url), "kv_events": [f"@tcp://127.0.0.1:{port}"]}
-        async with gateway(engines=[engine], logging__facts=str(facts)) as running:
-            first = await ask(running.base_url, vllm.model, "a", prompt("a", 600))
+    async with vllm_server(options) as running:
+        yield running, [f"@tcp://127.0.0.1:{port}"]
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+async def test_an_engine_says_which_session_lost_how_much_and_when_all_is_gone(kind: str, tmp_path: Path) -> None:
+    facts = tmp_path / "facts.jsonl"
+    async with publishing(kind) as (running, sources):
+        engine = {"url": engine_url(kind, running.base_url), "kv_events": sources}
+        async with gateway(engines=[engine], logging__facts=str(facts)) as front:
+            first = await ask(front.base_url, running.model, "a", prompt("a", 600))
             for name in ("b", "c", "d"):
-                await ask(running.base_url, vllm.model, name, prompt(name, 600))
-            assert await until_evicted(running) > 0
-            again = await ask(running.base_url, vllm.model, "a", prompt("a", 600))
+                await ask(front.base_url, running.model, name, prompt(name, 600))
+            assert await until_evicted(front) > 0
+            again = await ask(front.base_url, running.model, "a", prompt("a", 600))
             cached_tokens = again["prompt_tokens_details"]["cached_tokens"]
-            lost_id = await session_id(running, 0)
-            await vllm.reset_prefix_cache()
+            lost_id = await session_id(front, 0)
+            await running.reset_prefix_cache()
             await asyncio.sleep(1.5)  # the log of facts is flushed once a second
-            await ask(running.base_url, vllm.model, "b", "hello")
-            horizon_s = await running.metric("turngate_kv_horizon_seconds")
+            await ask(front.base_url, running.model, "b", "hello")
+            horizon_s = await front.metric("turngate_kv_horizon_seconds")
         left_tokens = kept(facts)[lost_id]
+        if kind == "sglang":
+            await assert_history_is_known_and_not_counted(engine)
     print("prompt", first["prompt_tokens"], "kept", left_tokens, "cached", cached_tokens, "horizon", horizon_s)
     assert cached_tokens <= left_tokens < first["prompt_tokens"]
     assert left_tokens - cached_tokens <= 128 + BLOCK_TOKENS
     assert any(loss.kept_tokens is None for loss in losses(facts))
     assert horizon_s > 0
+
+
+async def assert_history_is_known_and_not_counted(engine: dict[str, Any]) -> None:
+    """By a gateway that starts beside an engine that has worked for a while."""
+    async with gateway(engines=[engine]) as late, asyncio.timeout(DEADLINE_S):
+        while not await late.metric("turngate_kv_horizon_seconds"):
+            await asyncio.sleep(0.1)
+        assert await late.metric("turngate_kv_evicted_blocks_total") == 0
 
 
 async def test_dynamo_counts_evictions_although_it_names_no_session(tmp_path: Path) -> None:
