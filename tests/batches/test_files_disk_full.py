@@ -26,6 +26,7 @@ from gateway.batches.store import StoreFailed
 from gateway.dialects import BY_PATH
 from gateway.request.inprocess import InProcessRequest, InProcessResponder
 from tests.deadline import DEADLINE_S
+from tests.path.faults import GATEWAY, fault
 
 PATH = "/v1/chat/completions"
 FORM = (
@@ -86,6 +87,7 @@ async def asked(api: Api, operation: BatchOperation, *ids: str, body: bytes = b"
     return responder.status, orjson.loads(responder.body)
 
 
+@fault(GATEWAY, "its disk has no room: an upload", "507 with the reason; nothing of it stays")
 async def test_an_upload_to_a_full_disk_is_refused_with_the_reason_and_leaves_nothing(
     store: SqliteStore, tmp_path: Path
 ) -> None:
@@ -99,6 +101,12 @@ async def test_an_upload_to_a_full_disk_is_refused_with_the_reason_and_leaves_no
     assert blobs._being_written == set()
 
 
+@fault(
+    GATEWAY,
+    "its disk has no room: a batch",
+    "it waits, its `errors` say why, and it goes on once there is room",
+    "turngate_batch_lines_total",
+)
 async def test_a_batch_that_waits_for_room_says_so_and_goes_on(
     store: SqliteStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -19,6 +19,11 @@ ROOT = Path(__file__).parent.parent.parent
 DOCUMENT = ROOT / "docs" / "faults.md"
 TESTS = [
     *sorted(str(path) for path in (ROOT / "tests" / "path").glob("test_faults*.py")),
+    *(
+        str(ROOT / "tests" / "path" / f"test_{name}.py")
+        for name in ("security_engines", "limits", "security_bodies")
+    ),
+    str(ROOT / "tests" / "batches" / "test_files_disk_full.py"),
     str(ROOT / "tests" / "path" / "test_drain.py"),
     str(ROOT / "tests" / "engines" / "test_monitor.py"),
     str(ROOT / "tests" / "engines" / "test_monitor_faults.py"),

@@ -23,7 +23,7 @@ from tests.path.fake_engine import (
     stalls_after,
     streams,
 )
-from tests.path.faults import metrics_of
+from tests.path.faults import CLIENT, ENGINE, fault, metrics_of, outcomes
 from tests.path.secured import by, keys
 from tests.path.toolkit import Bench, Says, says
 
@@ -139,6 +139,12 @@ SHAPES: dict[str, tuple[str, dict[str, Any], bytes, bytes]] = {
 }
 
 
+@fault(
+    CLIENT,
+    "leaves before the usage of its answer",
+    "its limits are charged the estimate, or what was relayed if that is more",
+    outcomes("answered"),
+)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("pieces_in_event", [1, 50])
 async def test_what_was_relayed_is_charged_although_the_usage_never_came(
@@ -172,6 +178,12 @@ async def test_each_of_several_answers_is_in_the_estimate(start: Start, engine: 
     running.cancel()
 
 
+@fault(
+    ENGINE,
+    "reports a usage that cannot be",
+    "limits are charged at most the model's length and the client's bound",
+    outcomes("answered"),
+)
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("told", [2**63 - 1, 10**30, 40_000, -(10**9)])
 async def test_a_usage_that_cannot_be_is_not_believed(

@@ -14,6 +14,7 @@ import pytest
 from tests.deadline import DEADLINE_S
 from tests.path.conftest import Gateway, Start
 from tests.path.fake_engine import FakeEngine
+from tests.path.faults import CLIENT, fault, outcomes
 from tests.path.secured import by, keys
 from tests.path.toolkit import Bench
 
@@ -174,6 +175,12 @@ async def test_headers_are_bounded(start: Start, engine: FakeEngine, extra: byte
     writer.close()
 
 
+@fault(
+    CLIENT,
+    "begins large bodies and does not end them",
+    "its key keeps its share of `limits.incoming_bytes`; further bodies of it wait, then 429; other keys go on",
+    outcomes("rejected_queue_full"),
+)
 async def test_a_key_whose_bodies_never_end_keeps_its_share_and_no_other_key_waits(
     start: Start, engine: FakeEngine
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 from gateway.engines import doctor
 from tests.path.conftest import Start
 from tests.path.fake_engine import DONE, Call, FakeEngine, chunk, completion, error, finish, replies
+from tests.path.faults import ENGINE, counted, fault, faults, outcomes
 
 ASK: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 FORGED = {
@@ -55,6 +56,12 @@ async def test_what_an_engine_says_in_the_gateway_s_name_or_to_browsers_is_not_r
     assert is_stream or answer.headers["X_Engine"] == "kept"
 
 
+@fault(
+    ENGINE,
+    "redirects, packs its answer, or gives a status above 599",
+    "another replica, unseen; none left: 502",
+    faults("no_answer"),
+)
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/embeddings"])
 @pytest.mark.parametrize(
     ("status", "told", "headers"),
@@ -74,8 +81,10 @@ async def test_a_status_or_a_coding_that_clients_cannot_read_is_a_fault_of_the_e
     assert answer.status == 502
     assert orjson.loads(answer.body)["error"]["type"] == "server_error"
     assert "Location" not in answer.headers
+    assert await counted(gateway, faults("no_answer")) == 1
 
 
+@fault(ENGINE, "asks for a pause of years", "`Retry-After` is a day at most", outcomes("engine_refused"))
 async def test_a_pause_that_an_engine_asks_for_is_bounded(start: Start, engine: FakeEngine) -> None:
     engine.plays = [replies(429, error("full", 429), **{"Retry-After": "1" + "0" * 20})]
     answer = await (await start(engine)).ask(ASK)
