@@ -28,6 +28,7 @@ LOG = logging.getLogger(__name__)
 NO_TIMEOUT_S = 24 * 3600.0
 _ROOT = "work"
 Function: TypeAlias = Callable[..., Any]
+BatchHandler: TypeAlias = Callable[[list[Any]], Awaitable[Iterable[Any]]]
 
 _BYTES_PER_TOKEN = 4
 _TTL_S = 60.0
@@ -112,9 +113,9 @@ BUILT_IN = {
 # ---- tools of the user
 
 
-@dataclass(frozen=True)
+@dataclass(unsafe_hash=True)
 class ToolDefinition:
-    """A tool of the user, as `Tool.define` describes it."""
+    """A tool of the user, as `Tool.define` describes it. It stays as it is, but for `_batch_handler`."""
 
     name: str
     func: Function
@@ -124,6 +125,15 @@ class ToolDefinition:
     key_arg: str | None = None
     batch_query: str | None = None
     cache_key_func: Callable[[dict[str, Any]], str] | None = None
+
+    @property
+    def _batch_handler(self) -> BatchHandler | None:
+        """Of its function, so that it can be set on either: `define` has put this in the place of the function."""
+        return getattr(self.func, "_batch_handler", None)
+
+    @_batch_handler.setter
+    def _batch_handler(self, handler: BatchHandler) -> None:
+        self.func._batch_handler = handler  # type: ignore[attr-defined]
 
     def as_tool(self, timeout_s: float | None) -> RuntimeTool:
         """Make the tool for the runtime of one batch. Raises TypeError for parameters that no model can write."""
@@ -141,7 +151,7 @@ class ToolDefinition:
             limits=limits,
             key=self.cache_key_func,
         )
-        handler = getattr(self.func, "_batch_handler", None)
+        handler = self._batch_handler
         if self.key_arg is None or handler is None:
             return tool
         return replace(tool, run_many=_Grouped(tool, self.key_arg, handler), batch_window_s=_WINDOW_S)
@@ -219,9 +229,7 @@ class Tool:
 class _Grouped:
     """Runs several calls as one call of the handler. Single calls and those with further arguments run alone."""
 
-    def __init__(
-        self, tool: RuntimeTool, key_arg: str, handler: Callable[[list[Any]], Awaitable[Iterable[Any]]]
-    ) -> None:
+    def __init__(self, tool: RuntimeTool, key_arg: str, handler: BatchHandler) -> None:
         assert tool.run is not None
         self._run_one = tool.run
         self._key_arg = key_arg

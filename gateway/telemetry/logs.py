@@ -113,6 +113,8 @@ def _time(record: logging.LogRecord) -> str:
 def _quoted(value: Any) -> str:
     """Return a value for a line of text. A list of objects, such as the rounds of an answer, is its length: the
     receipt has them all."""
+    if isinstance(value, dict):
+        value = [f"{key}:{item}" for key, item in value.items()]
     if isinstance(value, list):
         has_objects = any(isinstance(item, dict | list) for item in value)
         value = len(value) if has_objects else ",".join(map(str, value))

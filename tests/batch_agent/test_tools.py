@@ -125,7 +125,7 @@ async def test_calls_of_several_agents_become_one_also_where_each_has_to_run(
         handled.append(sorted(keys))
         return [f"sent {key}" for key in keys]
 
-    send.func._batch_handler = send_all  # type: ignore[attr-defined]
+    send._batch_handler = send_all
     gateway.script = lambda asked: (
         calls("send", f'{{"to": "{asked.messages[0]["content"]}"}}') if not asked.num_turns else says("done")
     )

@@ -36,7 +36,10 @@ def log() -> Iterator[Log]:
 
 @pytest.mark.parametrize(
     ("style", "expected"),
-    [("text", "rounds=2 notes=a,b"), ("json", '"tools":[{"name":"search","status":"ok"}]')],
+    [
+        ("text", "rounds=2 notes=a,b time_ms=gate:0.3,decode:91.8"),
+        ("json", '"tools":[{"name":"search","status":"ok"}]'),
+    ],
 )
 def test_a_line_of_text_counts_objects_and_a_line_of_json_holds_them(
     style: Literal["text", "json"], expected: str, log: Log
@@ -44,7 +47,8 @@ def test_a_line_of_text_counts_objects_and_a_line_of_json_holds_them(
     rounds = [{"replica": "a", "tools": [{"name": "search", "status": "ok"}]}, {"replica": "a", "tools": []}]
     stream = log(style)
     logging.getLogger("turngate.request").info(
-        "request", extra={"fields": {"rounds": rounds, "notes": ["a", "b"]}}
+        "request",
+        extra={"fields": {"rounds": rounds, "notes": ["a", "b"], "time_ms": {"gate": 0.3, "decode": 91.8}}},
     )
     assert expected in stream.getvalue()
     assert "{'" not in stream.getvalue()
