@@ -165,9 +165,9 @@ def install_node_agents(log: Log) -> None:
 
 def install_aider(log: Log) -> None:
     """It pins all that it needs, older than what other agents need."""
-    pip = make_venv(parts.AIDER_PYTHON, log)
+    pip = make_venv(parts.AIDER_PYTHON, log, python_at_most(12))
     pinned = f"aider-chat=={parts.AIDER_VERSION}"
-    log.run(f"pip install {pinned} (Python 3.12 at most)", [*pip, "install", pinned])
+    log.run(f"pip install {pinned}", [*pip, "install", pinned])
 
 
 def install_python_agents(log: Log) -> None:
@@ -249,9 +249,23 @@ def install_deploy(log: Log) -> None:
     log.run(f"pip install --no-deps {compose}", [*pip, "install", "--no-deps", compose])
 
 
-def make_venv(python: Path, log: Log) -> list[str | Path]:
-    """Returns the command that runs pip in it."""
-    log.run("make the environment", [sys.executable, "-m", "venv", python.parents[1]])
+def python_at_most(minor: int) -> str:
+    """This Python, or where it is newer than 3.`minor` the newest on PATH that is not."""
+    if sys.version_info[1] <= minor:
+        return sys.executable
+    for command in (shutil.which(f"python3.{older}") for older in range(minor, 10, -1)):
+        # A name on PATH may be an empty shim.
+        if (
+            command
+            and subprocess.run([command, "-c", "import venv"], capture_output=True, check=False).returncode == 0
+        ):
+            return command
+    raise InstallError(f"it needs a Python of 3.11 to 3.{minor} on PATH, beside {sys.executable}")
+
+
+def make_venv(python: Path, log: Log, command: str = sys.executable) -> list[str | Path]:
+    """With the Python of `command`; returns the command that runs pip in it."""
+    log.run("make the environment", [command, "-m", "venv", python.parents[1]])
     return [python, "-m", "pip", "--no-input", "--disable-pip-version-check"]
 
 
