@@ -31,6 +31,10 @@ RESERVED = frozenset(("localhost", "local", "internal", "test", "lan", "svc", "a
 that routers and Kubernetes use and that are not delegated."""
 
 
+MAX_HOST_CHARS = 261
+"""A name has 253 characters at most (RFC 1035), and a port 6. Longer ones are not remembered either."""
+
+
 @dataclass(frozen=True, slots=True)
 class HostGuard:
     """The entry of one listener."""
@@ -44,12 +48,11 @@ class HostGuard:
 
     def handle(self, request: Request, responder: Responder) -> Awaitable[None]:
         """A `transport.Handler`."""
-        if (
-            (self.keys is None or self.keys.is_open)
-            and not is_own(request.headers.get("host", ""), self.hosts)
-            and (self.is_loopback or is_of_browser(request.headers))
-        ):
-            return self._refuse(request, responder)
+        if self.keys is None or self.keys.is_open:
+            host = request.headers.get("host", "")
+            is_foreign = len(host) > MAX_HOST_CHARS or not is_own(host, self.hosts)
+            if is_foreign and (self.is_loopback or is_of_browser(request.headers)):
+                return self._refuse(request, responder)
         return self.inner(request, responder)
 
     async def _refuse(self, request: Request, responder: Responder) -> None:

@@ -38,7 +38,15 @@ OWN = (
         "gw.internal.",
     ),
 )
-FOREIGN = ("evil.example:8080", "evil.com", "127.0.0.1.evil.com", "localhost.evil.com.", "evil.dev:8080", "a.b:x")
+FOREIGN = (
+    "evil.example:8080",
+    "evil.com",
+    "127.0.0.1.evil.com",
+    "localhost.evil.com.",
+    "evil.dev:8080",
+    "a.b:x",
+    "x" * 300,
+)
 
 
 async def status(gateway: Gateway, path: str, host: str, headers: dict[str, str]) -> int:
