@@ -8,6 +8,7 @@ import re
 
 from gateway.api.sessions import SessionPhase
 from gateway.api.views import LivePage
+from gateway.api.why import ALL_PARTS
 
 TEXT = LivePage().body.decode()
 POLICY = dict(LivePage().headers)["Content-Security-Policy"]
@@ -46,6 +47,12 @@ def test_no_text_becomes_markup_or_code() -> None:
     )
     assert [word for word in forbidden if word in TEXT] == []
     assert re.findall(r"<\w+[^>]*\s(?:on\w+|style)=", TEXT) == []
+
+
+def test_every_part_of_a_session_s_time_has_a_name_and_a_colour() -> None:
+    for part in ALL_PARTS:
+        (found,) = re.findall(rf'\b{part}: \["(\w+)", "[^"]+"\]', inline("script"))
+        assert f"rect.{found}" in inline("style")
 
 
 def test_every_phase_has_a_colour() -> None:

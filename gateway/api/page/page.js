@@ -111,13 +111,89 @@ function draw() {
   $("rows").replaceChildren(...rows.map((row) => {
     const line = element("tr"), time = element("td", null, "time");
     line.append(...columns.map((column) => element("td", column.of(row), column.name === "phase" ? "phase " + row.phase : column.class)));
-    line.firstChild.title = row.session + (row.parent ? ", child of " + row.parent : "");
+    const name = element("button", line.firstChild.textContent);
+    name.onclick = () => why(row.session);
+    line.firstChild.replaceChildren(name);
+    line.firstChild.title = "why is it slow? " + row.session + (row.parent ? ", child of " + row.parent : "");
     time.append(timeline(row, turns.get(row.session) || [], seconds));
     line.append(time);
     return line;
   }));
   const hidden = told.total - told.sessions.length;
   $("more").textContent = hidden > 0 ? `${hidden} more sessions are not shown` : "";
+}
+
+// ---- why a session, or the fleet, is slow
+
+const PARTS = {gate: ["waiting", "waiting at the gate"], engine_queue: ["queued", "queued in the engine (inferred)"],
+  prefill: ["prefill", "prefill"], beside: ["beside", "prefill of other calls"], recompute: ["recompute", "recomputed prompt"],
+  decode: ["decode", "decode"], tools: ["tool", "tools"], client: ["lease", "client, between turns"],
+  failed: ["failed", "calls without an answer"], gateway: ["gateway", "gateway"]};
+const seconds = (ms) => (ms / 1000).toFixed(2) + " s";
+const percent = (part) => Math.round(100 * part) + " %";
+
+function stacked(split, whole, label) {
+  const bars = [];
+  let at = 0;
+  for (const name of Object.keys(PARTS)) {
+    const width = 100 * (split[name] || 0) / whole;
+    if (width > 0) bars.push(bar(PARTS[name][0], at, at + width));
+    at += width;
+  }
+  return canvas("share", bars, label);
+}
+
+function splitRow(name, colour, ms, whole) {
+  const line = element("tr"), cell = element("td");
+  cell.append(canvas("share", [bar(colour, 0, 100 * ms / whole)], percent(ms / whole)));
+  line.append(element("td", name), element("td", `${seconds(ms)}, ${percent(ms / whole)}`, "number"), cell);
+  return line;
+}
+
+function waited(turn) {
+  const what = {share: "its tenant's share", slot: "a slot", replica: "a replica"}[turn.waited_for] || "room";
+  const behind = [...(turn.waited_behind || []).map((id) => id.slice(0, 12))];
+  if (turn.waited_behind_others) behind.push(`${turn.waited_behind_others} of other tenants`);
+  return `at the gate for ${what}${behind.length ? ", behind " + behind.join(", ") : ""}`
+    + (turn.wait_estimate_ms ? `; expected ${seconds(turn.wait_estimate_ms)}` : "");
+}
+
+function turnItem(turn, longest) {
+  const item = element("li"), said = [], cached = turn.cached_tokens || 0;
+  const names = Object.keys(PARTS).filter((name) => turn.time_ms[name] >= 1).map((name) => `${PARTS[name][1]} ${seconds(turn.time_ms[name])}`);
+  if (turn.waited_for) said.push(waited(turn));
+  if (turn.prompt_tokens != null) said.push(`${tokens(cached)} tokens cached, ${tokens(turn.prompt_tokens - cached)} computed`
+    + (turn.recomputed_tokens ? ` (${tokens(turn.recomputed_tokens)} of them again)` : "") + `, ${tokens(turn.output_tokens || 0)} written`);
+  for (const [name, ms] of Object.entries(turn.tools || {})) said.push(`tool ${name} ${seconds(ms)}`);
+  if (turn.then_ms >= 1) said.push(`then ${turn.then ? "tool " + turn.then : "the client"} ${seconds(turn.then_ms)}`);
+  item.append(element("span", `${seconds(turn.began_ms)}: turn ${turn.turn ?? "?"}, ${seconds(turn.total_ms)} = ${names.join(" + ")}`),
+    stacked(turn.time_ms, longest, names.join(", ")), element("span", said.join("; "), "dim"));
+  return item;
+}
+
+function explain(page) {
+  const whole = Object.values(page.split).reduce((sum, ms) => sum + ms, 0) || 1, shown = page.shown;
+  const of = page.of ? `${shown.session || page.of}${shown.agent ? ", " + shown.agent : ""}: ` : "The fleet: ";
+  $("why-of").textContent = `${of}${page.turns} requests of ${page.num_sessions} sessions, ${seconds(page.measured_ms)} in all`;
+  $("why-remedy").textContent = page.remedy;
+  const parts = Object.entries(page.split).sort((a, b) => b[1] - a[1]).filter(([, ms]) => ms >= 0.005 * whole);
+  const tools = Object.entries(page.tools).sort((a, b) => b[1] - a[1]).slice(0, 5);
+  $("why-split").replaceChildren(...parts.map(([name, ms]) => splitRow(PARTS[name][1], PARTS[name][0], ms, whole)),
+    ...tools.map(([name, ms]) => splitRow("tool " + name, "tool", ms, whole)));
+  const longest = Math.max(1, ...page.timeline.map((turn) => turn.total_ms));
+  $("why-turns").replaceChildren(...page.timeline.map((turn) => turnItem(turn, longest)));
+  $("why").hidden = false;
+}
+
+async function why(of) {
+  const key = sessionStorage.getItem(KEY), headers = key ? {Authorization: "Bearer " + key} : {};
+  try {
+    const answer = await fetch("/v1/turngate/why" + (of ? "?of=" + encodeURIComponent(of) : ""), {headers, cache: "no-store"});
+    const page = await answer.json();
+    if (answer.ok) explain(page); else complain(page.error.message, false);
+  } catch (error) {
+    complain(`The gateway does not answer (${error.message}).`, false);
+  }
 }
 
 function complain(text, asks) {
@@ -146,6 +222,8 @@ async function look() {
 }
 
 $("ask").onsubmit = (event) => { event.preventDefault(); sessionStorage.setItem(KEY, $("key").value); $("key").value = ""; look(); };
+$("why-fleet").onclick = () => why("");
+$("why-close").onclick = () => { $("why").hidden = true; };
 $("filter").oninput = $("window").onchange = () => told && draw();
 document.onvisibilitychange = look;
 look();
