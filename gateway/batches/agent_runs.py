@@ -13,7 +13,7 @@ from jsonschema.exceptions import SchemaError
 from jsonschema.validators import validator_for
 
 from gateway.batches import output_check
-from gateway.batches.finalizer import finished_line, parsed, spent
+from gateway.batches.finalizer import NAMES, finished_line, parsed, spent
 from gateway.batches.line_executor import LineExecutor
 from gateway.batches.objects import Batch, Finished, Line, Spent, new_id
 from gateway.batches.store import Store, StoreFailed
@@ -181,6 +181,7 @@ class AgentRuns:
         finally:
             if run.session_id:
                 self.end_session(run.session_id)
+        reply.headers = run.names
         return finished_line(line.custom_id, reply)
 
 
@@ -191,6 +192,8 @@ class _Run:
     line: Line
     request: AgentRunRequest
     session_id: str = ""
+    names: dict[str, str] = field(default_factory=dict)
+    """Headers of its last answer that name it."""
     loop: AgentLoop = field(init=False)
 
     async def output(self) -> Json:
@@ -223,6 +226,7 @@ class _Run:
         body = self.request.model_call(self.loop.messages, enforces=turn.is_last or turn.is_correction)
         reply = await self.runs.executor.answer(self.batch, self.line, CHAT, body, headers)
         self.session_id = reply.headers.get("x-turngate-session", "")
+        self.names = {name: reply.headers[name] for name in NAMES.values() if name in reply.headers}
         if reply.status != 200:
             raise _RunFailed(reply)
         answer = parsed(reply.body)

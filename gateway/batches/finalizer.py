@@ -21,13 +21,17 @@ EXPIRED = ("batch_expired", "This request could not be executed before the compl
 CANCELLED = ("batch_cancelled", "The batch was cancelled before this request was executed.")
 FAILED = ("gateway_error", "The gateway failed on this request. Its log says why.")
 PAGE_RESULTS = 256
+NAMES = {"session": "x-turngate-session", "receipt": "x-turngate-receipt"}
+"""Keys of `response.turngate`, by which a result is found again in the views; each with its header."""
 
 
 def finished_line(custom_id: str, reply: InProcessResponder) -> Finished:
     """Make the result of a line from its last answer."""
     body = parsed(reply.body)
     request_id = reply.headers.get("x-request-id", "")
-    response = {"status_code": reply.status, "request_id": request_id, "body": body}
+    response: Json = {"status_code": reply.status, "request_id": request_id, "body": body}
+    if names := {name: reply.headers[header] for name, header in NAMES.items() if header in reply.headers}:
+        response["turngate"] = names
     is_ok = reply.status == 200
     return Finished(is_ok, _row(custom_id, response, None), spent(body) if is_ok else Spent())
 

@@ -40,7 +40,8 @@ async def test_a_batch_goes_from_upload_to_output(
     assert rows["r3"]["error"] is None
     response = rows["r3"]["response"]
     assert (response["status_code"], response["body"]) == (200, completion())
-    assert response["request_id"]
+    assert response["request_id"] == response["turngate"]["receipt"]
+    assert response["turngate"]["session"]
     listed = await client.files.list(purpose="batch_output")
     assert [file.id for file in listed.data] == [done.output_file_id]
 

@@ -52,6 +52,16 @@ def script(engine: FakeEngine, *answers: dict[str, Any]) -> None:
     plays(engine, play)
 
 
+async def test_a_result_names_the_session_of_its_run_and_the_receipt_of_its_last_call(
+    start: Start, engine: FakeEngine, kept: dict[str, str], sdk: Connect
+) -> None:
+    script(engine, says(text="done"))
+    client = sdk(await start(engine, batches=kept))
+    done = await over(client, await create(client, [run()], endpoint=URL))
+    response = (await rows_of(client, done.output_file_id))["a"]["response"]
+    assert response["turngate"].keys() == {"session", "receipt"}
+
+
 async def result(client: openai.AsyncOpenAI, *rows: dict[str, Any]) -> Any:
     """Of the first run, or what it failed with."""
     done = await over(client, await create(client, rows, endpoint=URL))
