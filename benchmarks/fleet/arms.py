@@ -23,7 +23,9 @@ from benchmarks.fleet.restart import restarted
 from gateway.cli.demo import command
 from gateway.core.transport import Upstream
 
-ANY = ("embedded", "dynamo", "vllm")
+ANY = ("embedded", "dynamo", "vllm", "sglang")
+AS_VLLM = ("embedded", "dynamo", "vllm")
+"""Those in front of which a proxy is started that takes them for vLLM."""
 DYNAMO = ("dynamo",)
 
 
@@ -143,13 +145,14 @@ ARMS = {
         engine_options={"thunderagent": ("--scheduler-interval-seconds", "1")},
         engines=DYNAMO,
     ),
-    "smg": Arm("smg 1.13.0, policy cache_aware", smg),
-    "vllm-router": Arm("vllm-router 0.1.17, policy cache_aware", vllm_router),
+    "smg": Arm("smg 1.13.0, policy cache_aware", smg, engines=AS_VLLM),
+    "vllm-router": Arm("vllm-router 0.1.17, policy cache_aware", vllm_router, engines=AS_VLLM),
     "vllm-router-programs": Arm(
         "vllm-router with --enable-program-scheduling as it is recommended, with the engine's capacity and costs,"
         " clients that name their session",
         vllm_router_programs,
         client=lambda setting: NamedSessionClient("x-session-id"),
+        engines=AS_VLLM,
     ),
     "batch-agent-10": Arm(
         "emulated slot discipline of batch-agent 0.2.0 (most turns done first), its default of 10",

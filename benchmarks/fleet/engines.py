@@ -14,7 +14,8 @@ from benchmarks.simulation.fleets import AgentFleet
 from gateway.cli.demo import command
 from tests.real.dynamo import DynamoOptions, dynamo_stack
 from tests.real.gateway import sample
-from tests.real.parts import SMALL_MODEL_DIR
+from tests.real.parts import SGLANG_SMALL_MODEL_DIR, SMALL_MODEL_DIR
+from tests.real.sglang import SglangOptions, sglang_server
 from tests.real.vllm import VllmOptions, vllm_server
 
 
@@ -27,7 +28,7 @@ class Engine:
     capacity_tokens: int
     """Of the KV caches behind the URL together."""
     metrics_urls: tuple[str, ...] = ()
-    """Where `vllm:num_preemptions_total` is counted."""
+    """Where `vllm:num_preemptions_total` is counted. Empty: it does not count any."""
     hits_answers: bool = False
     """Whether an answer that comes back inside the next prompt is found in its cache; the mocker's is random text,
     which is cut into other tokens when it comes back."""
@@ -98,10 +99,31 @@ async def vllm(fleet: AgentFleet) -> AsyncIterator[Fresh]:
         yield fresh
 
 
-ENGINES = {"embedded": embedded, "dynamo": dynamo, "vllm": vllm}
-PARALLEL = {"embedded": 2, "dynamo": 4, "vllm": 1}
+@asynccontextmanager
+async def sglang(fleet: AgentFleet) -> AsyncIterator[Fresh]:
+    """One server for all cells, like vLLM's. Its blocks are single tokens."""
+    assert fleet.world.num_replicas == 1, "SGLang runs as one worker here"
+    capacity_tokens = fleet.world.spec.capacity_tokens
+    options = SglangOptions(
+        SGLANG_SMALL_MODEL_DIR,
+        capacity_tokens=capacity_tokens,
+        extra_arguments=("--context-length", "16384"),
+    )
+    async with sglang_server(options) as server:
+        engine = Engine(server.base_url, "sglang", server.model, capacity_tokens, hits_answers=True)
+
+        @asynccontextmanager
+        async def fresh() -> AsyncIterator[Engine]:
+            await server.reset_prefix_cache()
+            yield engine
+
+        yield fresh
+
+
+ENGINES = {"embedded": embedded, "dynamo": dynamo, "vllm": vllm, "sglang": sglang}
+PARALLEL = {"embedded": 2, "dynamo": 4, "vllm": 1, "sglang": 1}
 """Cells at a time. The mocker sleeps instead of computing, so that up to nine stacks disturb each other by less
-than 1 %; vLLM computes."""
+than 1 %; vLLM and SGLang compute."""
 
 
 async def measured_chars_per_token(engine: Engine) -> float:

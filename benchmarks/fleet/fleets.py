@@ -30,12 +30,22 @@ FLEETS: Mapping[str, AgentFleet] = {
     "open-0.8": AgentFleet([Population(200, arrivals=poisson(0.8 * R_PER_S))], BASE),
     "open-1.15": SIMULATED["open1.15"],
     "cpu-16": _cpu(16),
+    "cpu-24": _cpu(24),
     "cpu-32": _cpu(32),
     "cpu-64": _cpu(64),
 }
 
 SESSION_CAP = 20
-SESSION_CAPS = {"w4": 28, "open": 24, "open-0.8": 24, "open-1.15": 24, "cpu-16": 5, "cpu-32": 5, "cpu-64": 5}
+SESSION_CAPS = {
+    "w4": 28,
+    "open": 24,
+    "open-0.8": 24,
+    "open-1.15": 24,
+    "cpu-16": 5,
+    "cpu-24": 5,
+    "cpu-32": 5,
+    "cpu-64": 5,
+}
 """Of the arm that knows the best cap; SESSION_CAP on other fleets."""
 
 
@@ -88,6 +98,9 @@ SUITES = {
         Job("vllm", "cpu-16", OURS, THREE, (*CAPS, *PROXIES, "batch-agent-10"), (1,)),
         *(Job("vllm", fleet, OURS, THREE) for fleet in ("cpu-32", "cpu-64")),
     ),
+    "sglang": tuple(
+        Job(engine, fleet, OURS, THREE) for engine in ("sglang", "vllm") for fleet in ("cpu-24", "cpu-16")
+    ),
     "no-harm": (
         *(
             Job("dynamo", fleet, OURS, FIVE, PEERS, TWO)
@@ -102,4 +115,5 @@ SUITES = {
         ),
     ),
 }
-"""`no-harm`: the gateway against going straight on every shape of fleet, beside the peers that do most."""
+"""`sglang`: the 7M model on a CPU, by SGLang and by vLLM. `no-harm`: the gateway against going straight on every
+shape of fleet, beside the peers that do most."""

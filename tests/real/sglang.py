@@ -1,5 +1,6 @@
 """A real SGLang server on the CPU, with a random model of a few megabytes."""
 
+import asyncio
 import json
 import tempfile
 from collections.abc import AsyncIterator
@@ -10,10 +11,11 @@ from pathlib import Path
 import aiohttp
 
 from tests.real.parts import SGLANG_PYTHON, SGLANG_TINY_MODEL_DIR, require
-from tests.real.process import Server, free_port, server
+from tests.real.process import PROBE_INTERVAL_S, Server, free_port, server
 
 LAUNCHER = Path(__file__).parent / "inside/sglang_cpu.py"
 READY_DEADLINE_S = 300.0
+IDLE_DEADLINE_S = 60.0
 FLAGS = (
     *("--enable-metrics", "--enable-cache-report", "--enable-priority-scheduling"),
     *("--enable-session-radix-cache", "--default-priority-value=0"),
@@ -27,7 +29,7 @@ class SglangOptions:
 
     model_dir: Path = SGLANG_TINY_MODEL_DIR
     model_name: str = "tiny"
-    capacity_tokens: int = 64_000
+    capacity_tokens: int = 70_000
     max_running: int = 32
     max_batched_tokens: int = 2048
     max_queued_requests: int | None = None
@@ -59,9 +61,13 @@ class Sglang:
         await self.server.stop()
 
     async def reset_prefix_cache(self) -> None:
-        """Isolates tests that share the server; it must be idle."""
-        async with aiohttp.ClientSession() as session, session.post(f"{self.base_url}/flush_cache") as response:
-            response.raise_for_status()
+        """Isolates tests that share the server. It refuses while it works on something."""
+        async with aiohttp.ClientSession() as session, asyncio.timeout(IDLE_DEADLINE_S):
+            while True:
+                async with session.post(f"{self.base_url}/flush_cache") as response:
+                    if response.status == 200:
+                        return
+                await asyncio.sleep(PROBE_INTERVAL_S)
 
 
 def _command(options: SglangOptions, port: int, events_port: int) -> list[str | Path]:
