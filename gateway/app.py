@@ -6,6 +6,7 @@ builds them: together they are a fifth of the start.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import Callable
@@ -132,10 +133,9 @@ class App:
         exits.push_async_callback(parts.services.stop)
         exits.push_async_callback(parts.kv_events.stop)
         await parts.kv_events.follow(parts.monitor.engines)
-        await parts.monitor.start()
+        starting = [parts.monitor.start(), *([parts.tools.start()] if parts.tools is not None else [])]
+        await asyncio.gather(*starting)  # engines are probed while MCP servers start: each may take seconds
         await self.follow_services()
-        if parts.tools is not None:
-            await parts.tools.start()
         access = Access.of(self.settings.current, self._keys)
         public = Router(parts.handler.handle, parts.views, await self._batches(parts), access)
         await self._listen(public.handle, replace(public, is_admin=True).handle)

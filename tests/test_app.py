@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+from pathlib import Path
 
 import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from gateway.app import App
 from gateway.cluster.workers import READY
 from gateway.config.settings import EngineEntry, Policy, Settings
 from gateway.core.errors import ConfigError
 from gateway.request.gate import policy_of
+from tests.deadline import DEADLINE_S
 
 SETTINGS = Settings.model_validate({"listen": {"port": 0}, "engines": ["embedded"], "embedded": {"speed": 1000}})
 ASK = {"model": "any", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
@@ -42,6 +47,34 @@ async def test_it_is_ready_only_with_an_engine_that_answers() -> None:
         finally:
             await app.stop()
         assert last.encode().startswith(READY)  # a supervisor waits for this line
+
+
+async def test_mcp_servers_start_while_engines_are_probed(tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+
+    async def models(request: web.Request) -> web.Response:
+        while not begun.exists():
+            await asyncio.sleep(0.01)
+        return web.json_response({"data": [{"id": "m"}]})
+
+    engine = web.Application()
+    engine.router.add_get("/v1/models", models)
+    server = TestServer(engine)
+    await server.start_server()
+    command = [sys.executable, "-c", f"open({str(begun)!r}, 'w').close()"]
+    changes = {
+        "engines": [f"openai://127.0.0.1:{server.port}"],
+        "tools": {"mcp": [{"name": "it", "command": command}]},
+        "probing": {"hints": False, "timeout_s": DEADLINE_S},
+    }
+    app = App(Settings.model_validate(SETTINGS.model_dump() | changes))
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            await app.start()
+        assert [one.is_up for one in app.parts.monitor.engines] == [True]
+    finally:
+        await app.stop()
+        await server.close()
 
 
 async def test_a_port_that_is_taken_leaves_nothing_running() -> None:
