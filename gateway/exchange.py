@@ -138,6 +138,8 @@ class TimeSplit:
     prefill_s: float = 0.0
     beside_s: float = 0.0
     """Part of the prefill that went to prompts of other calls."""
+    queue_beside_s: float = 0.0
+    """The same part of the queues."""
     decode_s: float = 0.0
     failed_s: float = 0.0
     """At replicas that failed before an answer began."""
@@ -158,6 +160,7 @@ class TimeSplit:
         self.queue_s += spent.queue_s
         self.prefill_s += spent.prefill_s
         self.beside_s += spent.beside_s
+        self.queue_beside_s += spent.queue_beside_s
         self.decode_s += spent.decode_s
 
     def saw_failure(self, seconds: float) -> None:

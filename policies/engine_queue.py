@@ -24,6 +24,8 @@ class EngineTime:
     decode_s: float
     beside_s: float = 0.0
     """Part of the prefill that went to prompts of other calls."""
+    queue_beside_s: float = 0.0
+    """Part of the queue that went to them: more slots would not have shortened it."""
 
 
 class EngineQueue:
@@ -102,4 +104,5 @@ class EngineQueue:
         left_s = until - sent_at - queue_s
         prefill_s = left_s if first_byte_at is not None else min(left_s, expected_s)
         decode_s = ended_at - sent_at - queue_s - prefill_s
-        return EngineTime(queue_s, prefill_s, decode_s, min(beside_s, max(0.0, prefill_s - expected_s)))
+        in_prefill_s = min(beside_s, max(0.0, prefill_s - expected_s))
+        return EngineTime(queue_s, prefill_s, decode_s, in_prefill_s, min(beside_s - in_prefill_s, queue_s))

@@ -29,6 +29,7 @@ ALL_PARTS = (
 )
 LEAST_SHARE = 0.2
 """Part of the time from which on a wait is the cause, even if the work itself takes longer."""
+MOSTLY = 0.5
 MOST_SESSIONS, MOST_ROWS = 10, 100
 
 
@@ -40,6 +41,7 @@ def parts_ms(row: Json) -> dict[str, float]:
     computed = max(1, (row.get("prompt_tokens") or 0) - (row.get("cached_tokens") or 0))
     parts["recompute"] = own_ms * min(1.0, (row.get("recomputed_tokens") or 0) / computed)
     parts["prefill"] = own_ms - parts["recompute"]
+    del parts["queue_beside"]
     parts["gateway"] = max(0.0, row["total_ms"] - sum(parts.values()))
     return {name: ms for name, ms in parts.items() if ms}
 
@@ -65,6 +67,7 @@ class SessionTime:
         self.split: dict[str, float] = defaultdict(float)
         self.tools: dict[str, float] = defaultdict(float)
         self.waited_for: dict[str, float] = defaultdict(float)
+        self.queue_beside_ms = 0.0
         self.timeline: list[Json] = []
         first_ms = -_began_ms(self.rows[0])
         latest_ms = 0.0
@@ -94,6 +97,7 @@ class SessionTime:
         ended_ms = began_ms + total_ms
         seen = min(total_ms, ended_ms - max(0.0, latest_ms)) / total_ms if total_ms else 0.0
         tools = _by_tool(row, parts.get("tools", 0.0))
+        self.queue_beside_ms += max(0.0, seen) * row.get("time_ms", {}).get("queue_beside", 0.0)
         for sums, more in ((self.split, parts), (self.tools, tools)):
             for name, ms in more.items():
                 sums[name] += max(0.0, seen) * ms
@@ -145,6 +149,7 @@ def explained(wanted: str, rows: Iterable[Json], fleet: FleetView, now: Sequence
         "turns": len(rows),
         "num_sessions": len(sessions),
         "measured_ms": round(sum(session.measured_ms for session in sessions), 1),
+        "queue_beside_ms": round(sum(session.queue_beside_ms for session in sessions), 1),
         "split": _summed(session.split for session in sessions),
         "tools": _summed(session.tools for session in sessions),
         "waited_for": _summed(session.waited_for for session in sessions),
@@ -204,7 +209,7 @@ def _replica(replica: ReplicaView) -> Json:
 def joined_why(pages: Sequence[Json]) -> Json:
     """Add the times of several members. A timeline is of the member that had most of the session's turns."""
     first = max(pages, key=lambda page: len(page["timeline"]))
-    sums = {name: sum(page[name] for page in pages) for name in ("turns", "num_sessions", "measured_ms")}
+    sums = {name: sum(page[name] for page in pages) for name in _ADDED}
     tables = {
         name: _summed(page[name] for page in pages)
         for name in ("split", "tools", "waited_for", "tokens", "failures")
@@ -214,6 +219,9 @@ def joined_why(pages: Sequence[Json]) -> Json:
     joined["window_ms"] = max(page["window_ms"] for page in pages)
     joined["now"] = [one for page in pages for one in page["now"]]
     return judged(joined)
+
+
+_ADDED = ("turns", "num_sessions", "measured_ms", "queue_beside_ms")
 
 
 # ---- the cause and its remedy
@@ -233,6 +241,8 @@ def judged(page: Json) -> Json:
     if cause == "gate":
         waited_for: Mapping[str, float] = page["waited_for"]
         cause = max(waited_for, key=lambda name: waited_for[name], default="gate")
+    if cause == "engine_queue" and page["queue_beside_ms"] > MOSTLY * split[cause]:
+        cause = "beside"  # the engine was at work on prompts: more slots would not help
     dead = [one["id"] for one in page["replicas"] if not one["is_up"]] or list(page["failures"])
     if dead and cause in ("room", "slot", "replica", "engine_queue", "failed"):
         share = (split.get("gate", 0.0) + split.get("engine_queue", 0.0) + split.get("failed", 0.0)) / all_ms
@@ -271,10 +281,9 @@ def _slot(page: Json, share: float) -> str:
 def _engine_queue(page: Json, share: float) -> str:
     known = [one for one in page["replicas"] if one["engine_slots"] is not None]
     text = f"{share:.0%} of the time is spent in the engine's own queue (inferred)"
-    runs = (
-        f"{known[0]['id']} runs {known[0]['engine_slots']} calls at once" if known else "it runs few calls at once"
-    )
-    return f"{text}, since {runs}: raise its --max-num-seqs, or add a replica."
+    slots = known[0]["engine_slots"] if known else None
+    runs = "it runs few calls" if slots is None else f"{known[0]['id']} runs {slots} call{'s' * (slots != 1)}"
+    return f"{text}, since {runs} at once: raise its --max-num-seqs, or add a replica."
 
 
 def _prefill(page: Json, share: float) -> str:
@@ -286,6 +295,7 @@ def _prefill(page: Json, share: float) -> str:
 
 
 def _beside(page: Json, share: float) -> str:
+    share += page["queue_beside_ms"] / (sum(page["split"].values()) or 1.0)
     text = f"The engine computed prompts of other calls for {share:.0%} of the time"
     return f"{text}: lower --max-num-batched-tokens, or give long prompts a replica of their own."
 

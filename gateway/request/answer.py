@@ -308,7 +308,8 @@ class TurnAnswer:
             return dispatch
         finally:
             waited = dispatch.waited if dispatch is not None else None
-            self._exchange.spent.saw_gate(self._clock() - entered_at, waited)
+            until = self._clock() if ticket.decided_at is None else ticket.decided_at
+            self._exchange.spent.saw_gate(until - entered_at, waited)
 
     async def _waited(self, turn: Turn, ticket: Ticket) -> Dispatch:
         """Wait for a replica, with keep-alives. Raises Rejected, TurnedAway, Refused."""

@@ -185,6 +185,7 @@ class Ticket:
         """Whether its answer has parts already."""
         self.decided: Dispatch | Rejected | TurnedAway | None = None
         """None: it waits."""
+        self.decided_at: float | None = None
         self._news: asyncio.Event | None = None
         self._left: Left | None = None
         """None: `leave_as` was not called."""
@@ -202,7 +203,7 @@ class Ticket:
 
     def decide(self, decided: Dispatch | Rejected | TurnedAway) -> None:
         """Set the decision, once."""
-        self.decided = decided
+        self.decided, self.decided_at = decided, self._gate.clock()
         if self._news is not None:
             self._news.set()
 
@@ -259,7 +260,7 @@ class Gate:
 
     def __init__(self, scheduler: Scheduler, clock: Clock) -> None:
         self._scheduler = scheduler
-        self._clock = clock
+        self.clock = clock
         self._listeners: list[Listener] = []
         self.background: Callable[[Release], None] | None = None
         """Tells engines which sessions they need not keep. None: releases are left out."""
@@ -307,9 +308,9 @@ class Gate:
 
     def tell(self, fact: Fact) -> None:
         """Pass a fact to the Scheduler and carry out its decisions."""
-        now = self._clock()
+        now = self.clock()
         decisions, wake_at = self._scheduler.tell(fact, now)
-        took_s = self._clock() - now
+        took_s = self.clock() - now
         for listener in self._listeners:
             listener(fact, decisions, now, took_s)
         for decision in decisions:
@@ -318,10 +319,10 @@ class Gate:
             self._set_timer(wake_at, now)
 
     def expected_wait_s(self, turn_id: TurnId) -> float:
-        return self._scheduler.expected_wait_s(turn_id, self._clock())
+        return self._scheduler.expected_wait_s(turn_id, self.clock())
 
     def engine_time(self, turn_id: TurnId, usage: Usage, is_whole: bool) -> EngineTime | None:
-        return self._scheduler.engine_time(turn_id, usage, is_whole, self._clock())
+        return self._scheduler.engine_time(turn_id, usage, is_whole, self.clock())
 
     def replica_view(self) -> FleetView:
         """Return the view without a count of sessions, which takes time that grows with their number."""

@@ -43,13 +43,14 @@ _SPENT = ReceiptPart(
     engine_queue="spent.queue_s",
     prefill="spent.prefill_s",
     beside="spent.beside_s",
+    queue_beside="spent.queue_beside_s",
     decode="spent.decode_s",
     failed="spent.failed_s",
     tools="spent.tools_s",
 )
 PARTS = _SPENT.names[2:]
 """Parts of the time of a request, by their names in its receipt; the rest is the gateway's own. `beside` is a
-part of `prefill`."""
+part of `prefill`, `queue_beside` of `engine_queue`."""
 _FAILED = ReceiptPart(status="status", code="code", param="param")
 _RECOGNISED = ReceiptPart(
     session="recognition.session_id",

@@ -97,6 +97,12 @@ def test_tools_of_the_gateway_that_run_at_once_share_their_time_by_name() -> Non
             "recompute",
             "400 tokens of earlier",
         ),
+        (
+            [row(0, 9000, **spent(engine_queue=8e3, queue_beside=7e3))],
+            FLEET,
+            "beside",
+            "calls for 78% of the time",
+        ),
         ([row(0, 9000, **spent(prefill=9000.0))], FLEET, "prefill", "400 of 1.0k tokens"),
         ([row(0, 9000, **spent(decode=9000.0))], FLEET, "decode", "50 tokens, 6 per second"),
         (

@@ -57,6 +57,17 @@ def test_a_late_first_byte_counts_as_queue_only_where_the_speed_is_known_and_the
     assert split(queue, queue.place(0), 5.0, 6.0, pace).queue_s == 0.0
 
 
+def test_the_part_of_the_queue_in_which_the_engine_computed_other_prompts_is_said() -> None:
+    pace, queue = Pace(), EngineQueue()
+    places = [queue.place(number) for number in range(2)]
+    queue.saw(running=1, waiting=1)
+    queue.ended(4.0)
+    tokens = 3.0 / pace.prefill_token_s
+    spent = queue.split(pace, places[1], 0, 0.0, 4.05, 5.0, 10.0, tokens)
+    assert (spent.queue_s, spent.queue_beside_s) == (4.0, pytest.approx(3.0, abs=0.05))
+    assert spent.queue_s + spent.prefill_s + spent.decode_s == pytest.approx(5.0)
+
+
 def test_slots_follow_what_runs_upwards_and_start_again_with_each_queue() -> None:
     queue = EngineQueue()
     for running, waiting, slots in (
