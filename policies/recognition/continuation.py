@@ -33,7 +33,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from policies.recognition.chains import common
-from policies.recognition.conversations import SEARCHED, Conversation, Conversations
+from policies.recognition.conversations import SEARCHED, Conversation, Conversations, own_key
 from policies.recognition.passages import passages
 from policies.recognition.prompts import Call, Prompt, is_said
 from policies.types import SessionId, TurnKind, value
@@ -51,6 +51,8 @@ _LEAST_KEPT = 4
 """Fewer equal messages are common to many agents: the rules, the task, a first result."""
 _TAIL = 2
 """Messages at the end of a history that a client replaces when an answer failed, or says little."""
+MOST_ALIKE = 2 * SEARCHED
+"""Sessions that are compared with a changed history."""
 _LOOKED_UP = 64
 """Messages of a prompt by which candidates are looked up, the last ones."""
 _LEAST_SHARED = 3
@@ -97,8 +99,7 @@ class Evidence(NamedTuple):
     """Whether the new messages hold its last answer: 1 they do, -1 they do not; 0: it is not known, or too short
     to tell."""
     has_waited: bool
-    """It was answered, and no turn of it runs."""
-    is_idle: bool
+    """It was answered."""
     has_same_tools: bool
     surplus: int
     """Messages kept less those lost."""
@@ -177,7 +178,7 @@ def _standing(
         if found is None:
             continue
         evidence = found.evidence
-        if evidence.is_idle and evidence.carries >= 0 and prompt.num_answers(last) < 2:
+        if evidence.carries >= 0 and prompt.num_answers(last) < 2:
             return found, True
         unclear = unclear or found
     return unclear, False
@@ -187,7 +188,8 @@ def _likeliest(candidates: Iterable[Conversation], prompt: Prompt, last: int) ->
     """Return the likeliest of the sessions that stand at link `last`."""
     best = None
     for conversation in candidates:
-        if prompt.tools and conversation.kind is TurnKind.SIDE and not conversation.tools:
+        is_beside = prompt.tools and not conversation.tools and conversation.kind is TurnKind.SIDE
+        if conversation.running or is_beside:
             continue
         carries = prompt.carries(conversation.marks, last)
         if carries < 0 and (conversation.has_calls or conversation.has_carried):
@@ -203,11 +205,9 @@ def _likeliest(candidates: Iterable[Conversation], prompt: Prompt, last: int) ->
 
 
 def _evidence(conversation: Conversation, prompt: Prompt, carries: int, surplus: int) -> Evidence:
-    is_idle = not conversation.running
     return Evidence(
         carries,
-        is_idle and conversation.is_complete,
-        is_idle,
+        conversation.is_complete,
         conversation.tools == prompt.tools,
         surplus,
         conversation.system == prompt.system,
@@ -253,24 +253,25 @@ def _edited(conversations: Conversations, prompt: Prompt, under: SessionId | Non
 
 def _alike(conversations: Conversations, prompt: Prompt, under: SessionId | None) -> list[Conversation]:
     """Return idle sessions that have something in common with the prompt, those first that share what is rare."""
+    tenant = prompt.links.chain[0]
     if under is not None:
         found = dict.fromkeys(conversations.named.at(under))
     else:
         found = {}
+        for opening in prompt.opening:
+            found.update(dict.fromkeys(conversations.begun.at(own_key(tenant, opening))))
         for id_ in passages(prompt.latest_answer):
-            found.update(dict.fromkeys(conversations.answered.at(id_)))
+            found.update(dict.fromkeys(conversations.answered.at(own_key(tenant, id_))))
         sizes = ((conversations.recent.size(message), message) for message in prompt.links.hashes[-_LOOKED_UP:])
         for size, message in sorted(sizes):
-            if size and len(found) < SEARCHED:
+            if size and len(found) < MOST_ALIKE:
                 found.update(dict.fromkeys(conversations.recent.at(message)))
-    tenant = prompt.links.chain[0]
-    own = (one for one in found if one.links.chain[0] == tenant and not one.running)
-    return list(islice(own, SEARCHED))
+    return list(islice((one for one in found if not one.running), MOST_ALIKE))
 
 
 def _compare(conversations: Conversations, conversation: Conversation, prompt: Prompt) -> Evidence | None:
     """Return the evidence that an idle session goes on with a changed history; None: there is too little."""
-    if prompt.tools and not conversation.tools and conversation.kind is TurnKind.SIDE:
+    if prompt.tools and not conversation.tools:
         return None
     kept, lost, new = _overlap(conversation.links.hashes, prompt)
     if not _has_same_head(conversation, prompt):

@@ -86,6 +86,8 @@ class Conversation:
     """Where the index knows it: the last messages of its latest request."""
     ids: tuple[int, ...] = ()
     """Where the index knows it: its marks, where they are ids."""
+    begun_with: int = 0
+    """Where the index knows it: the opening of its first prompt, see `passages.opening`."""
     errands: tuple[tuple[int, ...], ...] = ()
     """Where the index knows it, by the first passage: what its latest calls said, see `passages.errand`."""
 
@@ -93,6 +95,11 @@ class Conversation:
     def first(self) -> int:
         """Hash of the first message of its latest request; 0: it had none."""
         return self.links.hashes[0] if self.links.hashes else 0
+
+
+def own_key(tenant: int, passage: int) -> int:
+    """Return the key of a passage in the indexes of one tenant."""
+    return hash((tenant, passage))
 
 
 class Index(Generic[_Key]):
@@ -162,6 +169,8 @@ class Conversations:
         """By the ids of the calls of its latest answer."""
         self.sent: Index[int] = Index()
         """By what the calls of its latest answers said."""
+        self.begun: Index[int] = Index()
+        """By the opening of its task."""
         self.clued: Index[int] = Index()
         """By passages that it said last, or was last told."""
         self.named: Index[str] = Index()
@@ -227,7 +236,11 @@ class Conversations:
         """It is found by the ids of its latest calls from now on, and by what its latest ones said."""
         for mark in conversation.ids:
             self.answered.take(mark, conversation)
-        conversation.ids = tuple(map(hash, conversation.marks[:_MOST_MARKS])) if conversation.has_calls else ()
+        tenant, ids = (
+            conversation.links.chain[0],
+            conversation.marks[:_MOST_MARKS] if conversation.has_calls else (),
+        )
+        conversation.ids = tuple([own_key(tenant, hash(mark)) for mark in ids])
         for mark in conversation.ids:
             self.answered.put(mark, conversation)
         for errand in errands:
@@ -238,6 +251,12 @@ class Conversations:
         for errand in kept[:-_MOST_ERRANDS]:
             if errand[0] not in left:
                 self.sent.take(errand[0], conversation)
+
+    def put_opening(self, conversation: Conversation, opening: tuple[int, ...]) -> None:
+        """It is found by the first words of its first prompt."""
+        if opening:
+            conversation.begun_with = own_key(conversation.links.chain[0], opening[0])
+            self.begun.put(conversation.begun_with, conversation)
 
     def put_clues(self, conversation: Conversation, clues: tuple[int, ...]) -> None:
         """It is found by these from now on, and no longer by earlier ones."""
@@ -277,6 +296,8 @@ class Conversations:
             self.answered.take(mark, conversation)
         for errand in conversation.errands:
             self.sent.take(errand[0], conversation)
+        if conversation.begun_with:
+            self.begun.take(conversation.begun_with, conversation)
         self.put_clues(conversation, ())
         if conversation.name is not None:
             self.named.take(conversation.name, conversation)

@@ -175,7 +175,7 @@ class Lineage:
         else:
             was_side = conversation.kind is TurnKind.SIDE
             conversation.kind = TurnKind.AGENT
-            if was_side:
+            if was_side and (conversation.is_taken or conversation.name is not None):
                 self._conversations.change_id(conversation, self._new_id(conversation, prompt))
             conversation.num_turns += 1
             conversation.was_summed_up = False
@@ -203,8 +203,9 @@ class Lineage:
         blocks = self._blocks(call, _known_blocks(trunk, prompt) or head.blocks(call.tools_first))
         self._conversations.add(conversation, now)
         self._conversations.advance(conversation, prompt.links, now)
-        if _has_clues(conversation) and not prompt.has_history:
+        if call.name is None and not prompt.has_history:
             conversation.task = prompt.opening
+            self._conversations.put_opening(conversation, prompt.opening)
         return self._sent(conversation, match.rule, prompt, blocks, now)
 
     def _serve(self, conversation: Conversation | None, prompt: Prompt, now: float) -> Sighting:

@@ -105,33 +105,42 @@ def _exchange(number: int, event: Event) -> Exchange:
 
 
 def assign(seen: Iterable[Seen]) -> None:
-    """Count each request for a run, so that recognised sessions stay with one where runs are interchangeable."""
+    """Count each request for a run, so that recognised sessions stay with one where runs are interchangeable.
+
+    Each run is answered once at each place. A request that failed is counted for the run whose equal request was
+    answered in its session, if there is one: nothing tells twins apart that have no answer yet.
+    """
     by_place: dict[tuple[int, str, str], list[Seen]] = {}
+    answered: dict[tuple[str, str, str], Seen] = {}
+    failed = []
     for one in seen:
         request = one.request
+        one.owner = f"{request.agent.label} {one.epoch}"
+        if request.reply is None:
+            failed.append(one)
+            continue
         by_place.setdefault((one.epoch, request.agent.content, request.place), []).append(one)
+        answered[one.session, request.agent.task, request.place] = one
     run_of: dict[tuple[str, str], str] = {}
     """Of a recognised session, by content."""
-    for (epoch, content, _), group in by_place.items():
-        left = Counter(f"{one.request.agent.label} {epoch}" for one in group)
+    for (_, content, _), group in by_place.items():
+        free = dict.fromkeys(one.owner for one in group)
         others = []
         for one in group:
             run = run_of.get((content, one.session))
-            if run is not None and left[run] > 0:
-                left[run] -= 1
+            if run in free:
+                del free[run]
                 one.owner = run
             else:
                 others.append(one)
+        taken = set(run_of.values())
         for one in others:
-            session = content, one.session
-            taken = set(run_of.values())
-            free = [run for run, count in left.items() if count > 0]
-            run = run_of.get(session, "")
-            if left[run] <= 0:
-                run = next((run for run in free if run not in taken), free[0])
-            run_of.setdefault(session, run)
-            left[run] -= 1
-            one.owner = run
+            one.owner = next((run for run in free if run not in taken), next(iter(free)))
+            del free[one.owner]
+            taken.add(run_of.setdefault((content, one.session), one.owner))
+    for one in failed:
+        twin = answered.get((one.session, one.request.agent.task, one.request.place))
+        one.owner = twin.owner if twin is not None else one.owner
 
 
 def score(seen: list[Seen]) -> FleetScore:

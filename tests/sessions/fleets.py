@@ -56,6 +56,8 @@ class Client:
     model: Callable[[int], str] = lambda turn: "model"
     speaks: bool = False
     """Whether the model writes text beside its calls."""
+    shares_files: bool = True
+    """Whether agents of different tasks read some of the same files."""
     has_title: bool = False
     has_last_call: bool = False
     compacts_every: int = 0
@@ -180,7 +182,8 @@ def replied(text: str, calls: Sequence[ToolCall] = ()) -> Reply:
 
 
 def results(agent: Agent, turn: int, said: Json) -> Messages:
-    of = agent.task[:8] if turn % 2 else "all"  # files of its own, and files that all agents read
+    reads_its_own = turn % 2 or not agent.client.shares_files
+    of = agent.task[:8] if reads_its_own else "all"
     part = f"part {turn % 7} of the files of {of}\n" + f"line {turn % 7} of some code; " * 6
     calls = said.get("tool_calls", ())
     if not calls:
@@ -287,7 +290,7 @@ PATTERNS: dict[str, Callable[[Random], Client]] = {
     "keep 5": lambda noise: Client(shown=keep_last(5)),
     "keep 2": lambda noise: Client(shown=keep_last(2)),
     "window": lambda noise: Client(shown=window(noise.choice((2, 3)), True)),
-    "window, no task": lambda noise: Client(shown=window(noise.choice((2, 3)), False)),
+    "window, no task": lambda noise: Client(shown=window(noise.choice((2, 3)), False), shares_files=False),
     "ephemeral": lambda noise: Client(
         shown=ephemeral(
             ("You are asked to go on.", "The budget is fine.", "The date is known."), noise.random() < 0.5
