@@ -365,9 +365,7 @@ def parent_of(conversations: Conversations, prompt: Prompt) -> Conversation | No
     best: tuple[int, tuple[int, ...], Conversation] | None = None
     is_sure = True
     for passage in text:
-        for conversation in conversations.sent.at(passage):
-            if conversation.links.chain[0] != prompt.links.chain[0]:
-                continue
+        for conversation in conversations.sent.at(own_key(prompt.links.chain[0], passage)):
             for errand in conversation.errands:
                 if errand[0] != passage:
                     continue

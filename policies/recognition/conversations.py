@@ -75,6 +75,8 @@ class Conversation:
     """Where the index knows it: passages of its latest answer; of its last message, where that failed."""
     was_summed_up: bool = False
     """Whether a side request ended since the last turn: the history may restart from a summary."""
+    is_asked: bool = False
+    """Whether its summary was asked for since the last turn."""
     has_steady_name: bool = False
     """Whether the name has come twice. A name that comes once may be an id of the request, not of the session."""
     seen_at: float = 0.0
@@ -244,13 +246,13 @@ class Conversations:
         for mark in conversation.ids:
             self.answered.put(mark, conversation)
         for errand in errands:
-            self.sent.put(errand[0], conversation)
+            self.sent.put(own_key(tenant, errand[0]), conversation)
         kept = (*conversation.errands, *errands)
         conversation.errands = kept[-_MOST_ERRANDS:]
         left = {errand[0] for errand in conversation.errands}
         for errand in kept[:-_MOST_ERRANDS]:
             if errand[0] not in left:
-                self.sent.take(errand[0], conversation)
+                self.sent.take(own_key(conversation.links.chain[0], errand[0]), conversation)
 
     def put_opening(self, conversation: Conversation, opening: tuple[int, ...]) -> None:
         """It is found by the first words of its first prompt."""
@@ -260,11 +262,12 @@ class Conversations:
 
     def put_clues(self, conversation: Conversation, clues: tuple[int, ...]) -> None:
         """It is found by these from now on, and no longer by earlier ones."""
+        tenant = conversation.links.chain[0]
         for clue in conversation.clues:
-            self.clued.take(clue, conversation)
+            self.clued.take(own_key(tenant, clue), conversation)
         conversation.clues = tuple(dict.fromkeys(clues))
         for clue in conversation.clues:
-            self.clued.put(clue, conversation)
+            self.clued.put(own_key(tenant, clue), conversation)
 
     def touch(self, conversation: Conversation, now: float) -> None:
         conversation.seen_at = now
@@ -295,9 +298,10 @@ class Conversations:
         for mark in conversation.ids:
             self.answered.take(mark, conversation)
         for errand in conversation.errands:
-            self.sent.take(errand[0], conversation)
+            self.sent.take(own_key(conversation.links.chain[0], errand[0]), conversation)
         if conversation.begun_with:
             self.begun.take(conversation.begun_with, conversation)
-        self.put_clues(conversation, ())
+        if conversation.clues:
+            self.put_clues(conversation, ())
         if conversation.name is not None:
             self.named.take(conversation.name, conversation)

@@ -10,8 +10,8 @@ from policies.recognition.continuation import NOBODY, Call, Match, Rule, is_rest
 from policies.recognition.conversations import Conversation, Conversations
 from policies.recognition.families import Families, FamilyRecord
 from policies.recognition.passages import OPENING_BYTES, errand, latest, opening
-from policies.recognition.prompts import Prompt
-from policies.recognition.summaries import Summaries, SummaryRequest, summary_request
+from policies.recognition.prompts import Prompt, SummaryRequest
+from policies.recognition.summaries import Summaries, asked, summary_request
 from policies.types import BLOCK_CHARS, Blocks, FamilyId, SessionId, TurnKind, value
 
 _LEAST_ERRAND_BYTES = 32
@@ -129,6 +129,12 @@ class Lineage:
         if match.rule in _BEGINS and prompt.tools and self._summaries and prompt.has_history:
             restarted = self._summaries.restarted(self._conversations, prompt)
             return Match(Rule.RESTART, restarted) if restarted else match
+        if match.rule in _BEGINS and not prompt.tools and self._conversations.clued:
+            prompt.asks = summary_request(self._conversations, prompt)
+            served = asked(self._conversations, prompt.asks)
+            if served is not None:
+                served.is_asked = True
+                return Match(Rule.SIDE, served)
         return match
 
     def _by_name(self, prompt: Prompt, name_: SessionId) -> Match:
@@ -178,7 +184,7 @@ class Lineage:
             if was_side and (conversation.is_taken or conversation.name is not None):
                 self._conversations.change_id(conversation, self._new_id(conversation, prompt))
             conversation.num_turns += 1
-            conversation.was_summed_up = False
+            conversation.was_summed_up = conversation.is_asked = False
             self._conversations.advance(conversation, prompt.links, now)
         conversation.tools, conversation.system, conversation.key = prompt.tools, prompt.system, call.key
         return self._sent(conversation, rule, prompt, blocks, now)
@@ -218,6 +224,7 @@ class Lineage:
         if call.name is not None:
             _mark_side(family, call)
         else:
+            prompt.asks = prompt.asks or SummaryRequest(call.key, now, {conversation.serial: True})
             shadow = self._new(prompt, family, conversation.parent_id, TurnKind.SIDE)
             shadow.id, shadow.is_taken, shadow.first_len = conversation.id, True, len(prompt.links.chain)
             shadow.attempt = shadow.running = 1
@@ -237,9 +244,7 @@ class Lineage:
             conversation=shadow,
             attempt=1,
             served=conversation,
-            summary_request=SummaryRequest(call.key, now, {conversation.serial: True})
-            if call.name is None
-            else None,
+            summary_request=prompt.asks,
         )
 
     def _new(
@@ -264,7 +269,7 @@ class Lineage:
         call = prompt.call
         request = None
         if call.name is None and not prompt.tools and rule not in (Rule.NEXT, Rule.EDITED):
-            request = summary_request(self._conversations, call, now)
+            request = prompt.asks or summary_request(self._conversations, prompt)
         conversation.blocks = blocks
         conversation.tools_first = call.tools_first
         conversation.attempt += 1

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 from policies.recognition.chains import Links, size_of
@@ -49,6 +50,16 @@ class Call:
         return len(self.system) + sum(map(len, self.tools)) + size_of(self.messages)
 
 
+@dataclass(slots=True, eq=False)
+class SummaryRequest:
+    """A request without tools, and the sessions whose summary it may ask for."""
+
+    key: bytes
+    sent_at: float
+    sessions: Mapping[int, bool]
+    """Serial numbers of those it points to, and whether it holds all that was kept of them."""
+
+
 class Prompt:
     """A call with its hashes."""
 
@@ -59,6 +70,8 @@ class Prompt:
         self.tools = hash(call.tools) or 1 if call.tools else 0
         """Hash of its tools; 0: offers none."""
         self.system = call.system_hash or hash(call.system)
+        self.asks: SummaryRequest | None = None
+        """Where it was looked for: the sessions whose summary it may ask for."""
         self._start = -1
         self._text = b""
         """Of the messages from `_start` on."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 
-from policies.recognition.conversations import SEARCHED, Conversation, Conversations
+from policies.recognition.conversations import SEARCHED, Conversation, Conversations, own_key
 from policies.recognition.passages import last, passages
-from policies.recognition.prompts import Call, Prompt
+from policies.recognition.prompts import Prompt, SummaryRequest
 
 _SUMMARY_BYTES = 4096
 _HEAD_MESSAGES = 4
@@ -16,25 +15,15 @@ _HEAD_MESSAGES = 4
 _SUMMARY_PASSAGES = 8
 
 
-@dataclass(slots=True, eq=False)
-class SummaryRequest:
-    """A request without tools, and the sessions whose summary it may ask for."""
-
-    key: bytes
-    sent_at: float
-    sessions: Mapping[int, bool] | None
-    """Serial numbers of those it points to, and whether it holds all that was kept of them. None: too many."""
-
-
-def summary_request(conversations: Conversations, call: Call, now: float) -> SummaryRequest:
+def summary_request(conversations: Conversations, prompt: Prompt) -> SummaryRequest:
     """Return the sessions that a request without tools points to by its text."""
+    call = prompt.call
     if not conversations.clued:
-        return SummaryRequest(call.key, now, {})
+        return SummaryRequest(call.key, prompt.now, {})
     text = frozenset(passages(b"".join(call.messages)))
-    pointed = _pointed_to(conversations, text)
-    if pointed is None:
-        return SummaryRequest(call.key, now, None)
-    return SummaryRequest(call.key, now, {one.serial: text.issuperset((*one.clues, *one.task)) for one in pointed})
+    pointed = _pointed_to(conversations, text, prompt.links.chain[0])
+    held = {one.serial: text.issuperset((*one.clues, *one.task)) for one in pointed}
+    return SummaryRequest(call.key, prompt.now, held)
 
 
 class Summaries:
@@ -45,9 +34,9 @@ class Summaries:
     stand in the request for the summary, or the client keeps them behind the summary. It goes on in a prompt that
     1. has the same system text and tools, begins with that summary, and in it the model has spoken before: a
        summary handed to a new agent is a first message;
-    2. points to exactly one such session, idle since before the summary was requested; to be pointed to, one
-       passage is enough: it makes another link doubtful;
-    3. holds all of those passages; or the request for the summary does, and the opening of the task too.
+    2. points to a session that has been idle since before the summary was requested;
+    3. holds all of those passages; or the request for the summary does, and the opening of the task too. Of twins
+       any counts; of other sessions there must be only one.
     """
 
     def __init__(self, limit: int = 1024) -> None:
@@ -73,37 +62,46 @@ class Summaries:
         if not found:
             return None
         text = frozenset(passages(b"".join(prompt.call.messages)))
-        pointed = _pointed_to(conversations, text)
-        if pointed is None:
-            return None
+        pointed = _pointed_to(conversations, text, prompt.links.chain[0])
         carried = {one.serial: text.issuperset(one.clues) for one in pointed}
-        candidates = {_only_one(conversations, prompt, request, carried) for request, _ in found}
-        conversation = candidates.pop()
-        if candidates or conversation is None:
+        candidates = [_waiting_one(conversations, prompt, request, carried) for request, _ in found]
+        conversation = candidates[0]
+        if conversation is None or any(other is not conversation for other in candidates):
             return None
-        served = [entry for entry in found if conversation.serial in (entry[0].sessions or ())] or found[:1]
+        served = [entry for entry in found if conversation.serial in entry[0].sessions] or found[:1]
+        if any(len(entry[0].sessions) > 1 for entry in served):
+            del served[1:]  # a twin may wait for the other one
         for entry in served:
             self._kept.remove(entry)
         conversation.task, conversation.first_len = served[0][1][-1:], len(prompt.links.chain)
         return conversation
 
 
-def _only_one(
+def _waiting_one(
     conversations: Conversations, prompt: Prompt, request: SummaryRequest, carried: Mapping[int, bool]
 ) -> Conversation | None:
-    """Return the one session that waited for this summary, if the request or the prompt holds all that is kept of
-    it.
+    """Return the session that waited for this summary, if the request or the prompt holds all that is kept of it.
 
     `carried`: sessions that the prompt itself points to, and whether it holds all of what they said last.
     """
-    if request.sessions is None:
-        return None
     known = map(conversations.with_serial, {**carried, **request.sessions})
     waiting = [one for one in known if one is not None and _waits(one, prompt, request.sent_at)]
-    if len(waiting) != 1:
-        return None
-    serial = waiting[0].serial
-    return waiting[0] if request.sessions.get(serial) or carried.get(serial) else None
+    held = [one for one in waiting if request.sessions.get(one.serial) or carried.get(one.serial)]
+    return min(held, key=lambda one: (not one.is_asked, one.serial)) if are_twins(held) else None
+
+
+def asked(conversations: Conversations, request: SummaryRequest) -> Conversation | None:
+    """Return the session whose summary is asked for, if it is the only one that the request points to."""
+    sessions = request.sessions
+    known = map(conversations.with_serial, sessions)
+    held = [one for one in known if one is not None and one.tools and sessions[one.serial]]
+    return min(held, key=lambda one: (one.is_asked, one.serial)) if are_twins(held) else None
+
+
+def are_twins(conversations: Sequence[Conversation]) -> bool:
+    """Whether it is one session, or all have sent the same and were answered the same; False: there is none."""
+    looks = {(one.links.chain[-1], one.tools, one.system, one.marks, one.clues) for one in conversations}
+    return len(conversations) == 1 or (len(looks) == 1 and conversations[0].marks != ())
 
 
 def _waits(conversation: Conversation, prompt: Prompt, since: float) -> bool:
@@ -113,14 +111,15 @@ def _waits(conversation: Conversation, prompt: Prompt, since: float) -> bool:
     return is_same and not conversation.running and conversation.seen_at <= since
 
 
-def _pointed_to(conversations: Conversations, text: Iterable[int]) -> Collection[Conversation] | None:
-    """Return the sessions of which a passage stands in the text; None: too many."""
+def _pointed_to(conversations: Conversations, text: Iterable[int], tenant: int) -> list[Conversation]:
+    """Return sessions of which a passage stands in the text, those first of which a rare one does."""
     pointed: dict[Conversation, None] = {}
-    for passage in text:
-        pointed.update(dict.fromkeys(conversations.clued.at(passage, SEARCHED + 1)))
+    keys = (own_key(tenant, passage) for passage in text)
+    for _, key in sorted((size, key) for key in keys if (size := conversations.clued.size(key))):
         if len(pointed) > SEARCHED:
-            return None
-    return pointed
+            break
+        pointed.update(dict.fromkeys(conversations.clued.at(key)))
+    return list(pointed)
 
 
 def _stands_in(text: Sequence[int], starts: Sequence[int], end: tuple[int, ...]) -> bool:

@@ -39,8 +39,8 @@ from gateway.transport import Name, transport_of
 from policies.recognition.chains import message_links
 from policies.recognition.conversations import Conversations
 from policies.recognition.prefix_breaks import LEARNED_AFTER, Break, Found, Gap, after, before
-from policies.recognition.prompts import Call, Prompt
-from policies.recognition.summaries import Summaries, SummaryRequest
+from policies.recognition.prompts import Call, Prompt, SummaryRequest
+from policies.recognition.summaries import Summaries
 from tool_runtime.arguments import Schema
 
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"

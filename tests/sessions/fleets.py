@@ -163,7 +163,7 @@ def answer(agent: Agent, turn: int, is_last: bool, noise: Random) -> tuple[Reply
             (f"{call_id}.{n}", "task", f'{{"description":"look at a part","prompt":"{errand}"}}')
             for n, errand in enumerate(errands)
         ]
-    text = f"Step {turn} of {task}: I read part {turn} of it now." if agent.client.speaks else ""
+    text = f"Step {turn} of {task}: I read part {turn} for {agent.task[:6]} now." if agent.client.speaks else ""
     said = {
         "role": "assistant",
         "content": text,

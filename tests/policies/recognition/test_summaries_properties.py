@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from policies.recognition.conversations import Conversation
 from policies.recognition.lineage import Lineage, Sighting
-from policies.recognition.summaries import Summaries, SummaryRequest
+from policies.recognition.prompts import SummaryRequest
+from policies.recognition.summaries import Summaries
 from tests.policies.recognition.compacting import Agent, Desk
 
 steps = st.tuples(
