@@ -40,6 +40,11 @@ def own_name(*parts: bytes | int) -> str:
     return f"{hash(parts) & 0xFFFF_FFFF_FFFF_FFFF:016x}"
 
 
+def own_key(tenant: int, passage: int) -> int:
+    """Return the key of a passage in the indexes of one tenant."""
+    return hash((tenant, passage))
+
+
 def message_links(key: bytes, messages: Sequence[bytes], known: Links | None = None) -> Links:
     """Return the links of a prompt. `known`: those of its beginning."""
     if known is None:

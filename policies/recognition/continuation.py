@@ -32,8 +32,8 @@ from enum import StrEnum
 from itertools import islice
 from typing import NamedTuple
 
-from policies.recognition.chains import common
-from policies.recognition.conversations import SEARCHED, Conversation, Conversations, own_key
+from policies.recognition.chains import common, own_key
+from policies.recognition.conversations import SEARCHED, Conversation, Conversations
 from policies.recognition.passages import passages
 from policies.recognition.prompts import Call, Prompt, is_said
 from policies.types import SessionId, TurnKind, value
@@ -119,6 +119,18 @@ class Evidence(NamedTuple):
         )
 
 
+class Standing(NamedTuple):
+    """A session whose whole latest prompt is the beginning of this one."""
+
+    conversation: Conversation
+    carries: int
+    """See Evidence."""
+    num_messages: int
+    """Of its latest prompt."""
+    is_clear: bool
+    """Whether this may be its very next turn."""
+
+
 class Candidate(NamedTuple):
     """A session that may have sent the prompt, and the evidence for it."""
 
@@ -131,41 +143,38 @@ class Candidate(NamedTuple):
 
 def judge(conversations: Conversations, prompt: Prompt, under: SessionId | None = None) -> Match:
     """Return whose prompt it is, by the strongest proof. `under`: only sessions of this name count."""
-    standing, is_clear = _standing(conversations, prompt, under)
+    standing = _standing(conversations, prompt, under)
+    is_next = standing is not None and standing.is_clear
+    if standing is not None and is_next and standing.carries > 0 and not prompt.call.says_retry:
+        return _turn(standing.conversation, Rule.NEXT, prompt)
     failed, is_repeated = _repeated(conversations, prompt, under)
-    if failed is not None and prompt.call.says_retry and not failed.is_complete:
+    if failed is not None and not (
+        standing is not None and is_next and standing.carries > 0 and failed.is_complete
+    ):
         return Match(Rule.RETRY, failed)
-    if standing is not None and is_clear and standing.evidence.carries > 0:
-        return _turn(standing, Rule.NEXT, prompt)
-    if failed is not None:
-        return Match(Rule.RETRY, failed)
-    if standing is not None and is_clear:
-        return _turn(standing, Rule.NEXT, prompt)
+    if standing is not None and is_next:
+        return _turn(standing.conversation, Rule.NEXT, prompt)
     edited = _edited(conversations, prompt, under) if prompt.has_history else None
     if edited is not None and (edited.evidence.carries > 0 or standing is None):
-        return _turn(edited, Rule.EDITED, prompt)
+        return _turn(edited.conversation, Rule.EDITED, prompt)
     if standing is not None:
-        deeper = _fork(conversations, prompt, under, standing.evidence.surplus)
-        return deeper or _turn(standing, Rule.NEXT, prompt)
+        deeper = _fork(conversations, prompt, under, standing.num_messages)
+        return deeper or _turn(standing.conversation, Rule.NEXT, prompt)
     if served := _served(conversations, prompt, under):
         return served
     return SIBLING if is_repeated else _fork(conversations, prompt, under) or NOBODY
 
 
-def _turn(found: Candidate, rule: Rule, prompt: Prompt) -> Match:
+def _turn(conversation: Conversation, rule: Rule, prompt: Prompt) -> Match:
     """Return a turn of a session; without tools where it has them, a side request."""
-    is_side = found.conversation.tools and not prompt.tools
-    return Match(Rule.SIDE if is_side else rule, found.conversation)
+    return Match(Rule.SIDE if conversation.tools and not prompt.tools else rule, conversation)
 
 
 # ---- where a session stands
 
 
-def _standing(
-    conversations: Conversations, prompt: Prompt, under: SessionId | None
-) -> tuple[Candidate | None, bool]:
-    """Return a session whose whole latest prompt is the beginning of this one: the deepest that this may be the
-    very next turn of, and True; or any other, and False."""
+def _standing(conversations: Conversations, prompt: Prompt, under: SessionId | None) -> Standing | None:
+    """Return the deepest session that this may be the very next turn of; without one, the deepest of any."""
     chain, there = prompt.links.chain, conversations.standing.there
     unclear = None
     for last in range(len(chain) - 2, 0, -1):
@@ -175,18 +184,15 @@ def _standing(
         if under is not None:
             candidates = [conversation for conversation in candidates if conversation.name == under]
         found = _likeliest(candidates, prompt, last)
-        if found is None:
-            continue
-        evidence = found.evidence
-        if evidence.carries >= 0 and prompt.num_answers(last) < 2:
-            return found, True
+        if found is not None and found.is_clear:
+            return found
         unclear = unclear or found
-    return unclear, False
+    return unclear
 
 
-def _likeliest(candidates: Iterable[Conversation], prompt: Prompt, last: int) -> Candidate | None:
+def _likeliest(candidates: Iterable[Conversation], prompt: Prompt, last: int) -> Standing | None:
     """Return the likeliest of the sessions that stand at link `last`."""
-    best = None
+    best, most = None, None
     for conversation in candidates:
         is_beside = prompt.tools and not conversation.tools and conversation.kind is TurnKind.SIDE
         if conversation.running or is_beside:
@@ -194,13 +200,17 @@ def _likeliest(candidates: Iterable[Conversation], prompt: Prompt, last: int) ->
         carries = prompt.carries(conversation.marks, last)
         if carries < 0 and (conversation.has_calls or conversation.has_carried):
             continue
-        evidence = _evidence(conversation, prompt, carries, last)
-        if carries <= 0 and last < _LEAST_SHARED and not (evidence.has_same_system or evidence.has_same_tools):
+        is_kin = conversation.system == prompt.system or conversation.tools == prompt.tools
+        if carries <= 0 and last < _LEAST_SHARED and not is_kin:
             continue
-        if best is None or evidence > best.evidence:
-            best = Candidate(evidence, conversation)
+        evidence = _evidence(conversation, prompt, carries, last)
+        if most is None or evidence > most:
+            best, most = (
+                Standing(conversation, carries, last, carries >= 0 and prompt.num_answers(last) < 2),
+                evidence,
+            )
             if evidence.is_best:
-                return best
+                break
     return best
 
 
@@ -259,7 +269,7 @@ def _alike(conversations: Conversations, prompt: Prompt, under: SessionId | None
     else:
         found = {}
         for opening in prompt.opening:
-            found.update(dict.fromkeys(conversations.begun.at(own_key(tenant, opening))))
+            found.update(dict.fromkeys(conversations.begun.at(opening)))
         for id_ in passages(prompt.latest_answer):
             found.update(dict.fromkeys(conversations.answered.at(own_key(tenant, id_))))
         sizes = ((conversations.recent.size(message), message) for message in prompt.links.hashes[-_LOOKED_UP:])
@@ -365,7 +375,7 @@ def parent_of(conversations: Conversations, prompt: Prompt) -> Conversation | No
     best: tuple[int, tuple[int, ...], Conversation] | None = None
     is_sure = True
     for passage in text:
-        for conversation in conversations.sent.at(own_key(prompt.links.chain[0], passage)):
+        for conversation in conversations.sent.at(passage):
             for errand in conversation.errands:
                 if errand[0] != passage:
                     continue

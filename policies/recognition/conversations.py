@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from itertools import islice
 from typing import Generic, TypeVar
 
-from policies.recognition.chains import Links
+from policies.recognition.chains import Links, own_key
 from policies.recognition.families import FamilyRecord
 from policies.types import Blocks, SessionId, TurnKind
 
@@ -75,7 +75,7 @@ class Conversation:
     """Where the index knows it: passages of its latest answer; of its last message, where that failed."""
     was_summed_up: bool = False
     """Whether a side request ended since the last turn: the history may restart from a summary."""
-    is_asked: bool = False
+    has_sum_up: bool = False
     """Whether its summary was asked for since the last turn."""
     has_steady_name: bool = False
     """Whether the name has come twice. A name that comes once may be an id of the request, not of the session."""
@@ -84,7 +84,7 @@ class Conversation:
     """Of a side request: whether the session that it serves was found."""
     ends: tuple[int, ...] = ()
     """Where the index knows it: ends of earlier turns, oldest first."""
-    recents: dict[int, None] | None = None
+    recents: Set[int] = frozenset()
     """Where the index knows it: the last messages of its latest request."""
     ids: tuple[int, ...] = ()
     """Where the index knows it: its marks, where they are ids."""
@@ -97,11 +97,6 @@ class Conversation:
     def first(self) -> int:
         """Hash of the first message of its latest request; 0: it had none."""
         return self.links.hashes[0] if self.links.hashes else 0
-
-
-def own_key(tenant: int, passage: int) -> int:
-    """Return the key of a passage in the indexes of one tenant."""
-    return hash((tenant, passage))
 
 
 class Index(Generic[_Key]):
@@ -223,13 +218,11 @@ class Conversations:
                 self.ended.take(second, conversation)
                 conversation.ends = (first, *later)
         self.standing.put(links.chain[-1], conversation)
-        before, recents = conversation.recents or {}, dict.fromkeys(links.hashes[-RECENT:])
-        for message in before:
-            if message not in recents:
-                self.recent.take(message, conversation)
-        for message in recents:
-            if message not in before:
-                self.recent.put(message, conversation)
+        before, recents = conversation.recents, set(links.hashes[-RECENT:])
+        for message in before - recents:
+            self.recent.take(message, conversation)
+        for message in recents - before:
+            self.recent.put(message, conversation)
         conversation.recents = recents
         conversation.links = links
         self.touch(conversation, now)
@@ -238,36 +231,44 @@ class Conversations:
         """It is found by the ids of its latest calls from now on, and by what its latest ones said."""
         for mark in conversation.ids:
             self.answered.take(mark, conversation)
-        tenant, ids = (
-            conversation.links.chain[0],
-            conversation.marks[:_MOST_MARKS] if conversation.has_calls else (),
-        )
-        conversation.ids = tuple([own_key(tenant, hash(mark)) for mark in ids])
-        for mark in conversation.ids:
-            self.answered.put(mark, conversation)
+        if conversation.has_calls:
+            tenant = conversation.links.chain[0]
+            conversation.ids = tuple([own_key(tenant, hash(mark)) for mark in conversation.marks[:_MOST_MARKS]])
+            for mark in conversation.ids:
+                self.answered.put(mark, conversation)
+        elif conversation.ids:
+            conversation.ids = ()
+        if errands:
+            tenant = conversation.links.chain[0]
+            self._put_errands(
+                conversation, [tuple([own_key(tenant, part) for part in errand]) for errand in errands]
+            )
+
+    def _put_errands(self, conversation: Conversation, errands: list[tuple[int, ...]]) -> None:
         for errand in errands:
-            self.sent.put(own_key(tenant, errand[0]), conversation)
+            self.sent.put(errand[0], conversation)
         kept = (*conversation.errands, *errands)
         conversation.errands = kept[-_MOST_ERRANDS:]
         left = {errand[0] for errand in conversation.errands}
         for errand in kept[:-_MOST_ERRANDS]:
             if errand[0] not in left:
-                self.sent.take(own_key(conversation.links.chain[0], errand[0]), conversation)
+                self.sent.take(errand[0], conversation)
 
     def put_opening(self, conversation: Conversation, opening: tuple[int, ...]) -> None:
         """It is found by the first words of its first prompt."""
+        conversation.task = opening
         if opening:
-            conversation.begun_with = own_key(conversation.links.chain[0], opening[0])
-            self.begun.put(conversation.begun_with, conversation)
+            conversation.begun_with = opening[0]
+            self.begun.put(opening[0], conversation)
 
     def put_clues(self, conversation: Conversation, clues: tuple[int, ...]) -> None:
         """It is found by these from now on, and no longer by earlier ones."""
         tenant = conversation.links.chain[0]
         for clue in conversation.clues:
-            self.clued.take(own_key(tenant, clue), conversation)
-        conversation.clues = tuple(dict.fromkeys(clues))
+            self.clued.take(clue, conversation)
+        conversation.clues = tuple({own_key(tenant, clue) for clue in clues})
         for clue in conversation.clues:
-            self.clued.put(own_key(tenant, clue), conversation)
+            self.clued.put(clue, conversation)
 
     def touch(self, conversation: Conversation, now: float) -> None:
         conversation.seen_at = now
@@ -293,12 +294,12 @@ class Conversations:
             self.standing.take(conversation.links.chain[-1], conversation)
         for link in conversation.ends:
             self.ended.take(link, conversation)
-        for message in conversation.recents or ():
+        for message in conversation.recents:
             self.recent.take(message, conversation)
         for mark in conversation.ids:
             self.answered.take(mark, conversation)
         for errand in conversation.errands:
-            self.sent.take(own_key(conversation.links.chain[0], errand[0]), conversation)
+            self.sent.take(errand[0], conversation)
         if conversation.begun_with:
             self.begun.take(conversation.begun_with, conversation)
         if conversation.clues:

@@ -11,11 +11,9 @@ from policies.recognition.conversations import Conversation, Conversations
 from policies.recognition.families import Families, FamilyRecord
 from policies.recognition.passages import OPENING_BYTES, errand, latest, opening
 from policies.recognition.prompts import Prompt, SummaryRequest
-from policies.recognition.summaries import Summaries, asked, summary_request
+from policies.recognition.summaries import Summaries, sum_up_of, summary_request
 from policies.types import BLOCK_CHARS, Blocks, FamilyId, SessionId, TurnKind, value
 
-_LEAST_ERRAND_BYTES = 32
-"""Shorter arguments of a call start no agent."""
 _MOST_CALLS = 8
 
 
@@ -112,8 +110,8 @@ class Lineage:
         conversation.is_complete = is_complete
         conversation.marks = marks if is_complete else ()
         conversation.has_calls = bool(calls)
-        long = [text for text in calls[:_MOST_CALLS] if len(text) >= _LEAST_ERRAND_BYTES] if is_complete else ()
-        self._conversations.put_answer(conversation, [found for text in long if (found := errand(text))])
+        errands = [found for text in calls[:_MOST_CALLS] if (found := errand(text))] if is_complete else ()
+        self._conversations.put_answer(conversation, errands)
         if _has_clues(conversation):
             clues = latest(answer) if is_complete else opening(sighting.last_message)
             self._conversations.put_clues(conversation, clues)
@@ -131,9 +129,9 @@ class Lineage:
             return Match(Rule.RESTART, restarted) if restarted else match
         if match.rule in _BEGINS and not prompt.tools and self._conversations.clued:
             prompt.asks = summary_request(self._conversations, prompt)
-            served = asked(self._conversations, prompt.asks)
+            served = sum_up_of(self._conversations, prompt.asks)
             if served is not None:
-                served.is_asked = True
+                served.has_sum_up = True
                 return Match(Rule.SIDE, served)
         return match
 
@@ -184,7 +182,7 @@ class Lineage:
             if was_side and (conversation.is_taken or conversation.name is not None):
                 self._conversations.change_id(conversation, self._new_id(conversation, prompt))
             conversation.num_turns += 1
-            conversation.was_summed_up = conversation.is_asked = False
+            conversation.was_summed_up = conversation.has_sum_up = False
             self._conversations.advance(conversation, prompt.links, now)
         conversation.tools, conversation.system, conversation.key = prompt.tools, prompt.system, call.key
         return self._sent(conversation, rule, prompt, blocks, now)
@@ -210,7 +208,6 @@ class Lineage:
         self._conversations.add(conversation, now)
         self._conversations.advance(conversation, prompt.links, now)
         if call.name is None and not prompt.has_history:
-            conversation.task = prompt.opening
             self._conversations.put_opening(conversation, prompt.opening)
         return self._sent(conversation, match.rule, prompt, blocks, now)
 

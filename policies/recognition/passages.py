@@ -10,6 +10,7 @@ _ANSWER_BYTES = 2048
 _ANSWER_PASSAGES = 4
 _ERRAND_BYTES = 4096
 _ERRAND_PASSAGES = 16
+_LEAST_SPACES = 3
 
 
 def passages(text: bytes) -> list[int]:
@@ -38,9 +39,12 @@ def last(text: bytes, num_bytes: int, count: int) -> tuple[int, ...]:
 
 
 def errand(arguments: bytes) -> tuple[int, ...]:
-    """Return the passages of a tool call's arguments, the longest first: they are the task of an agent that the
-    tool starts."""
-    parts = sorted(_parts(arguments[:_ERRAND_BYTES]), key=len, reverse=True)
+    """Return the passages of the longest text in a tool call's arguments, the longest first: they are the task of
+    an agent that the tool starts. Nothing of a text that has fewer than four words."""
+    text = max(arguments[:_ERRAND_BYTES].split(b'"'), key=len)
+    if len(text) < _LEAST_BYTES or (text.count(b" ") < _LEAST_SPACES and text.isascii()):
+        return ()
+    parts = sorted(_parts(text), key=len, reverse=True)
     return tuple(map(hash, parts[:_ERRAND_PASSAGES]))
 
 

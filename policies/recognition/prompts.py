@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from policies.recognition.chains import Links, size_of
-from policies.recognition.passages import OPENING_BYTES, opening
+from policies.recognition.chains import Links, own_key, size_of
+from policies.recognition.passages import opening
 from policies.types import SessionId, value
 
 SEARCHED_BYTES = 64 * 2**20
@@ -72,6 +72,7 @@ class Prompt:
         self.system = call.system_hash or hash(call.system)
         self.asks: SummaryRequest | None = None
         """Where it was looked for: the sessions whose summary it may ask for."""
+        self._since: tuple[int, tuple[bytes, ...]] = -1, ()
         self._start = -1
         self._text = b""
         """Of the messages from `_start` on."""
@@ -83,9 +84,15 @@ class Prompt:
         if not marks:
             return 0
         if start != self._start and self._left_bytes > 0:
-            self._start, self._text = start, b"\n".join(self.call.messages[start:])
+            self._start, self._text = start, b"\n".join(self.since(start))
             self._left_bytes -= len(self._text)
         return 1 if self._is_in_text(marks) else -1
+
+    def since(self, start: int) -> tuple[bytes, ...]:
+        """Return the messages from `start` on, which are asked for again and again."""
+        if start != self._since[0]:
+            self._since = start, tuple(self.call.messages[start:])
+        return self._since[1]
 
     def holds(self, marks: Sequence[bytes], places: Sequence[int]) -> bool:
         """Return whether the messages at these places hold one of the marks."""
@@ -129,13 +136,17 @@ class Prompt:
 
     @cached_property
     def opening(self) -> tuple[int, ...]:
-        """The first passage of its first message, if there is one."""
-        return opening(self.call.messages[0][:OPENING_BYTES]) if self.call.messages else ()
+        """Key of the first passage of its first message, if there is one."""
+        message = self.call.messages[0] if self.call.messages else b""
+        return tuple([own_key(self.links.chain[0], passage) for passage in opening(message)])
 
     def num_answers(self, start: int) -> int:
         """Return how often the model has spoken in the messages from `start` on: 0, 1, or 2 for more."""
+        messages = self.since(start)
+        if len(messages) < 3:
+            return any(map(is_said, messages))
         count, was_said = 0, False
-        for message in self.call.messages[start:]:
+        for message in messages:
             says = is_said(message)
             if says and not was_said:
                 count += 1

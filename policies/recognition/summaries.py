@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
-from policies.recognition.conversations import SEARCHED, Conversation, Conversations, own_key
+from policies.recognition.chains import own_key
+from policies.recognition.conversations import SEARCHED, Conversation, Conversations
 from policies.recognition.passages import last, passages
 from policies.recognition.prompts import Prompt, SummaryRequest
 
@@ -20,8 +21,8 @@ def summary_request(conversations: Conversations, prompt: Prompt) -> SummaryRequ
     call = prompt.call
     if not conversations.clued:
         return SummaryRequest(call.key, prompt.now, {})
-    text = frozenset(passages(b"".join(call.messages)))
-    pointed = _pointed_to(conversations, text, prompt.links.chain[0])
+    text = _passages_of(prompt)
+    pointed = _pointed_to(conversations, text)
     held = {one.serial: text.issuperset((*one.clues, *one.task)) for one in pointed}
     return SummaryRequest(call.key, prompt.now, held)
 
@@ -61,8 +62,8 @@ class Summaries:
         found = [entry for entry in likely if _stands_in(head, places[entry[1][0]], entry[1])]
         if not found:
             return None
-        text = frozenset(passages(b"".join(prompt.call.messages)))
-        pointed = _pointed_to(conversations, text, prompt.links.chain[0])
+        text = _passages_of(prompt)
+        pointed = _pointed_to(conversations, text)
         carried = {one.serial: text.issuperset(one.clues) for one in pointed}
         candidates = [_waiting_one(conversations, prompt, request, carried) for request, _ in found]
         conversation = candidates[0]
@@ -73,7 +74,8 @@ class Summaries:
             del served[1:]  # a twin may wait for the other one
         for entry in served:
             self._kept.remove(entry)
-        conversation.task, conversation.first_len = served[0][1][-1:], len(prompt.links.chain)
+        conversation.task = tuple([own_key(prompt.links.chain[0], passage) for passage in served[0][1][-1:]])
+        conversation.first_len = len(prompt.links.chain)
         return conversation
 
 
@@ -87,15 +89,15 @@ def _waiting_one(
     known = map(conversations.with_serial, {**carried, **request.sessions})
     waiting = [one for one in known if one is not None and _waits(one, prompt, request.sent_at)]
     held = [one for one in waiting if request.sessions.get(one.serial) or carried.get(one.serial)]
-    return min(held, key=lambda one: (not one.is_asked, one.serial)) if are_twins(held) else None
+    return min(held, key=lambda one: (not one.has_sum_up, one.serial)) if are_twins(held) else None
 
 
-def asked(conversations: Conversations, request: SummaryRequest) -> Conversation | None:
+def sum_up_of(conversations: Conversations, request: SummaryRequest) -> Conversation | None:
     """Return the session whose summary is asked for, if it is the only one that the request points to."""
     sessions = request.sessions
     known = map(conversations.with_serial, sessions)
     held = [one for one in known if one is not None and one.tools and sessions[one.serial]]
-    return min(held, key=lambda one: (one.is_asked, one.serial)) if are_twins(held) else None
+    return min(held, key=lambda one: (one.has_sum_up, one.serial)) if are_twins(held) else None
 
 
 def are_twins(conversations: Sequence[Conversation]) -> bool:
@@ -111,11 +113,15 @@ def _waits(conversation: Conversation, prompt: Prompt, since: float) -> bool:
     return is_same and not conversation.running and conversation.seen_at <= since
 
 
-def _pointed_to(conversations: Conversations, text: Iterable[int], tenant: int) -> list[Conversation]:
+def _passages_of(prompt: Prompt) -> frozenset[int]:
+    tenant = prompt.links.chain[0]
+    return frozenset([own_key(tenant, passage) for passage in passages(b"".join(prompt.call.messages))])
+
+
+def _pointed_to(conversations: Conversations, text: Iterable[int]) -> list[Conversation]:
     """Return sessions of which a passage stands in the text, those first of which a rare one does."""
     pointed: dict[Conversation, None] = {}
-    keys = (own_key(tenant, passage) for passage in text)
-    for _, key in sorted((size, key) for key in keys if (size := conversations.clued.size(key))):
+    for _, key in sorted((size, key) for key in text if (size := conversations.clued.size(key))):
         if len(pointed) > SEARCHED:
             break
         pointed.update(dict.fromkeys(conversations.clued.at(key)))
