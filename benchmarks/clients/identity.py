@@ -58,14 +58,23 @@ class Pairs:
 
 
 def replay(
-    requests: Sequence[TracedRequest], gateway: TraceReplay, *, with_headers: bool
+    requests: Sequence[TracedRequest], gateway: TraceReplay, *, with_headers: bool, times: int = 1
 ) -> list[RecognisedRequest]:
+    """Send them once, or several times, each time as new runs with ids of their own.
+
+    Several times: runs that were never answered are left out, since a failed request that comes again is a retry.
+    """
     labels = {request.number: label(request) for request in requests}
-    seen = [
-        RecognisedRequest(request, labels[request.number], not request.body.get("tools"), gateway.send(request))
-        for request in requests
-    ]
-    gateway.settle()
+    seen = []
+    for time_ in range(times):
+        for request in requests:
+            recognition = gateway.send(request, again=time_)
+            own = f"{labels[request.number]} {time_}"
+            seen.append(RecognisedRequest(request, own, not request.body.get("tools"), recognition))
+        gateway.settle()
+    if times > 1:
+        answered = {one.label for one in seen if one.request.status == 200}
+        seen = [one for one in seen if one.label in answered]
     equal = twins(requests, labels)
     return [one for one in seen if one.request.number not in equal and (with_headers or not one.is_side)]
 
@@ -120,11 +129,13 @@ class IdentityScore:
     worst_f1: float = 1.0
 
 
-def score_client(client: str, *, with_headers: bool, with_replies: bool = True, whole_file: bool) -> IdentityScore:
+def score_client(
+    client: str, *, with_headers: bool, with_replies: bool = True, whole_file: bool, times: int = 1
+) -> IdentityScore:
     row = IdentityScore(client, "on" if with_headers else "off", with_replies, whole_file)
     for unit in [list(read_trace(client))] if whole_file else by_run(client):
         gateway = TraceReplay(with_headers=with_headers, with_replies=with_replies)
-        seen = replay(unit, gateway, with_headers=with_headers)
+        seen = replay(unit, gateway, with_headers=with_headers, times=times)
         score = pairs(seen)
         row.requests += len(seen)
         row.sessions += len({one.label for one in seen})

@@ -13,6 +13,10 @@ from gateway.sessions.identity import Identity
 from tests.traces import TracedRequest, client_names, read_trace
 
 RECORDED_CHARS = 60
+ID_HEADERS = (
+    *("x-session-id", "x-session-affinity", "x-opencode-session", "x-parent-session-id"),
+    *("session-id", "thread-id", "x-codex-parent-thread-id"),
+)
 BROKEN = ("cut", "eof", "err")
 """Faults after which status 200 is no complete answer."""
 
@@ -60,12 +64,15 @@ class TraceReplay:
         self._now = 0.0
         self._num_sent = 0
 
-    def send(self, request: TracedRequest, tenant: str = "") -> Recognition:
-        """Recordings of one file have clocks of their own: when time goes back, everything has been answered."""
+    def send(self, request: TracedRequest, tenant: str = "", again: int = 0) -> Recognition:
+        """Recordings of one file have clocks of their own: when time goes back, everything has been answered.
+
+        `again`: which time the recording is sent; a client gives each run new ids of sessions.
+        """
         went_back = request.arrived_s < self._now
         self._now = request.arrived_s
         self.settle(None if went_back else self._now)
-        exchange = self._exchange(request, tenant)
+        exchange = self._exchange(request, tenant, again)
         recognition = self.identity.recognise(exchange, exchange.dialect.script(request.body), self._now)
         self._running.append((request.arrived_s + request.took_s, exchange, request))
         return recognition
@@ -79,9 +86,11 @@ class TraceReplay:
                 is_complete = request.status == 200 and request.fault not in BROKEN
                 self.identity.answered(exchange, is_complete, self._now)
 
-    def _exchange(self, request: TracedRequest, tenant: str) -> Exchange:
+    def _exchange(self, request: TracedRequest, tenant: str, again: int) -> Exchange:
         kept = ("x-stainless-",) if not self._with_headers else ("",)
         headers = {name.lower(): value for name, value in request.headers if name.lower().startswith(kept)}
+        if again:
+            headers |= {name: f"{headers[name]}-{again}" for name in ID_HEADERS if name in headers}
         body = dict(request.body)
         if not self._with_headers:
             body.pop("prompt_cache_key", None)

@@ -122,7 +122,7 @@ class Identity:
         self._lineage = lineage or Lineage()
         self._cutter = cutter or Cutter()
         self._tools = _ToolLists()
-        self._keys: dict[tuple[str, str], bytes] = {}
+        self._keys: dict[tuple[str, str], tuple[bytes, bytes]] = {}
         self._secret = (secret or os.urandom(32))[:64]
         self._open: dict[str, Sighting] = {}
         self.tools_first: set[str] = set()
@@ -209,12 +209,13 @@ class Identity:
         model, messages = _model(exchange), script.messages
         if isinstance(messages, Texts) and not messages.fingerprints:
             messages = messages[:]  # all are looked at
+        key, tenant = self._scope(exchange.caller.tenant, model)
         return Call(
-            key=self._key(exchange.caller.tenant, model),
+            key=key,
             tools=script.tools,
             system=script.system,
             messages=messages,
-            tenant=self._key(exchange.caller.tenant, ""),
+            tenant=tenant,
             system_hash=self._cutter.fingerprint(script.system),
             name=self._name(exchange.caller.tenant, claim.session) if claim.session is not None else None,
             parent=self._name(exchange.caller.tenant, claim.parent) if claim.parent is not None else None,
@@ -224,16 +225,18 @@ class Identity:
             tools_first=model in self.tools_first,
         )
 
-    def _key(self, tenant: str, model: str) -> bytes:
-        """Return the key of all hashes of a tenant's prompts to a model."""
+    def _scope(self, tenant: str, model: str) -> tuple[bytes, bytes]:
+        """Return the keys of all hashes of a tenant's prompts: to a model, and to any."""
         scope = tenant, model
-        key = self._keys.get(scope)
-        if key is None:
+        found = self._keys.get(scope)
+        if found is None:
             if len(self._keys) >= MAX_KEYS:
                 self._keys.clear()
-            hashed = chains.digest(self._secret, *map(str.encode, scope))
-            key = self._keys[scope] = hashed.to_bytes(8, "big") + self._secret[:32]
-        return key
+            found = self._keys[scope] = self._key(tenant, model), self._key(tenant)
+        return found
+
+    def _key(self, *scope: str) -> bytes:
+        return chains.digest(self._secret, *map(str.encode, scope)).to_bytes(8, "big") + self._secret[:32]
 
     def _name(self, tenant: str, id_: str) -> str:
         """Return the id as the rest of the gateway sees it. It does not depend on the model, so that the request

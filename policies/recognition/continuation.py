@@ -178,37 +178,44 @@ def _standing(conversations: Conversations, prompt: Prompt, under: SessionId | N
     chain, there = prompt.links.chain, conversations.standing.there
     unclear = None
     for last in range(len(chain) - 2, 0, -1):
-        if chain[last] not in there:
+        one = there.get(chain[last])
+        if one is None:
             continue
-        candidates: Iterable[Conversation] = conversations.standing.at(chain[last], FELLOWS)
-        if under is not None:
-            candidates = [conversation for conversation in candidates if conversation.name == under]
-        found = _likeliest(candidates, prompt, last)
+        if type(one) is Conversation and under is None:
+            found = _stand(one, prompt, last)
+        else:
+            fellows = conversations.standing.at(chain[last], FELLOWS)
+            found = _likeliest([one for one in fellows if under in (None, one.name)], prompt, last)
         if found is not None and found.is_clear:
             return found
         unclear = unclear or found
     return unclear
 
 
+def _stand(conversation: Conversation, prompt: Prompt, last: int) -> Standing | None:
+    """Return the session that stands at link `last`, if this may be its next turn."""
+    is_beside = prompt.tools and not conversation.tools and conversation.kind is TurnKind.SIDE
+    if conversation.running or is_beside:
+        return None
+    carries = prompt.carries(conversation.marks, last)
+    if carries < 0 and (conversation.has_calls or conversation.has_carried):
+        return None
+    is_kin = conversation.system == prompt.system or conversation.tools == prompt.tools
+    if carries <= 0 and last < _LEAST_SHARED and not is_kin:
+        return None
+    return Standing(conversation, carries, last, carries >= 0 and prompt.num_answers(last) < 2)
+
+
 def _likeliest(candidates: Iterable[Conversation], prompt: Prompt, last: int) -> Standing | None:
     """Return the likeliest of the sessions that stand at link `last`."""
     best, most = None, None
     for conversation in candidates:
-        is_beside = prompt.tools and not conversation.tools and conversation.kind is TurnKind.SIDE
-        if conversation.running or is_beside:
+        found = _stand(conversation, prompt, last)
+        if found is None:
             continue
-        carries = prompt.carries(conversation.marks, last)
-        if carries < 0 and (conversation.has_calls or conversation.has_carried):
-            continue
-        is_kin = conversation.system == prompt.system or conversation.tools == prompt.tools
-        if carries <= 0 and last < _LEAST_SHARED and not is_kin:
-            continue
-        evidence = _evidence(conversation, prompt, carries, last)
+        evidence = _evidence(conversation, prompt, found.carries, last)
         if most is None or evidence > most:
-            best, most = (
-                Standing(conversation, carries, last, carries >= 0 and prompt.num_answers(last) < 2),
-                evidence,
-            )
+            best, most = found, evidence
             if evidence.is_best:
                 break
     return best
@@ -369,9 +376,9 @@ def parent_of(conversations: Conversations, prompt: Prompt) -> Conversation | No
     """
     if not conversations.sent or prompt.has_history:
         return None
-    text = frozenset(
-        passages(b"".join([message[:_TASK_BYTES] for message in prompt.call.messages[:_TASK_MESSAGES]]))
-    )
+    tenant = prompt.links.chain[0]
+    first = b"".join([message[:_TASK_BYTES] for message in prompt.call.messages[:_TASK_MESSAGES]])
+    text = frozenset([own_key(tenant, passage) for passage in passages(first)])
     best: tuple[int, tuple[int, ...], Conversation] | None = None
     is_sure = True
     for passage in text:

@@ -233,7 +233,7 @@ class Conversations:
             self.answered.take(mark, conversation)
         if conversation.has_calls:
             tenant = conversation.links.chain[0]
-            conversation.ids = tuple([own_key(tenant, hash(mark)) for mark in conversation.marks[:_MOST_MARKS]])
+            conversation.ids = tuple([hash((tenant, hash(mark))) for mark in conversation.marks[:_MOST_MARKS]])
             for mark in conversation.ids:
                 self.answered.put(mark, conversation)
         elif conversation.ids:
@@ -266,7 +266,7 @@ class Conversations:
         tenant = conversation.links.chain[0]
         for clue in conversation.clues:
             self.clued.take(clue, conversation)
-        conversation.clues = tuple({own_key(tenant, clue) for clue in clues})
+        conversation.clues = tuple({hash((tenant, clue)) for clue in clues})
         for clue in conversation.clues:
             self.clued.put(clue, conversation)
 

@@ -292,13 +292,14 @@ class Lineage:
     def _blocks(self, call: Call, known: Sequence[int] = ()) -> Chain:
         known = known or self._families.heads.of(call.key, call.tools, call.system).blocks(call.tools_first)
         shared = (*call.tools, call.system) if call.tools_first else (call.system, *call.tools)
-        chars, at = sum(map(len, shared)), 0
+        chars = sum(map(len, shared))
         if len(known) * BLOCK_CHARS < chars or type(call.messages) is not Texts:
             return block_chain(call.key, (*shared, *call.messages), known)
-        for size in call.messages.sizes:
-            if chars + size > len(known) * BLOCK_CHARS:
-                break
-            chars, at = chars + size, at + 1
+        sizes = call.messages.sizes
+        at, chars = len(sizes), chars + sum(sizes)
+        while at and chars > len(known) * BLOCK_CHARS:
+            at -= 1
+            chars -= sizes[at]
         return block_chain(call.key, call.messages[at:], known, chars)
 
     def _new_id(self, conversation: Conversation, prompt: Prompt) -> SessionId:

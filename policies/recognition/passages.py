@@ -41,6 +41,8 @@ def last(text: bytes, num_bytes: int, count: int) -> tuple[int, ...]:
 def errand(arguments: bytes) -> tuple[int, ...]:
     """Return the passages of the longest text in a tool call's arguments, the longest first: they are the task of
     an agent that the tool starts. Nothing of a text that has fewer than four words."""
+    if arguments.count(b" ") < _LEAST_SPACES and arguments.isascii():
+        return ()
     text = max(arguments[:_ERRAND_BYTES].split(b'"'), key=len)
     if len(text) < _LEAST_BYTES or (text.count(b" ") < _LEAST_SPACES and text.isascii()):
         return ()

@@ -141,10 +141,10 @@ class Prompt:
         return tuple([own_key(self.links.chain[0], passage) for passage in opening(message)])
 
     def num_answers(self, start: int) -> int:
-        """Return how often the model has spoken in the messages from `start` on: 0, 1, or 2 for more."""
+        """Return how often the model may have spoken in the messages from `start` on: 0, 1, or 2 for more."""
         messages = self.since(start)
         if len(messages) < 3:
-            return any(map(is_said, messages))
+            return 1
         count, was_said = 0, False
         for message in messages:
             says = is_said(message)
