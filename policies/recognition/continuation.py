@@ -136,6 +136,8 @@ class Candidate(NamedTuple):
 
     evidence: Evidence
     conversation: Conversation
+    is_clear: bool = True
+    """Whether the model has spoken once since."""
 
 
 # ---- the decision
@@ -155,6 +157,10 @@ def judge(conversations: Conversations, prompt: Prompt, under: SessionId | None 
     if standing is not None and is_next:
         return _turn(standing.conversation, Rule.NEXT, prompt)
     edited = _edited(conversations, prompt, under) if prompt.has_history else None
+    if edited is not None and not edited.is_clear:
+        shared = common(edited.conversation.links.chain, prompt.links.chain)
+        if fork := _fork(conversations, prompt, under, shared):
+            return fork
     if edited is not None and (edited.evidence.carries > 0 or standing is None):
         return _turn(edited.conversation, Rule.EDITED, prompt)
     if standing is not None:
@@ -262,9 +268,9 @@ def _edited(conversations: Conversations, prompt: Prompt, under: SessionId | Non
     """Return the session whose history this is, without some of its messages or with others in their place."""
     best = None
     for conversation in _alike(conversations, prompt, under):
-        evidence = _compare(conversations, conversation, prompt)
-        if evidence is not None and (best is None or evidence > best.evidence):
-            best = Candidate(evidence, conversation)
+        found = _compare(conversations, conversation, prompt)
+        if found is not None and (best is None or found[:1] > best[:1]):
+            best = found
     return best
 
 
@@ -286,8 +292,8 @@ def _alike(conversations: Conversations, prompt: Prompt, under: SessionId | None
     return list(islice((one for one in found if not one.running), MOST_ALIKE))
 
 
-def _compare(conversations: Conversations, conversation: Conversation, prompt: Prompt) -> Evidence | None:
-    """Return the evidence that an idle session goes on with a changed history; None: there is too little."""
+def _compare(conversations: Conversations, conversation: Conversation, prompt: Prompt) -> Candidate | None:
+    """Return an idle session and the evidence that it goes on with a changed history, if there is enough."""
     if prompt.tools and not conversation.tools:
         return None
     kept, lost, new = _overlap(conversation.links.hashes, prompt)
@@ -299,12 +305,14 @@ def _compare(conversations: Conversations, conversation: Conversation, prompt: P
             kept >= max(_LEAST_KEPT, _KEPT_FOR_LOST * lost)
             and any(is_said(prompt.call.messages[at]) for at in new)
         )
-        return _evidence(conversation, prompt, 0, surplus) if is_near else None
+        return Candidate(_evidence(conversation, prompt, 0, surplus), conversation) if is_near else None
     if surplus < -SLACK and not any(conversations.answered.is_only(id_, conversation) for id_ in conversation.ids):
         return None
     if not prompt.holds(conversation.marks, new):
         return None
-    return _evidence(conversation, prompt, 1, surplus)
+    says = [is_said(prompt.call.messages[at]) for at in new]
+    num_answers = sum(one and not before for one, before in zip(says, [False, *says], strict=False))
+    return Candidate(_evidence(conversation, prompt, 1, surplus), conversation, num_answers < 2)
 
 
 def _overlap(messages: Sequence[int], prompt: Prompt) -> tuple[int, int, list[int]]:
@@ -351,7 +359,8 @@ def _served(conversations: Conversations, prompt: Prompt, under: SessionId | Non
         return None
     for conversation in conversations.recent.at(prompt.links.hashes[-1]):
         is_young = conversation.num_turns == 1 and prompt.now - conversation.seen_at <= _TITLE_S
-        if conversation.tools and is_young and conversation.system != prompt.system:
+        if conversation.tools and is_young and conversation.system != prompt.system and not conversation.has_title:
+            conversation.has_title = True
             return Match(Rule.SIDE, conversation)
     return None
 

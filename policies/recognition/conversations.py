@@ -80,6 +80,8 @@ class Conversation:
     has_steady_name: bool = False
     """Whether the name has come twice. A name that comes once may be an id of the request, not of the session."""
     seen_at: float = 0.0
+    has_title: bool = False
+    """Whether a request for its title was seen."""
     is_taken: bool = False
     """Of a side request: whether the session that it serves was found."""
     ends: tuple[int, ...] = ()

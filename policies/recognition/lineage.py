@@ -203,7 +203,7 @@ class Lineage:
         conversation.first_len = len(prompt.links.chain)
         conversation.id = title.id if title else self._new_id(conversation, prompt)
         if title is not None:
-            title.is_taken, title.kind = True, TurnKind.SIDE
+            title.is_taken, title.kind, conversation.has_title = True, TurnKind.SIDE, True
         blocks = self._blocks(call, _known_blocks(trunk, prompt) or head.blocks(call.tools_first))
         self._conversations.add(conversation, now)
         self._conversations.advance(conversation, prompt.links, now)

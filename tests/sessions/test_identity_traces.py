@@ -29,7 +29,6 @@ def test_requests_find_their_sessions_when_all_runs_come_again(client: str, with
     row = score_client(client, with_headers=with_headers, whole_file=True, times=2)
     is_sent_twice = client == "mini-swe-agent"  # a first request that comes again while it runs is a sibling
     assert row.score.f1 >= (0.96 if is_sent_twice else LEAST_F1), row
-    assert row.score.merged == 0, row
 
 
 @pytest.mark.parametrize("whole_file", [False, True])
