@@ -185,12 +185,9 @@ class Metrics:
         overhead = "Time spent in the gateway: all but queue and engine"
         self.overhead = histogram("overhead_seconds", overhead, OVERHEAD_BUCKETS_S)
         self.policy = histogram("policy_seconds", "Time to decide on one fact", POLICY_BUCKETS_S)
-        self.prompt_tokens = counter(
-            "prompt_tokens", "Prompt tokens of answers, as engines reported them", "model", "tenant"
-        )
-        self.output_tokens = counter(
-            "output_tokens", "Output tokens of answers, as engines reported them", "model", "tenant"
-        )
+        tokens = "tokens of answers, as engines reported them"
+        self.prompt_tokens = counter("prompt_tokens", f"Prompt {tokens}", "model", "tenant")
+        self.output_tokens = counter("output_tokens", f"Output {tokens}", "model", "tenant")
         cached = "Prompt tokens cached, where engines say: foreseen and real"
         self.cached_tokens = counter("cached_tokens", cached, "replica", "kind")
         recomputed = "Prompt tokens of a session's earlier turn prefilled again"
