@@ -28,8 +28,8 @@ import aiohttp
 import orjson
 
 from benchmarks.results import command_parser, write
-from gateway.cli.demo import command
 from gateway.cli.demo_fleet import prose
+from gateway.cli.demo_process import command
 from tests.real.gateway import sample
 
 NUM_GROUPS = 20

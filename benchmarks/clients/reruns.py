@@ -22,8 +22,8 @@ import orjson
 
 from benchmarks.fleet.player import prose
 from benchmarks.results import command_parser, write
-from gateway.cli.demo import command
 from gateway.cli.demo_fleet import TIMEOUTS
+from gateway.cli.demo_process import command
 from gateway.core.transport import Upstream
 from gateway.transport.aiohttp_upstream import AiohttpUpstream
 

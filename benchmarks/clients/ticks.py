@@ -27,8 +27,8 @@ from typing import Any
 import openai
 
 from benchmarks.results import command_parser, write
-from gateway.cli.demo import command
 from gateway.cli.demo_fleet import prose
+from gateway.cli.demo_process import command
 from tests.real.gateway import engine_url, gateway
 from tests.real.vllm import VllmOptions, vllm_server
 

@@ -20,7 +20,7 @@ from benchmarks.fleet.clients import (
 from benchmarks.fleet.engines import Engine
 from benchmarks.fleet.peers import smg, vllm_router, vllm_router_programs
 from benchmarks.fleet.restart import restarted
-from gateway.cli.demo import command
+from gateway.cli.demo_process import command
 from gateway.core.transport import Upstream
 
 ANY = ("embedded", "dynamo", "vllm", "sglang")

@@ -11,7 +11,7 @@ import aiohttp
 
 from benchmarks.fleet.player import prose
 from benchmarks.simulation.fleets import AgentFleet
-from gateway.cli.demo import command
+from gateway.cli.demo_process import command
 from tests.real.dynamo import DynamoOptions, dynamo_stack
 from tests.real.gateway import sample
 from tests.real.parts import SGLANG_SMALL_MODEL_DIR, SMALL_MODEL_DIR

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 
 from benchmarks.fleet.engines import Engine
-from gateway.cli.demo import command
+from gateway.cli.demo_process import command
 
 RESTARTED_AFTER_S = 12.0
 """After the start of the fleet: about a third of what `base` takes."""

@@ -1,20 +1,32 @@
-"""`turngate demo`: one fleet of agents, straight at an engine that is too small for it and through the gateway."""
+"""`turngate demo`: a workload of agents, straight at an engine and through the gateway. The usual one is a fleet
+whose contexts are too large for the engine."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import re
-import signal
 import sys
-import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any
 
-from gateway.cli.demo_fleet import Arm, Fleet, FleetShape, ModelClient, PlannedSession, SessionRecord, draw, table
+from gateway.cli.demo_fleet import (
+    CALL_FAILURES,
+    Arm,
+    Fleet,
+    FleetShape,
+    ModelClient,
+    PlannedSession,
+    SessionRecord,
+    draw,
+    table,
+)
+from gateway.cli.demo_process import Progress, command
+from gateway.cli.demo_workloads import WORKLOADS, engine_at, play_workload, served_model
+from gateway.core.errors import ConfigError
+from gateway.engines.kinds import parse_address
 from gateway.transport.aiohttp_upstream import AiohttpUpstream
 
 SHAPE = FleetShape(
@@ -29,36 +41,90 @@ MODEL = "embedded"
 BLOCK_TOKENS = 16
 
 
+FLEET = "fleet"
+
+
 def add_flags(parser: argparse.ArgumentParser) -> None:
+    about = "; ".join(f"{name}: {workload.summary}" for name, workload in WORKLOADS.items())
+    parser.add_argument(
+        "workload",
+        nargs="?",
+        choices=(FLEET, *WORKLOADS),
+        metavar="NAME",
+        default=FLEET,
+        help=f"{FLEET} (the default): 32 agents whose contexts do not fit; {about}",
+    )
+    parser.add_argument(
+        "--engine",
+        dest="demo_engine",
+        metavar="URL",
+        help="use this engine, such as vllm://host:8000, in place of the embedded one",
+    )
     parser.add_argument(
         "--png",
         type=Path,
         metavar="FILE",
         default=Path("turngate-demo.png"),
-        help="write the timeline to this file (default: %(default)s)",
+        help="write the timeline of the fleet to this file (default: %(default)s)",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
+    url = arguments.demo_engine
     failures: list[BaseException] = []
+    if url is not None:
+        try:
+            parse_address(url)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+    work = _fleet(arguments.png, url) if arguments.workload == FLEET else play_workload(arguments.workload, url)
     try:
-        asyncio.run(_run(arguments.png))
-    except* (RuntimeError, OSError) as group:
+        asyncio.run(work)
+    except* (*CALL_FAILURES, OSError) as group:
         failures.extend(group.exceptions)
     for failure in failures:
         print(f"turngate demo: {failure}", file=sys.stderr)
     return 1 if failures else 0
 
 
-async def _run(png: Path) -> None:
-    arms = await play()
+async def _fleet(png: Path, url: str | None) -> None:
+    arms = await play() if url is None else await play_at(url)
     print("\n" + table(arms))
     try:
         draw_png(arms[:2], png)
     except ImportError:
         print("\nFor the picture install the extra: pip install 'turngate[demo]'")
     else:
-        print(f"\nTimeline of the small pool: {png}")
+        print(f"\nTimeline: {png}")
+
+
+async def play_at(url: str) -> list[Arm]:
+    """Run the fleet straight at an engine and through a gateway. The arms share no text, so that the second finds
+    nothing of the first in the cache."""
+    arms = []
+    for is_gated in (False, True):
+        name = "gateway" if is_gated else "straight"
+        sessions = [
+            replace(session, id=f"{session.id} {name}", family_id=f"family {name}")
+            for session in draw(SHAPE, seed=1)
+        ]
+        progress = Progress(name, sum(len(session.turns) for session in sessions))
+        async with engine_at(url, is_gated) as base_url:
+            upstream = AiohttpUpstream()
+            try:
+                model = await served_model(upstream, base_url)
+                records = await Fleet(ModelClient(upstream, base_url, model), progress.step).run(sessions)
+            finally:
+                await upstream.close()
+        progress.end()
+        _refuse_failures(records)
+        arms.append(Arm(name, 0, records, floor_tokens(sessions)))
+    return arms
+
+
+def _refuse_failures(records: Sequence[SessionRecord]) -> None:
+    if failures := [record.failure for record in records if record.failure]:
+        raise RuntimeError(f"{len(failures)} sessions failed, one with: {failures[0]}")
 
 
 async def play() -> list[Arm]:
@@ -92,8 +158,7 @@ async def _arm(sessions: list[PlannedSession], pool_tokens: int, is_gated: bool)
         stack.push_async_callback(upstream.close)
         records = await Fleet(ModelClient(upstream, base_url, MODEL), progress.step).run(sessions)
     progress.end()
-    if failures := [record.failure for record in records if record.failure]:
-        raise RuntimeError(f"{len(failures)} sessions failed, one with: {failures[0]}")
+    _refuse_failures(records)
     return Arm(name, pool_tokens, records, floor_tokens(sessions))
 
 
@@ -112,78 +177,6 @@ def floor_tokens(sessions: list[PlannedSession]) -> int:
     shared = sessions[0].shared_tokens
     outputs = sum(turn.output_tokens for session in sessions for turn in session.turns[:-1])
     return shared + sum(session.turns[-1].prompt_tokens - shared for session in sessions) - outputs
-
-
-class Progress:
-    """One line that counts turns; on a terminal it is redrawn in place."""
-
-    def __init__(self, title: str, total: int) -> None:
-        self._title, self._total, self._count = title, total, 0
-        self._started_at = time.monotonic()
-        self._is_terminal = sys.stdout.isatty()
-
-    def step(self) -> None:
-        self._count += 1
-        if self._is_terminal:
-            print(f"\r{self._line()}", end="", flush=True)
-
-    def end(self) -> None:
-        print(f"\r{self._line()}" if self._is_terminal else self._line(), flush=True)
-
-    def _line(self) -> str:
-        elapsed_s = time.monotonic() - self._started_at
-        return f"{self._title}: {self._count}/{self._total} turns in {elapsed_s:.0f} s"
-
-
-# ---- engine and gateway run as processes of their own, as a user would run them, on free loopback ports
-
-READY_WITHIN_S = 30.0
-STOP_WITHIN_S = 5.0
-_ADDRESS = re.compile(rb"(?:OPENAI_BASE_URL=http|--engine vllm)://([\w.\[\]:]+:\d+)")
-
-
-@asynccontextmanager
-async def command(
-    arguments: Sequence[str], stop: signal.Signals = signal.SIGTERM, stop_within_s: float = STOP_WITHIN_S
-) -> AsyncIterator[str]:
-    """Run `turngate ARGUMENTS` for the body of the block; the value is its base URL, without `/v1`. `stop`: the
-    signal at the end of the block."""
-    with TemporaryFile() as log:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "gateway", *arguments, stdout=asyncio.subprocess.PIPE, stderr=log
-        )
-        try:
-            async with asyncio.timeout(READY_WITHIN_S):
-                base_url = await _base_url(process)
-            if base_url is None:
-                log.seek(0)
-                said = log.read().decode(errors="replace").strip().splitlines()
-                raise RuntimeError(f"turngate {arguments[0]} stopped: {said[-1] if said else 'no message'}")
-            yield base_url
-        finally:
-            await _stop(process, stop, stop_within_s)
-
-
-async def _stop(process: asyncio.subprocess.Process, stop: signal.Signals, within_s: float) -> None:
-    if process.returncode is not None:
-        return
-    process.send_signal(stop)
-    try:
-        async with asyncio.timeout(within_s):
-            await process.wait()
-    except TimeoutError:
-        process.kill()
-        await process.wait()
-
-
-async def _base_url(process: asyncio.subprocess.Process) -> str | None:
-    """From the first address that the process prints: where it listens. None: it ended without one."""
-    assert process.stdout is not None
-    while line := await process.stdout.readline():
-        found = _ADDRESS.search(line)
-        if found:
-            return f"http://{found[1].decode()}"
-    return None
 
 
 # ---- the picture: what each session was doing, straight above and through the gateway below

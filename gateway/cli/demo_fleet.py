@@ -102,6 +102,8 @@ class TurnRecord:
     done_at: float = 0.0
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    gate_s: float = 0.0
+    """Its wait in the gateway's queue."""
 
     @property
     def ttft_s(self) -> float:
@@ -167,6 +169,7 @@ class ModelClient:
             raise CallRefused(reply.status, text, float(retry_after) if retry_after.isdigit() else None)
         splitter, words = EventSplitter(), []
         queue_ms = float(reply.headers.get("x-turngate-queue-ms", "0"))
+        record.gate_s = queue_ms / 1000
         async for chunk in reply.chunks():
             for event in splitter.feed(chunk):
                 data = data_of(event)
@@ -246,6 +249,7 @@ class Arm:
 
     name: str
     pool_tokens: int
+    """0: that of an engine of the user's."""
     sessions: Sequence[SessionRecord]
     floor_tokens: int
     """Prompt tokens that every arm has to compute: each distinct one once."""
@@ -313,7 +317,7 @@ def table(arms: Sequence[Arm]) -> str:
 
 def _row(arm: Arm) -> tuple[str, ...]:
     return (
-        f"{arm.pool_tokens:,}",
+        f"{arm.pool_tokens:,}" if arm.pool_tokens else "its own",
         arm.name,
         f"{arm.recomputed_tokens:,}",
         f"{arm.cached_tokens / arm.prompt_tokens:.1%}",

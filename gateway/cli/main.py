@@ -50,7 +50,7 @@ COMMANDS = {
     "keys": Command("make a client key for the configuration, or hash an existing one", is_configured=False),
     "openapi": Command("print the OpenAPI description of all endpoints of a gateway", is_configured=False),
     "demo": Command(
-        "run 32 agents on a small engine, straight and through the gateway; needs no GPU", is_configured=False
+        "run a workload of agents, straight and through the gateway; needs no GPU", is_configured=False
     ),
 }
 

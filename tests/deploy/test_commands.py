@@ -52,7 +52,9 @@ OMISSIONS = (
     Omission(r"^(\S*bin/)?(pip|python3? -m venv)\b", "installs packages; test_packaging.py builds the wheel"),
     Omission(r"openai://|anthropic://|bedrock://", "needs a rented model; tests/engines/providers stand in"),
     Omission(r"^make (test|check|test-real)\b", "runs this test"),
-    Omission(r"^make demo$", "takes three minutes; tests/cli has its parts"),
+    Omission(
+        r"^make demo$|^turngate demo ", "takes up to three minutes; test_demo_workloads.py plays each, small"
+    ),
     Omission(r"^python -m tests\.real\.install ", "downloads several GB; make test-real"),
     Omission(r"^python -m benchmarks\.", "a benchmark, of minutes to hours; that the module exists is checked"),
     Omission(r"^python -m tests\.", "writes a document; the document's own test compares it"),

@@ -15,7 +15,7 @@ import orjson
 import pytest
 from aiohttp import web
 
-from gateway.cli.demo import command
+from gateway.cli.demo_process import command
 from tests.path.fake_engine import Call, FakeEngine
 from tests.path.killed import GatewayProcess, connected, rows_of
 from tests.path.test_batches_agents import says
