@@ -10,6 +10,7 @@ import pytest_asyncio
 
 from benchmarks.fleet.hints import run_arm
 from tests.real.dynamo import Dynamo
+from tests.real.sglang import Sglang
 from tests.real.vllm import Vllm
 from tests.real.wire import Seen, Wire, wire
 
@@ -26,6 +27,12 @@ DYNAMO_TIER = "x-dynamo-request-strict-priority"
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def on_vllm(vllm_process: Vllm) -> AsyncIterator[Wire]:
     async with wire("vllm", vllm_process.base_url, vllm_process.model) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def on_sglang(sglang_process: Sglang) -> AsyncIterator[Wire]:
+    async with wire("sglang", sglang_process.base_url, sglang_process.model) as running:
         yield running
 
 
@@ -71,6 +78,13 @@ async def test_vllm_is_told_a_lower_number_with_each_turn_that_is_done(on_vllm: 
     assert len({turn.engine_headers["x-session-id"] for turn in turns}) == 1
 
 
+async def test_sglang_is_told_few_levels_that_rise_with_the_turns_that_are_done(on_sglang: Wire) -> None:
+    turns = await session(on_sglang, "north", "north-declared", is_declared=True)
+    told = [json.loads(turn.asked) for turn in turns]
+    assert [body["priority"] for body in told] == [2, 2, 3, 3]
+    assert len({body["session_id"] for body in told}) == 1
+
+
 async def test_dynamo_is_told_a_higher_number_with_each_turn_that_is_done(on_dynamo: Wire) -> None:
     """Higher goes first there: tiers, and inside them seconds of queue that are credited."""
     turns = await session(on_dynamo, "north", "north-declared", is_declared=True)
@@ -100,9 +114,9 @@ async def test_dynamo_is_told_how_long_the_familys_answers_are(on_dynamo: Wire) 
     assert hints == [{}, *[{"agent_hints": {"osl": 8}}] * (NUM_TURNS - 1)]
 
 
-async def test_hints_cost_no_request(on_vllm: Wire, on_dynamo: Wire) -> None:
+async def test_hints_cost_no_request(on_vllm: Wire, on_sglang: Wire, on_dynamo: Wire) -> None:
     """Not one call to an engine, the start's probes included, was refused or tried again."""
-    for running in (on_vllm, on_dynamo):
+    for running in (on_vllm, on_sglang, on_dynamo):
         await session(running, "west", "west-1", is_declared=True)
         posts = [call for call in running.tap.exchanges if call.received.method == "POST"]
         assert posts

@@ -9,6 +9,7 @@ import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI
 
+from tests.real.sglang import Sglang
 from tests.real.vllm import Vllm
 from tests.real.wire import Wire, data_of, events, long_answer, wire
 
@@ -27,9 +28,21 @@ STREAMS = {
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def queue(vllm_process: Vllm) -> AsyncIterator[Wire]:
+async def on_vllm(vllm_process: Vllm) -> AsyncIterator[Wire]:
     async with wire("vllm", vllm_process.base_url, vllm_process.model, **ONE_SLOT) as running:
         yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def on_sglang(sglang_process: Sglang) -> AsyncIterator[Wire]:
+    async with wire("sglang", sglang_process.base_url, sglang_process.model, **ONE_SLOT) as running:
+        yield running
+
+
+@pytest.fixture(params=["vllm", "sglang"])
+def queue(request: pytest.FixtureRequest) -> Wire:
+    found: Wire = request.getfixturevalue(f"on_{request.param}")
+    return found
 
 
 def is_keep_alive(event: bytes) -> bool:
@@ -91,7 +104,8 @@ async def test_keep_alives_come_whole_before_the_engines_bytes_and_never_between
 
 
 @pytest.mark.parametrize("how", ["chat events", "chat helper", "responses events", "responses helper"])
-async def test_the_sdk_accepts_keep_alives(queue: Wire, how: str) -> None:
+async def test_the_sdk_accepts_keep_alives(on_vllm: Wire, how: str) -> None:
+    queue = on_vllm
     async with (
         AsyncOpenAI(base_url=f"{queue.gateway.base_url}/v1", api_key="any", max_retries=0) as client,
         long_answer(queue.gateway.base_url, queue.model) as blocker,

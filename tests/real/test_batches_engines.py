@@ -1,4 +1,4 @@
-"""Lists of prompts and batches in front of a real vLLM."""
+"""Lists of prompts and batches in front of a real vLLM, and of a real SGLang."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -11,6 +11,7 @@ from openai import AsyncOpenAI, BadRequestError
 
 from tests.path.batches import rows_of
 from tests.real.gateway import Gateway, engine_url, gateway
+from tests.real.sglang import Sglang
 from tests.real.vllm import Vllm
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -20,11 +21,17 @@ PROMPTS = [f"{'One two three four five. ' * 20 * (n % 2)}Number {n} is" for n in
 TOO_LONG = "word " * 60_000
 
 
+@pytest.fixture(scope="module", params=["vllm", "sglang"])
+def engine(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """Kind and base URL."""
+    running: Vllm | Sglang = request.getfixturevalue(f"{request.param}_process")
+    return request.param, running.base_url
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def front(vllm_process: Vllm, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
+async def front(engine: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
     directory = str(tmp_path_factory.mktemp("batches"))
-    url = engine_url("vllm", vllm_process.base_url)
-    async with gateway(url, batches__directory=directory) as running:
+    async with gateway(engine_url(*engine), batches__directory=directory) as running:
         yield running
 
 
@@ -44,8 +51,10 @@ async def texts(client: AsyncOpenAI, **more: Any) -> list[str]:
     return [choice.text for choice in answer.choices]
 
 
-async def test_a_list_is_answered_as_straight_from_the_engine(client: AsyncOpenAI, vllm_process: Vllm) -> None:
-    async with AsyncOpenAI(base_url=f"{vllm_process.base_url}/v1", api_key="none", timeout=300) as straight:
+async def test_a_list_is_answered_as_straight_from_the_engine(
+    client: AsyncOpenAI, engine: tuple[str, str]
+) -> None:
+    async with AsyncOpenAI(base_url=f"{engine[1]}/v1", api_key="none", timeout=300) as straight:
         wanted = await texts(straight)
     found = await texts(client)
     # Batches of another shape round otherwise: a near tie of two tokens may fall to the other one.
