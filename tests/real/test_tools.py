@@ -17,6 +17,7 @@ from tests.real.gateway import Gateway, Json, engine_url, gateway
 from tests.real.own_tools import USE
 from tests.real.rewrites import at_most_tokens, replayed, scripted
 from tests.real.scripts import Call, Script, Step, answer_to, steps, tool_names
+from tests.real.sglang import Sglang
 from tests.real.shim import Shim, shim
 from tests.real.vllm import VllmOptions, vllm_server
 
@@ -55,9 +56,22 @@ class Line:
         return [body for body in bodies if "web_search" in tool_names(body)]
 
 
+@pytest.fixture
+def shared(request: pytest.FixtureRequest, kind: str) -> Sglang | None:
+    """The session's SGLang, where a test is about it."""
+    return request.getfixturevalue("sglang_process") if kind == "sglang" else None
+
+
 @asynccontextmanager
-async def line(kind: str, *script: Step) -> AsyncIterator[Line]:
+async def line(kind: str, *script: Step, sglang: Sglang | None = None) -> AsyncIterator[Line]:
     said: Script = steps(*script)
+    if sglang is not None:
+        async with (
+            shim(sglang.base_url, scripted(said, kind)) as inside,
+            gateway(engine_url(kind, inside.base_url), tools__use=USE) as front,
+        ):
+            yield Line(front, inside, sglang.model, 1)
+        return
     if kind == "vllm":
         options = VllmOptions(num_blocks=2000)
         async with (
@@ -77,9 +91,9 @@ async def line(kind: str, *script: Step) -> AsyncIterator[Line]:
         yield Line(front, inside, dynamo.model, options_.block_tokens)
 
 
-@pytest.mark.parametrize("kind", ["dynamo", "vllm"])
-async def test_the_openai_sdk_streams_a_three_round_answer(kind: str) -> None:
-    async with line(kind, FIRST, SECOND, VERDICT) as running:
+@pytest.mark.parametrize("kind", ["dynamo", "vllm", "sglang"])
+async def test_the_openai_sdk_streams_a_three_round_answer(kind: str, shared: Sglang | None) -> None:
+    async with line(kind, FIRST, SECOND, VERDICT, sglang=shared) as running:
         async with (
             running.sdk() as client,
             client.chat.completions.stream(model=running.model, messages=ASK, max_tokens=MOCKER_TOKENS) as stream,
@@ -131,11 +145,13 @@ async def test_the_anthropic_sdk_streams_a_three_round_answer_from_dynamo() -> N
         assert_append_only(running.turns())
 
 
-@pytest.mark.parametrize("kind", ["dynamo", "vllm"])
-async def test_the_engine_s_cache_proves_that_a_mixed_history_is_append_only(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["dynamo", "vllm", "sglang"])
+async def test_the_engine_s_cache_proves_that_a_mixed_history_is_append_only(
+    kind: str, shared: Sglang | None
+) -> None:
     """Two requests of a client that sees only its own call: the second finds in the engine's cache all of the
     first, with what was hidden in it."""
-    async with line(kind, FIRST, (SECOND, EDIT), VERDICT) as running, running.sdk() as client:
+    async with line(kind, FIRST, (SECOND, EDIT), VERDICT, sglang=shared) as running, running.sdk() as client:
         asked: Any = {"model": running.model, "tools": [EDIT_TOOL], "max_tokens": MOCKER_TOKENS}
         first = await client.chat.completions.create(messages=ASK, **asked)
         message = first.choices[0].message
@@ -155,9 +171,9 @@ async def test_the_engine_s_cache_proves_that_a_mixed_history_is_append_only(kin
         assert after["cached_tokens"] >= whole_blocks > before["rounds"][0]["prompt_tokens"]
 
 
-@pytest.mark.parametrize("kind", ["dynamo", "vllm"])
-async def test_opencode_works_on_with_a_tool_that_it_never_sees(kind: str) -> None:
-    async with line(kind, FIRST, READ_FILE, (SECOND, LIST_FILES), VERDICT) as running:
+@pytest.mark.parametrize("kind", ["dynamo", "vllm", "sglang"])
+async def test_opencode_works_on_with_a_tool_that_it_never_sees(kind: str, shared: Sglang | None) -> None:
+    async with line(kind, FIRST, READ_FILE, (SECOND, LIST_FILES), VERDICT, sglang=shared) as running:
         run = await run_opencode("Explain main.py", opencode_config(running.gateway.base_url, running.model))
         assert run.exit_code == 0, run.stderr
         assert VERDICT in run.stdout
