@@ -5,14 +5,18 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from urllib.parse import quote
 
-from gateway.api.why import ALL_PARTS
+from gateway.api.why import ALL_PARTS, explained
+from gateway.api.why_facts import FactRows
 from gateway.cli import process, remote
 from gateway.cli.remote import NoPage
 from gateway.cli.top import key_of
 from gateway.config.settings import Settings
+from gateway.core.errors import ConfigError
 from gateway.core.fields import Json
+from gateway.telemetry import factlog
 from gateway.transport.aiohttp_upstream import AiohttpUpstream
 
 NAMES: Mapping[str, str] = {
@@ -42,11 +46,34 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="an id of a session as `turngate top` shows it, the client's own id of it, the name of an agent, or "
         "the id of a receipt (default: the whole fleet)",
     )
+    parser.add_argument(
+        "--facts",
+        type=Path,
+        metavar="FILE",
+        help="explain a log of facts (logging.facts) instead of a running gateway: the last start in it; it names "
+        "sessions by their ids only",
+    )
     remote.add_gateway_flags(parser)
 
 
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
+    if arguments.facts is not None:
+        return of_facts(arguments.facts, arguments.of)
     return process.run_loop(why(settings, arguments))
+
+
+def of_facts(path: Path, of: str) -> int:
+    """Print the explanation of a log; 1 when it has no such session. Raises ConfigError."""
+    try:
+        rows = FactRows(factlog.lines(path))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--facts {path}: {error}") from None
+    page = explained(of, rows.of(of), rows.fleet())
+    if page is None:
+        print(f"turngate: {path} has no call of {of!r} that has ended", file=sys.stderr)
+        return 1
+    print("\n".join(lines(page)))
+    return 0
 
 
 async def why(settings: Settings, arguments: argparse.Namespace) -> int:

@@ -178,13 +178,13 @@ def receipt(values: Values, names_session: bool = False) -> Json:
     row["ttft_ms"] = _ms(ttft_s(times)) if is_stream else None  # the first byte of a plain answer is its last
     row |= {"queue_ms": _ms(queued_s(times)), "total_ms": _ms(total_s(times))}
     row["notes"], row["called"] = list(row.pop("notes")), list(row.pop("called"))
-    row |= _wait(row.pop("waited"), row["tenant"] if names_session else None)
+    row |= wait_of(row.pop("waited"), row["tenant"] if names_session else None)
     spent = {name: _ms(row.pop(name)) for name in PARTS}
     row["time_ms"] = {name: ms for name, ms in spent.items() if ms}
     return {name: value for name, value in row.items() if value or (value == 0 and value is not False)}
 
 
-def _wait(waited: Waited | None, tenant: str | None) -> Json:
+def wait_of(waited: Waited | None, tenant: str | None) -> Json:
     """Return what a turn waited for at the gate. `tenant`: the only one whose sessions are named; None: any."""
     if waited is None:
         return {}
