@@ -2,7 +2,7 @@
 number and age.
 
 Of a session it holds 20 bytes per message and 8 per block of its latest prompt, and at most RECENT + _PAST_ENDS +
-_MOST_MARKS + _MOST_ERRANDS + 5 entries of the indexes, however long it is.
+_MOST_MARKS + _MOST_ERRANDS + 8 entries of the indexes, however long it is.
 """
 
 from __future__ import annotations
