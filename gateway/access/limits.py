@@ -69,6 +69,10 @@ class Counters(Protocol):
         """Change the number that is held: +1 or -1."""
         ...
 
+    def is_full(self, name: str, limit: int) -> bool:
+        """Return whether so many are held, without doubt."""
+        ...
+
     async def confirm_hold(self, name: str, limit: int) -> bool:
         """Return whether what was held last is within the limit at all members; if not, it is given back. Call it
         right after `hold`."""
@@ -123,6 +127,9 @@ class LocalCounters:
             self._held[name] = held
         else:
             self._held.pop(name, None)
+
+    def is_full(self, name: str, limit: int) -> bool:
+        return self.held(name) >= limit
 
     async def confirm_hold(self, name: str, limit: int) -> bool:
         return True
@@ -286,7 +293,7 @@ class Allowance:
     def enter(self) -> None:
         """Take one request and one place, before anything is read. Raises Refused."""
         limiter, limits = self.limiter, self.limits
-        if limits.concurrency is not None and limiter.counters.held(limits.name) >= limits.concurrency:
+        if limits.concurrency is not None and limiter.counters.is_full(limits.name, limits.concurrency):
             self._refuse_place(limits.concurrency)
         limiter.take_amounts(limits, ENTERING, self.began_at)
         limiter.counters.hold(limits.name, +1)

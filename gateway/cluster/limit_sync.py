@@ -151,6 +151,10 @@ class SharedCounters:
         if not held:
             del self._held[name]
 
+    def is_full(self, name: str, limit: int) -> bool:
+        """What others held at the last round may be free by now: where they can be asked, it does not count."""
+        return (self.held(name) if self.ask_earlier is None else len(self._held.get(name, ()))) >= limit
+
     async def confirm_hold(self, name: str, limit: int) -> bool:
         """Members hear of each other a few times a second, and a burst comes at once. So what would exceed this
         member's equal part, and all of it while another member exceeds its own, is compared with the others now.
