@@ -253,11 +253,11 @@ def read_spec(file: Path) -> dict[str, Any]:
         spec["inputs"] = read_inputs(spec["inputs"], spec["task"])
     for key in ("output_schema", "on_result", "compact"):
         if isinstance(spec.get(key), str):
-            spec[key] = _named(spec[key])
+            spec[key] = _named(spec[key], file.parent)
     if "tools" in spec:
         if not isinstance(spec["tools"], list) or not all(isinstance(tool, str) for tool in spec["tools"]):
             raise SpecError(f"{file}: `tools` must be a list of names")
-        spec["tools"] = [_named(tool) if ":" in tool else tool for tool in spec["tools"]]
+        spec["tools"] = [_named(tool, file.parent) if ":" in tool else tool for tool in spec["tools"]]
     if "runtime" in spec:
         spec["runtime"] = _runtime(spec["runtime"])
     return spec
@@ -276,16 +276,18 @@ def _runtime(given: Any) -> OpenCodeRuntime | CommandRuntime:
     return made
 
 
-def _named(path: str) -> Any:
-    """Import `module:attribute`, from the current directory too. Raises SpecError."""
+def _named(path: str, folder: Path) -> Any:
+    """Import `module:attribute`, from the current directory and the folder of the file too. Raises SpecError."""
     module, _, attribute = path.partition(":")
-    sys.path.insert(0, "")
+    places = ["", str(folder.absolute())]
+    sys.path[:0] = places
     try:
         return getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise SpecError(f"{path}: {error}") from None
     finally:
-        sys.path.remove("")
+        for place in places:
+            sys.path.remove(place)
 
 
 def _yaml(text: str) -> Any:

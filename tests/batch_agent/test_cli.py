@@ -167,6 +167,17 @@ async def test_a_batch_that_cannot_be_run_says_why(
     assert error.count("\n") == 1, "one line says it"
 
 
+async def test_tools_beside_the_specification_are_found_from_any_directory(
+    gateway: Scripted, spec: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "beside_of_test_cli.py").write_text(TOOLS)
+    gateway.script = lambda asked: says("x")
+    before = list(sys.path)
+    assert await run(*spec("elsewhere/spec.yaml", tools=["beside_of_test_cli:look"]), "--quiet") == 0
+    assert sys.path == before
+
+
 async def test_a_specification_may_begin_with_a_byte_order_mark(
     gateway: Scripted, spec: Any, tmp_path: Path
 ) -> None:
