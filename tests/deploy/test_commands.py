@@ -53,7 +53,7 @@ OMISSIONS = (
     Omission(r"openai://|anthropic://|bedrock://", "needs a rented model; tests/engines/providers stand in"),
     Omission(r"^make (test|check|test-real)\b", "runs this test"),
     Omission(
-        r"^make demo$|^turngate demo ", "takes up to three minutes; test_demo_workloads.py plays each, small"
+        r"^make demo$|^turngate demo\b", "takes up to three minutes; test_demo_workloads.py plays each, small"
     ),
     Omission(r"^python -m tests\.real\.install ", "downloads several GB; make test-real"),
     Omission(r"^python -m benchmarks\.", "a benchmark, of minutes to hours; that the module exists is checked"),
