@@ -1,6 +1,7 @@
 """The named workloads of `turngate demo`: those of the systems that published figures, with these figures.
 
-Agents run their tools themselves, so that any engine can be used: no model has to choose a call.
+Agents run their tools themselves, so that any engine can be used: no model has to choose a call. Answers of
+`tools` and `research` are about as long as the published times of a turn imply.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ WORKLOADS = {
         num_topics=9,
         tool_s=0.4,
         in_flight=8,
-        output_tokens=64,
+        output_tokens=40,
     ),
     "prefix": DemoWorkload(
         "100 agents with and without a shared prefix",
