@@ -250,13 +250,12 @@ def _repeated(
     if not there or len(prompt.links.chain) < 2:
         return None, False
     is_said_in = len(prompt.links.chain) > _LEAST_SHARED
-    same = [
-        conversation
-        for conversation in there
-        if conversation.tools == prompt.tools and (is_said_in or conversation.system == prompt.system)
-    ]
-    failed = next((one for one in same if not one.running and not one.is_complete), None)
-    if failed is None and prompt.call.says_retry and same:
+
+    def is_same(one: Conversation) -> bool:
+        return one.tools == prompt.tools and (is_said_in or one.system == prompt.system)
+
+    failed = next((one for one in there if not one.is_complete and not one.running and is_same(one)), None)
+    if failed is None and prompt.call.says_retry and (same := list(filter(is_same, there))):
         failed = max(same, key=lambda conversation: (conversation.running > 0, conversation.serial))
     return failed, True
 
