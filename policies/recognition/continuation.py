@@ -105,6 +105,8 @@ class Evidence(NamedTuple):
     """Messages kept less those lost."""
     has_same_system: bool
     has_same_model: bool
+    is_unserved: bool
+    """No side request came since its last turn, if this is one: twins are served in turn."""
     seen_at: float
 
     @property
@@ -116,6 +118,7 @@ class Evidence(NamedTuple):
             and self.has_same_tools
             and self.has_same_system
             and self.has_same_model
+            and self.is_unserved
         )
 
 
@@ -158,9 +161,11 @@ def judge(conversations: Conversations, prompt: Prompt, under: SessionId | None 
         return _turn(standing.conversation, Rule.NEXT, prompt)
     edited = _edited(conversations, prompt, under) if prompt.has_history else None
     if edited is not None and not edited.is_clear:
-        shared = common(edited.conversation.links.chain, prompt.links.chain)
-        if fork := _fork(conversations, prompt, under, shared):
-            return fork
+        chain = prompt.links.chain
+        fork = _fork(conversations, prompt, under, common(edited.conversation.links.chain, chain))
+        trunk = fork.conversation if fork is not None else None
+        if fork is not None and not (trunk and common(trunk.links.chain, chain) == len(chain)):
+            return fork  # one that has sent all of this is a twin
     if edited is not None and (edited.evidence.carries > 0 or standing is None):
         return _turn(edited.conversation, Rule.EDITED, prompt)
     if standing is not None:
@@ -235,6 +240,7 @@ def _evidence(conversation: Conversation, prompt: Prompt, carries: int, surplus:
         surplus,
         conversation.system == prompt.system,
         conversation.key == prompt.call.key,
+        prompt.tools != 0 or not conversation.is_served,
         conversation.seen_at,
     )
 

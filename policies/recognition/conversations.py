@@ -73,6 +73,8 @@ class Conversation:
     """What its history begins with, see `Summaries`; only without a name, as are `clues`."""
     clues: tuple[int, ...] = ()
     """Where the index knows it: passages of its latest answer; of its last message, where that failed."""
+    is_served: bool = False
+    """Whether a side request of it came since the last turn."""
     was_summed_up: bool = False
     """Whether a side request ended since the last turn: the history may restart from a summary."""
     has_sum_up: bool = False

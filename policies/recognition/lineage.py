@@ -182,7 +182,7 @@ class Lineage:
             if was_side and (conversation.is_taken or conversation.name is not None):
                 self._conversations.change_id(conversation, self._new_id(conversation, prompt))
             conversation.num_turns += 1
-            conversation.was_summed_up = conversation.has_sum_up = False
+            conversation.is_served = conversation.was_summed_up = conversation.has_sum_up = False
             self._conversations.advance(conversation, prompt.links, now)
         conversation.tools, conversation.system, conversation.key = prompt.tools, prompt.system, call.key
         return self._sent(conversation, rule, prompt, blocks, now)
@@ -215,7 +215,7 @@ class Lineage:
         """Record a side request. It belongs to a session and leaves no trace in its chain. Without a name it has
         one of its own: its history may come back, and then it is an agent."""
         assert conversation is not None
-        call = prompt.call
+        call, conversation.is_served = prompt.call, True
         family = self._families.find(call.key, call.tools, call.system, call.messages, None)[0]
         shadow = None
         if call.name is not None:
