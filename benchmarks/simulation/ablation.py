@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from math import exp, log
+from statistics import geometric_mean
 from typing import Any, TypeAlias
 from unittest.mock import patch
 
@@ -66,5 +66,4 @@ def _against(base: Runs, runs: Runs) -> list[object]:
     of = [[ratio(after, before, measure) for before, after in pairs] for measure in (makespan_s, session_s)]
     later_s = [mean(after, p99_ttft_later_s) - mean(before, p99_ttft_later_s) for before, after in pairs]
     worst = [cell for ratios in of for cell in reversed(max(zip(ratios, FLEETS, strict=True)))]
-    means = [exp(sum(map(log, ratios)) / len(ratios)) for ratios in of]
-    return [*means, f"{sum(later_s) / len(later_s):+.1f}", *worst]
+    return [*map(geometric_mean, of), f"{sum(later_s) / len(later_s):+.1f}", *worst]

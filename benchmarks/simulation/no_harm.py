@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import exp, log
+from statistics import geometric_mean
 
 from benchmarks.simulation.arms import (
     INFINITE_CACHE,
@@ -22,6 +22,17 @@ from benchmarks.simulation.report import Bar, Outcome
 
 NUM_SHAPES = 300
 NUM_WORST = 8
+GATES = ("turns", "holds nothing")
+HEAD = (
+    "fleet",
+    "straight: makespan s",
+    "mean s",
+    "makespan",
+    "mean",
+    "p99 session",
+    "later p99 TTFT s",
+    "computed",
+)
 HARM = 1.05
 """Ratio to no gate above which a random shape counts as harmed; below it, noise of one seed does the same."""
 THRASHES = 1.2
@@ -43,41 +54,22 @@ def no_harm(seeds: Sequence[int]) -> Outcome:
     """Ratios to no gate; later TTFT as a difference. The noise of random shapes is what a gate does that holds
     nothing: it only orders the turns that wait for a slot."""
     rows = [_row(name, fleet, seeds) for name, fleet in FLEETS.items()]
-    shapes = {arm: [_shape(number, arm) for number in range(NUM_SHAPES)] for arm in ("turns", "holds nothing")}
+    played = [_shapes(number) for number in range(NUM_SHAPES)]
+    shapes = {arm: [shape[arm] for shape in played] for arm in GATES}
     bars = [*_bars(shapes["turns"], "the gate"), *_bars(shapes["holds nothing"], "noise")]
     thrashing = [shape.mean for shape in shapes["turns"] if shape.thrashes]
     claim = f"{len(thrashing)} random shapes that thrash, geometric mean of the mean"
-    bars.append(Bar(claim, exp(sum(map(log, thrashing)) / len(thrashing)), most=0.66))
+    bars.append(Bar(claim, geometric_mean(thrashing), most=0.66))
     worst = sorted(shapes["turns"], key=lambda shape: -max(shape.makespan, shape.mean))[:NUM_WORST]
     rows += [[f"random {s.number}, {s.note}", "", "", s.makespan, s.mean, "", "", ""] for s in worst]
-    head = [
-        "fleet",
-        "straight: makespan s",
-        "mean s",
-        "makespan",
-        "mean",
-        "p99 session",
-        "later p99 TTFT s",
-        "computed",
-    ]
-    return Outcome(" ".join((no_harm.__doc__ or "").split()), head, rows, shapes, bars)
+    return Outcome(" ".join((no_harm.__doc__ or "").split()), HEAD, rows, shapes, bars)
 
 
 def coding(seeds: Sequence[int]) -> Outcome:
     """500 sessions of a median of 43 turns and 142,000 tokens on 8 pools of a million tokens, the first seed
     alone. Ratios to no gate; later TTFT as a difference."""
     row = _row("coding", CODING, seeds[:1])
-    head = [
-        "fleet",
-        "straight: makespan s",
-        "mean s",
-        "makespan",
-        "mean",
-        "p99 session",
-        "later p99 TTFT s",
-        "computed",
-    ]
-    return Outcome(" ".join((coding.__doc__ or "").split()), head, [row], row)
+    return Outcome(" ".join((coding.__doc__ or "").split()), HEAD, [row], row)
 
 
 def _row(name: str, fleet: AgentFleet, seeds: Sequence[int]) -> list[object]:
@@ -89,17 +81,18 @@ def _row(name: str, fleet: AgentFleet, seeds: Sequence[int]) -> list[object]:
     return [name, *before, *of, f"{later_s:+.1f}", ratio(turns, straight, uncached)]
 
 
-def _shape(number: int, arm: str) -> Shape:
+def _shapes(number: int) -> dict[str, Shape]:
+    """Return the shape of that number under each of GATES."""
     fleet = random_fleet(number)
     runs = fleet.draw(number)
-    straight, infinite, ours = (play(one, runs, fleet.world) for one in ("straight", INFINITE_CACHE, arm))
-    return Shape(
-        number,
-        fleet.note,
-        ours.makespan_s / straight.makespan_s,
-        ours.mean_session_s / straight.mean_session_s,
-        straight.uncached_tokens > THRASHES * infinite.uncached_tokens,
-    )
+    straight, infinite = (play(arm, runs, fleet.world) for arm in ("straight", INFINITE_CACHE))
+    thrashes = straight.uncached_tokens > THRASHES * infinite.uncached_tokens
+    found = {}
+    for arm in GATES:
+        ours = play(arm, runs, fleet.world)
+        makespan = ours.makespan_s / straight.makespan_s
+        found[arm] = Shape(number, fleet.note, makespan, ours.mean_session_s / straight.mean_session_s, thrashes)
+    return found
 
 
 def _bars(shapes: Sequence[Shape], name: str) -> Iterator[Bar]:
