@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
+from policies.recognition.prompts import SAID
 from policies.types import History
 
-_SPEAKERS = tuple(
-    f'["{role}"'.encode()
-    for role in ("assistant", "reasoning", "function_call", "custom_tool_call", "local_shell_call")
-)
-"""How canonical messages of the model begin."""
+_SPEAKERS = (*SAID, b'["local_shell_call"')
 
 
 def history(head_chars: int, messages: Sequence[bytes]) -> History | None:

@@ -16,7 +16,7 @@ that is not found in it counts as not carried."""
 
 _ANSWER_BYTES = 16 * 2**10
 """Of each message of the latest answer, in which ids are looked for."""
-_SAID = (b'["assistant"', b'["function_call"', b'["custom_tool_call"', b'["reasoning"')
+SAID = (b'["assistant"', b'["function_call"', b'["custom_tool_call"', b'["reasoning"')
 """A canonical message begins with its speaker."""
 
 
@@ -158,4 +158,4 @@ class Prompt:
 
 def is_said(message: bytes) -> bool:
     """Whether the model has said it."""
-    return message.startswith(_SAID)
+    return message.startswith(SAID)
