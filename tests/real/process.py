@@ -97,6 +97,27 @@ async def _answers(probe: Probe, session: aiohttp.ClientSession) -> bool:
         return False
 
 
+@dataclass(frozen=True)
+class EngineServer:
+    """An engine that serves."""
+
+    base_url: str
+    """Without /v1."""
+    model: str
+    server: Server
+
+    @property
+    def metrics_url(self) -> str:
+        return f"{self.base_url}/metrics"
+
+    @property
+    def log_file(self) -> Path:
+        return self.server.log_file
+
+    async def stop(self) -> None:
+        await self.server.stop()
+
+
 @asynccontextmanager
 async def server(
     name: str, command: Sequence[str | Path], env: Mapping[str, str], log_dir: Path

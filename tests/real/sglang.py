@@ -11,7 +11,7 @@ from pathlib import Path
 import aiohttp
 
 from tests.real.parts import SGLANG_PYTHON, SGLANG_TINY_MODEL_DIR, require
-from tests.real.process import PROBE_INTERVAL_S, Server, free_port, server
+from tests.real.process import PROBE_INTERVAL_S, EngineServer, free_port, server
 
 LAUNCHER = Path(__file__).parent / "inside/sglang_cpu.py"
 READY_DEADLINE_S = 300.0
@@ -40,25 +40,10 @@ class SglangOptions:
 
 
 @dataclass(frozen=True)
-class Sglang:
-    base_url: str
-    """Without /v1."""
-    model: str
+class Sglang(EngineServer):
     options: SglangOptions
-    server: Server
     events_port: int
     """KV events are published there, and replayed at the port above it."""
-
-    @property
-    def metrics_url(self) -> str:
-        return f"{self.base_url}/metrics"
-
-    @property
-    def log_file(self) -> Path:
-        return self.server.log_file
-
-    async def stop(self) -> None:
-        await self.server.stop()
 
     async def reset_prefix_cache(self) -> None:
         """Isolates tests that share the server. It refuses while it works on something."""
@@ -108,4 +93,4 @@ async def sglang_server(options: SglangOptions = SglangOptions()) -> AsyncIterat
         command = _command(options, port, events_port)
         async with server("sglang", command, {}, Path(log_dir)) as running:
             await running.wait_until_ready(is_healthy, READY_DEADLINE_S)
-            yield Sglang(base_url, options.model_name, options, running, events_port)
+            yield Sglang(base_url, options.model_name, running, options, events_port)

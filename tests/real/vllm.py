@@ -10,7 +10,7 @@ from pathlib import Path
 import aiohttp
 
 from tests.real.parts import TINY_MODEL_DIR, VLLM_PYTHON, require
-from tests.real.process import Server, free_port, server
+from tests.real.process import EngineServer, free_port, server
 
 READY_DEADLINE_S = 300.0
 SITE_DIR = Path(__file__).parent / "inside/vllm_site"
@@ -42,23 +42,8 @@ class VllmOptions:
 
 
 @dataclass(frozen=True)
-class Vllm:
-    base_url: str
-    """Without /v1."""
-    model: str
+class Vllm(EngineServer):
     options: VllmOptions
-    server: Server
-
-    @property
-    def metrics_url(self) -> str:
-        return f"{self.base_url}/metrics"
-
-    @property
-    def log_file(self) -> Path:
-        return self.server.log_file
-
-    async def stop(self) -> None:
-        await self.server.stop()
 
     async def reset_prefix_cache(self) -> None:
         """Isolates tests that share the server."""
@@ -118,4 +103,4 @@ async def vllm_server(options: VllmOptions = VllmOptions()) -> AsyncIterator[Vll
         command = _command(options, port)
         async with server("vllm", command, _environment(options), Path(log_dir)) as running:
             await running.wait_until_ready(is_healthy, READY_DEADLINE_S)
-            yield Vllm(base_url, options.model_name, options, running)
+            yield Vllm(base_url, options.model_name, running, options)
