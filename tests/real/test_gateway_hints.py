@@ -118,8 +118,7 @@ async def test_hints_cost_no_request(on_vllm: Wire, on_sglang: Wire, on_dynamo: 
     """Not one call to an engine, the start's probes included, was refused or tried again."""
     for running in (on_vllm, on_sglang, on_dynamo):
         await session(running, "west", "west-1", is_declared=True)
-        posts = [call for call in running.tap.exchanges if call.received.method == "POST"]
-        assert posts
+        posts = await running.ended_posts()
         assert {call.status for call in posts} == {200}
         assert await running.gateway.metric("turngate_hints_total", result="sent") > 0
         assert await running.gateway.metric("turngate_hints_total", result="refused") == 0

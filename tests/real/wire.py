@@ -1,5 +1,6 @@
 """A gateway between two recordings: what a raw client sent and received, and what the engine was sent and sent."""
 
+import asyncio
 import json
 import uuid
 from collections.abc import AsyncIterator
@@ -69,6 +70,16 @@ class Wire:
     def calls(self, request_id: str) -> tuple[Exchange, ...]:
         """Of the gateway to the engine for the client's request of that id."""
         return tuple(call for call in self.tap.exchanges if _request_id(call).endswith(request_id))
+
+    async def ended_posts(self) -> list[Exchange]:
+        """All of the gateway to the engine, once none is under way: of a session's end the client does not wait."""
+        async with asyncio.timeout(60):
+            while not (posts := self._posts()) or not all(call.ended_s for call in posts):
+                await asyncio.sleep(0.02)
+        return posts
+
+    def _posts(self) -> list[Exchange]:
+        return [call for call in self.tap.exchanges if call.received.method == "POST"]
 
 
 def _request_id(call: Exchange) -> str:
