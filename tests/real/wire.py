@@ -72,7 +72,7 @@ class Wire:
         return tuple(call for call in self.tap.exchanges if _request_id(call).endswith(request_id))
 
     async def ended_posts(self) -> list[Exchange]:
-        """All of the gateway to the engine, once none is under way: of a session's end the client does not wait."""
+        """The gateway's calls, once none is under way: a client does not wait for its session to be closed."""
         async with asyncio.timeout(60):
             while not (posts := self._posts()) or not all(call.ended_s for call in posts):
                 await asyncio.sleep(0.02)
