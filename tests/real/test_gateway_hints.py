@@ -60,6 +60,7 @@ async def session(wire: Wire, family: str, name: str, is_declared: bool) -> list
         answer = json.loads(seen.received)["choices"][0]["message"]
         messages = [*messages, {"role": "assistant", "content": answer["content"] or "-"}]
         messages.append({"role": "user", "content": f"Result {remaining}."})
+    await wire.ended_posts()
     return turns
 
 
