@@ -24,20 +24,25 @@ VLLM_PRIORITY, DYNAMO_PRIORITY = "x-vllm-priority", "x-dynamo-request-priority"
 DYNAMO_TIER = "x-dynamo-request-strict-priority"
 
 
+@pytest.fixture(scope="module")
+def engines(vllm_process: Vllm, sglang_process: Sglang, dynamo: Dynamo) -> None:
+    """All run before the first recording: the start of an engine blocks the loop that records."""
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def on_vllm(vllm_process: Vllm) -> AsyncIterator[Wire]:
+async def on_vllm(vllm_process: Vllm, engines: None) -> AsyncIterator[Wire]:
     async with wire("vllm", vllm_process.base_url, vllm_process.model) as running:
         yield running
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def on_sglang(sglang_process: Sglang) -> AsyncIterator[Wire]:
+async def on_sglang(sglang_process: Sglang, engines: None) -> AsyncIterator[Wire]:
     async with wire("sglang", sglang_process.base_url, sglang_process.model) as running:
         yield running
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def on_dynamo(dynamo: Dynamo) -> AsyncIterator[Wire]:
+async def on_dynamo(dynamo: Dynamo, engines: None) -> AsyncIterator[Wire]:
     async with wire("dynamo", dynamo.base_url, dynamo.model) as running:
         yield running
 
@@ -60,7 +65,6 @@ async def session(wire: Wire, family: str, name: str, is_declared: bool) -> list
         answer = json.loads(seen.received)["choices"][0]["message"]
         messages = [*messages, {"role": "assistant", "content": answer["content"] or "-"}]
         messages.append({"role": "user", "content": f"Result {remaining}."})
-    await wire.ended_posts()
     return turns
 
 
