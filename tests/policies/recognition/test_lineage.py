@@ -141,6 +141,26 @@ def test_a_fork_that_grew_is_not_mistaken_for_a_changed_tail() -> None:
     assert fleet.turn("u1", "a1", "t1", "a3", "t3", "t4").parent_id == trunk.session_id
 
 
+def test_twins_are_served_in_turn() -> None:
+    fleet = Fleet()
+    twins = {fleet.turn("u1", answer="call_1").session_id for _ in range(2)}
+    last = [fleet.ask("u1", "a call_1", "t1", "u say what you know", tools=()) for _ in range(2)]
+    assert {one.kind for one in last} == {TurnKind.SIDE}
+    assert {one.session_id for one in last} == twins
+    assert fleet.turn("u1", "a call_1", "t1").session_id in twins, "a turn goes to any of them"
+
+
+def test_a_twin_that_has_sent_a_whole_prompt_is_no_trunk_of_a_fork() -> None:
+    fleet = Fleet()
+    twins = {fleet.turn("u1", "u step 1", answer="call_1").session_id for _ in range(2)}
+    ahead = fleet.turn("u1", "a call_1", "t1", "u step 2", answer="call_2")
+    history = ("u1", "a call_1", "t1", "a call_2", "t2", "u step 3")
+    assert fleet.ask(*history).session_id == ahead.session_id
+    behind = fleet.ask(*history)
+    assert (behind.rule, behind.parent_id) == (Rule.EDITED, None)
+    assert {ahead.session_id, behind.session_id} == twins
+
+
 def test_aider_drops_a_reminder_from_its_last_message_and_stays_one_session() -> None:
     fleet = Fleet()
     fixed = tuple(f"u fixed {n}" for n in range(8))
