@@ -17,6 +17,7 @@ from gateway.dialects.base import Dialect, Script, read_error
 from gateway.dialects.canonical import ToolList
 from gateway.dialects.description import OBJECTS, TEXT, CallDescription, nullable
 from gateway.dialects.rounds import Completed, End, IsHidden, PublicAnswer, Round, ToolFormat, added, mark
+from policies.recognition.prompts import SPEAKERS
 
 if TYPE_CHECKING:
     from tool_runtime.types import Result, Tool
@@ -255,7 +256,6 @@ def failed(response: Json, failure: Failure) -> Json:
 # ---- tools of the gateway: one public answer over several model calls
 
 _CALL = "function_call"
-_OF_MODEL = (_CALL, "custom_tool_call", "reasoning", "local_shell_call", "web_search_call")
 _CLOSING = ("response.completed", "response.incomplete")
 
 
@@ -475,7 +475,7 @@ class ResponsesRound(Round):
 
 
 def _is_of_model(item: Json) -> bool:
-    return item.get("role") == "assistant" or item.get("type") in _OF_MODEL
+    return item.get("role") == "assistant" or item.get("type") in SPEAKERS
 
 
 def _text(items: Sequence[Json]) -> str:

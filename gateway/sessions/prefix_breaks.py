@@ -19,6 +19,7 @@ from gateway.exchange import Exchange, Payload
 from gateway.telemetry.metrics import Metrics
 from policies.learning import TokenRatio
 from policies.recognition.prefix_breaks import Break, Breaks, Cuts, Found, Volatile
+from policies.recognition.prompts import SPEAKERS
 from policies.types import SIDE
 
 MAX_FAMILIES = 512
@@ -127,7 +128,6 @@ def _wasted_tokens(broken: Break, exchange: Exchange, chars: int) -> int:
 
 # ---- takes volatile spans out of system texts
 
-_MODEL_SPOKE = ("function_call", "custom_tool_call", "reasoning")
 _NOTHING_LEFT = b'" "'
 """Some engines refuse an empty text."""
 
@@ -248,7 +248,7 @@ def _has_history(exchange: Exchange) -> bool:
     body = exchange.payload.body
     conversation = body.get(exchange.dialect.history_key)
     return exchange.dialect.stateful_id(body) is not None or any(
-        message.get("role") == "assistant" or message.get("type") in _MODEL_SPOKE
+        message.get("role") == "assistant" or message.get("type") in SPEAKERS
         for message in (conversation if isinstance(conversation, list) else ())
     )
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
-from policies.recognition.prompts import SAID
+from policies.recognition.prompts import is_said
 from policies.types import History
-
-_SPEAKERS = (*SAID, b'["local_shell_call"')
 
 
 def history(head_chars: int, messages: Sequence[bytes]) -> History | None:
@@ -18,11 +16,9 @@ def history(head_chars: int, messages: Sequence[bytes]) -> History | None:
     `head_chars`: length of the system text and the tools.
     """
     begins = [
-        at
-        for at in range(len(messages))
-        if messages[at].startswith(_SPEAKERS) and not (at and messages[at - 1].startswith(_SPEAKERS))
+        at for at in range(len(messages)) if is_said(messages[at]) and not (at and is_said(messages[at - 1]))
     ]
-    if begins and messages[-1].startswith(_SPEAKERS):
+    if begins and is_said(messages[-1]):
         begins.pop()
     if not begins:
         return None

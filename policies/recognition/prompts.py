@@ -16,7 +16,9 @@ that is not found in it counts as not carried."""
 
 _ANSWER_BYTES = 16 * 2**10
 """Of each message of the latest answer, in which ids are looked for."""
-SAID = (b'["assistant"', b'["function_call"', b'["custom_tool_call"', b'["reasoning"')
+SPEAKERS = ("assistant", "function_call", "custom_tool_call", "reasoning", "local_shell_call", "web_search_call")
+"""What the model says: a message, or an item of one of these types."""
+_SAID = tuple([f'["{speaker}"'.encode() for speaker in SPEAKERS])
 """A canonical message begins with its speaker."""
 
 
@@ -158,4 +160,4 @@ class Prompt:
 
 def is_said(message: bytes) -> bool:
     """Whether the model has said it."""
-    return message.startswith(SAID)
+    return message.startswith(_SAID)

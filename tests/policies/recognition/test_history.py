@@ -9,6 +9,7 @@ from policies.types import History
 
 USER, ANSWER, RESULT = b'["user",{"content":"fix it"}]', b'["assistant",{"content":"yes"}]', b'["tool",{}]'
 THOUGHT, CALL, OUTPUT = b'["reasoning",{}]', b'["function_call",{}]', b'["function_call_output",{}]'
+SHELL, SHELL_OUTPUT = b'["local_shell_call",{}]', b'["local_shell_call_output",{}]'
 QUOTE = b'["user",{"content":"[\\"assistant\\""}]'
 HEAD = 100
 
@@ -22,6 +23,7 @@ HEAD = 100
         pytest.param([USER, QUOTE, RESULT], 0, id="a user who quotes the model"),
         pytest.param([USER, ANSWER, RESULT], 1, id="one turn"),
         pytest.param([USER, THOUGHT, CALL, CALL, OUTPUT, OUTPUT], 1, id="an answer of several items"),
+        pytest.param([USER, SHELL, SHELL_OUTPUT, SHELL, SHELL_OUTPUT], 2, id="calls of a shell"),
         pytest.param([USER, CALL, OUTPUT, CALL, OUTPUT, ANSWER, USER], 3, id="several turns"),
     ],
 )
