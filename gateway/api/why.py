@@ -264,7 +264,7 @@ def _room(page: Json, share: float) -> str:
     tokens = max(1.0, waiting) * mean_tokens
     held_s, saved_s = (sum(one[f"gate_{what}_s"] for one in page["replicas"]) for what in ("held", "saved"))
     text = (
-        f"The caches are full, and {share:.0%} of the time is a wait for room: add about {_tokens(tokens)} tokens"
+        f"The caches are full, and {share:.0%} of the time is a wait for room: add about {amount(tokens)} tokens"
     )
     text += " of KV (another replica, or more memory for the cache)"
     if held_s > saved_s + 1.0:
@@ -289,7 +289,7 @@ def _engine_queue(page: Json, share: float) -> str:
 def _prefill(page: Json, share: float) -> str:
     tokens = page["tokens"]
     computed = max(0, tokens["prompt"] - tokens["cached"])
-    part = f"{_tokens(computed)} of {_tokens(tokens['prompt'])} tokens"
+    part = f"{amount(computed)} of {amount(tokens['prompt'])} tokens"
     text = f"Prompts take {share:.0%} of the time: {part} were computed"
     return f"{text}. Keep their beginnings equal (docs/prefix-breaks.md), or shorten them."
 
@@ -303,14 +303,14 @@ def _beside(page: Json, share: float) -> str:
 def _recompute(page: Json, share: float) -> str:
     tokens = page["tokens"]
     text = (
-        f"{_tokens(tokens['recomputed'])} tokens of earlier prompts were computed again ({share:.0%} of the time)"
+        f"{amount(tokens['recomputed'])} tokens of earlier prompts were computed again ({share:.0%} of the time)"
     )
     return f"{text}, as the cache had evicted them: add KV, or keep other traffic away from the engine."
 
 
 def _decode(page: Json, share: float) -> str:
     output, seconds = page["tokens"]["output"], max(0.001, page["split"]["decode"] / 1000)
-    speed = f"{_tokens(output)} tokens, {output / seconds:.0f} per second of a call"
+    speed = f"{amount(output)} tokens, {output / seconds:.0f} per second of a call"
     text = f"Answers take {share:.0%} of the time: {speed}"
     return f"{text}. Nothing waits for long: ask for shorter answers, or use a faster engine."
 
@@ -350,5 +350,9 @@ _REMEDIES: Mapping[str, Callable[[Json, float], str]] = {
 }
 
 
-def _tokens(num: float) -> str:
-    return f"{num / 1e6:.1f}M" if num >= 1e6 else f"{num / 1e3:.1f}k" if num >= 1e3 else f"{num:.0f}"
+def amount(tokens: float) -> str:
+    """1234567 -> 1.2M: at most four characters and a letter."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if tokens >= size:
+            return f"{tokens / size:.{0 if tokens >= 99.95 * size else 1}f}{letter}"
+    return f"{tokens:.0f}"

@@ -13,6 +13,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from gateway.api.why import amount
 from gateway.core.fields import Json
 
 COLOURS: Mapping[str, str] = {
@@ -202,14 +203,6 @@ def _cells(row: Json) -> dict[str, str | Text]:
         "TOKENS": amount(row["prompt_tokens"]) if "prompt_tokens" in row else "",
         "REPLICA": _clipped(row.get("replica", ""), 14),
     }
-
-
-def amount(tokens: float) -> str:
-    """1234567 -> 1.2M: at most four characters and a letter."""
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if tokens >= size:
-            return f"{tokens / size:.0f}{letter}" if tokens >= 100 * size else f"{tokens / size:.1f}{letter}"
-    return f"{tokens:.0f}"
 
 
 def seconds(value: float) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.api.why import WORK, explained, joined_why, parts_ms
+from gateway.api.why import WORK, amount, explained, joined_why, parts_ms
 from policies.fleet import FleetView, ReplicaView
 
 UP = ReplicaView("gpu1", True, 4, 4, 0, 100_000, 98_000, gate_held_s=5.0, gate_saved_s=9.0, engine_slots=4)
@@ -157,3 +157,20 @@ def test_of_nothing_there_is_no_explanation_and_of_a_first_request_that_runs_onl
     assert page is not None
     assert page["remedy"] == "No request has ended yet: ask again when one has."
     assert set(WORK) <= {"prefill", "decode", "client"}
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"),
+        (999, "999"),
+        (1_000, "1.0k"),
+        (99_900, "99.9k"),
+        (99_960, "100k"),
+        (250_000, "250k"),
+        (1.2e6, "1.2M"),
+        (3e9, "3.0G"),
+    ],
+)
+def test_amounts_are_short(value: float, text: str) -> None:
+    assert amount(value) == text

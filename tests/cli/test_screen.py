@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from gateway.api.sessions import SessionPhase
-from gateway.cli.screen import COLOURS, SORTS, Screen, amount, gates, gauge, seconds
+from gateway.cli.screen import COLOURS, SORTS, Screen, gates, gauge, seconds
 from gateway.cli.top import ORDERS
 from tests.cli.snapshots import session, snapshot
 
@@ -130,22 +130,6 @@ def test_replicas_that_are_down_or_of_unknown_size_say_so() -> None:
 
 def test_every_phase_has_its_colour() -> None:
     assert list(COLOURS) == [phase.value for phase in SessionPhase]
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0, "0"),
-        (999, "999"),
-        (1_000, "1.0k"),
-        (99_900, "99.9k"),
-        (250_000, "250k"),
-        (1.2e6, "1.2M"),
-        (3e9, "3.0G"),
-    ],
-)
-def test_amounts_are_short(value: float, text: str) -> None:
-    assert amount(value) == text
 
 
 @pytest.mark.parametrize(("value", "text"), [(0.4, "0s"), (599, "599s"), (600, "10m"), (5_400, "1.5h")])

@@ -4,7 +4,12 @@
 const LIMIT = 300, EVERY_MS = 1000, KEY = "turngate-key";
 const PHASES = ["waiting", "queued", "prefill", "decode", "tool", "lease", "idle"];
 const $ = (id) => document.getElementById(id);
-const tokens = (n) => n == null ? "" : n >= 1e6 ? (n / 1e6).toFixed(1) + "M" : n >= 1e3 ? (n / 1e3).toFixed(1) + "k" : String(n);
+const SIZES = [[1e9, "G"], [1e6, "M"], [1e3, "k"]];
+const tokens = (n) => {
+  if (n == null) return "";
+  const [size, letter] = SIZES.find(([least]) => n >= least) ?? [1, ""];
+  return (n / size).toFixed(size === 1 || n >= 99.95 * size ? 0 : 1) + letter;
+};
 const span = (s) => s == null ? "" : s >= 3600 ? (s / 3600).toFixed(1) + " h" : s >= 600 ? Math.round(s / 60) + " min" : Math.round(s) + " s";
 
 const COLUMNS = [
