@@ -22,6 +22,7 @@ from gateway.core.transport import HeaderList, Request
 from gateway.dialects.base import Dialect, Opening
 from policies.engine_queue import EngineTime
 from policies.recognition.prefix_breaks import Found
+from policies.recognition.prompts import SystemChange
 from policies.types import Blocks, Dispatch, History, Turn, TurnKind, Usage, Waited, value
 
 if TYPE_CHECKING:
@@ -93,6 +94,10 @@ class Recognition:
     """A keyed hash of it, for logs and operators."""
     history: History | None = None
     """Earlier turns of a session that comes for the first time, as its prompt tells of them."""
+    system_hash: int = 0
+    """Of its system text, of this process alone; 0: it is a side request."""
+    system_change: SystemChange | None = None
+    """Of a later turn on the same model. None: its system text is that of the turn before."""
 
 
 @value

@@ -224,9 +224,10 @@ def breaks_as_text(families: Iterable[Json]) -> str:
 def _lines(row: Json) -> str:
     found = row["prefix_breaks"]
     last = found["last"]
+    turns = f", {found['turns']} later turns their own" if found.get("turns") else ""
     return (
-        f"family {row['family']}: {found['breaks']} of {found['sessions']} sessions break their siblings' prefix,"
-        f" {found['wasted_tokens']:,} tokens wasted ({found['wasted_tokens_per_break']:,} each)\n"
+        f"family {row['family']}: {found['breaks']} of {found['sessions']} sessions break their siblings' prefix"
+        f"{turns}, {found['wasted_tokens']:,} tokens wasted ({found['wasted_tokens_per_break']:,} each)\n"
         f"  last: {last['span_chars']} characters in the {last['part']}, {last['at_chars']:,} from the start"
         f" ({last['at_share']:.0%}), like a {last['kind']}; {last['shared_chars']:,} equal characters behind it"
     )

@@ -184,6 +184,8 @@ class Identity:
             client_session=None if claim.session is None else excerpt(claim.session),
             client_hash=call.name,
             history=_history(sighting, script),
+            system_hash=sighting.system,
+            system_change=sighting.system_change,
         )
 
     def residency(self, exchange: Exchange, script: Script) -> tuple[Blocks, int]:

@@ -33,6 +33,8 @@ class BreakTally:
     sessions: int = 0
     """Sessions that were compared with a sibling."""
     breaks: int = 0
+    turns: int = 0
+    """Later turns whose system text breaks the prefix of the turn before."""
     wasted_tokens: int = 0
     last: Break | None = None
     last_share: float = 0.0
@@ -56,14 +58,17 @@ class PrefixBreaks:
         return exchange.payload if self._rewrite is None else self._rewrite.apply(exchange)
 
     def recognised(self, exchange: Exchange, script: Script, tools_first: bool) -> Found | None:
-        """Compare the first prompt of a session, as it will be sent, with its siblings'. None: it is no first
-        prompt, or has no siblings."""
+        """Compare the first prompt of a session, as it will be sent, with its siblings', and a later one whose
+        system text is another one with the turn before. None: it is neither, or there is nothing to compare."""
         of = exchange.recognition
-        if of is None or of.turn_index or of.is_retry or of.kind is SIDE:
+        if of is None or of.is_retry or of.kind is SIDE:
             return None
-        found = self._breaks.saw(
-            of.family_id, owner_of(exchange), script.tools, script.system, script.messages, tools_first
-        )
+        prompt = of.family_id, owner_of(exchange), script.tools, script.system, script.messages, tools_first
+        if of.system_change is not None:
+            return self._breaks.changed(*prompt, of.system_hash, of.system_change)
+        if of.turn_index:
+            return None
+        found = self._breaks.saw(*prompt, of.system_hash)
         if found is not None and self._rewrite is not None:
             self._rewrite.learn(found)
         return found
@@ -77,12 +82,16 @@ class PrefixBreaks:
         self._tallies.move_to_end(found.family_id)
         if len(self._tallies) > MAX_FAMILIES:
             self._tallies.popitem(last=False)
-        tally.sessions += found.weight
+        if found.is_first:
+            tally.sessions += found.weight
         if (broken := found.broken) is None:
             return
         chars = exchange.recognition.chars if exchange.recognition else 0
         wasted_tokens = found.weight * _wasted_tokens(broken, exchange, chars)
-        tally.breaks += found.weight
+        if found.is_first:
+            tally.breaks += found.weight
+        else:
+            tally.turns += found.weight
         tally.wasted_tokens += wasted_tokens
         tally.last, tally.last_share = broken, broken.at_chars / max(1, chars)
         self._metrics.prefix_breaks.add(found.weight, broken.kind)
@@ -103,8 +112,9 @@ def _row(tally: BreakTally, last: Break) -> Json:
     return {
         "sessions": tally.sessions,
         "breaks": tally.breaks,
+        "turns": tally.turns,
         "wasted_tokens": tally.wasted_tokens,
-        "wasted_tokens_per_break": round(tally.wasted_tokens / tally.breaks),
+        "wasted_tokens_per_break": round(tally.wasted_tokens / (tally.breaks + tally.turns)),
         "last": {
             "kind": last.kind,
             "part": last.part,

@@ -198,7 +198,11 @@ class Metrics:
         horizon = "Idle time that nine in ten evicted prefixes had reached, where engines publish events"
         self.kv_horizon = Bounded(Gauge("turngate_kv_horizon_seconds", horizon, ("replica",), registry=registry))
         self.hints = counter("hints", "Hints by what became of them", "engine", "hint", "result")
-        self.prefix_breaks = counter("prefix_breaks", "Sessions that break their siblings' prefix", "kind")
+        self.prefix_breaks = counter(
+            "prefix_breaks",
+            "Sessions that break their siblings' prefix, and later turns that break their own",
+            "kind",
+        )
         self.prefix_break_tokens = counter("prefix_break_tokens", "Shared tokens behind a break", "kind")
         self.limited = counter("limited", "Requests refused by a limit of their key", "limit")
         self.faults = counter("engine_faults", "What engines did wrong, by kind", "engine", "kind")

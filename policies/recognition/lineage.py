@@ -10,7 +10,7 @@ from policies.recognition.continuation import NOBODY, Call, Match, Rule, is_rest
 from policies.recognition.conversations import Conversation, Conversations
 from policies.recognition.families import Families, FamilyRecord
 from policies.recognition.passages import OPENING_BYTES, errand, latest, opening
-from policies.recognition.prompts import Prompt, SummaryRequest
+from policies.recognition.prompts import Prompt, SummaryRequest, SystemChange
 from policies.recognition.summaries import Summaries, sum_up_of, summary_request
 from policies.types import BLOCK_CHARS, Blocks, FamilyId, SessionId, TurnKind, value
 
@@ -40,6 +40,10 @@ class Sighting:
     """Of a request without tools and without a name."""
     last_message: bytes = b""
     """The start of it."""
+    system: int = 0
+    """Hash of its system text; 0: of a side request."""
+    system_change: SystemChange | None = None
+    """Of a later turn on the same model. None: its system text is that of the turn before."""
 
 
 _GOES_ON = frozenset((Rule.NEXT, Rule.RETRY, Rule.EDITED, Rule.RESTART))
@@ -174,6 +178,10 @@ class Lineage:
         blocks = self._blocks(call, _known_blocks(conversation, prompt))
         if rule is Rule.NEXT and not conversation.has_carried:
             conversation.has_carried = prompt.carries(conversation.marks, len(conversation.links.hashes)) > 0
+        change = None
+        if conversation.system != prompt.system and conversation.key == call.key:
+            shared = common(conversation.links.chain, prompt.links.chain)
+            change = SystemChange(conversation.system, shared - 1)
         if rule is Rule.RETRY:
             self._conversations.touch(conversation, now)
         else:
@@ -185,7 +193,7 @@ class Lineage:
             conversation.is_served = conversation.was_summed_up = conversation.has_sum_up = False
             self._conversations.advance(conversation, prompt.links, now)
         conversation.tools, conversation.system, conversation.key = prompt.tools, prompt.system, call.key
-        return self._sent(conversation, rule, prompt, blocks, now)
+        return self._sent(conversation, rule, prompt, blocks, change)
 
     def _begin(self, match: Match, prompt: Prompt, now: float) -> Sighting:
         call = prompt.call
@@ -209,7 +217,7 @@ class Lineage:
         self._conversations.advance(conversation, prompt.links, now)
         if call.name is None and not prompt.has_history:
             self._conversations.put_opening(conversation, prompt.opening)
-        return self._sent(conversation, match.rule, prompt, blocks, now)
+        return self._sent(conversation, match.rule, prompt, blocks)
 
     def _serve(self, conversation: Conversation | None, prompt: Prompt, now: float) -> Sighting:
         """Record a side request. It belongs to a session and leaves no trace in its chain. Without a name it has
@@ -262,7 +270,14 @@ class Lineage:
             num_turns=1,
         )
 
-    def _sent(self, conversation: Conversation, rule: Rule, prompt: Prompt, blocks: Chain, now: float) -> Sighting:
+    def _sent(
+        self,
+        conversation: Conversation,
+        rule: Rule,
+        prompt: Prompt,
+        blocks: Chain,
+        change: SystemChange | None = None,
+    ) -> Sighting:
         call = prompt.call
         request = None
         if call.name is None and not prompt.tools and rule not in (Rule.NEXT, Rule.EDITED):
@@ -287,6 +302,8 @@ class Lineage:
             attempt=conversation.attempt,
             summary_request=request,
             last_message=call.messages[-1][:OPENING_BYTES] if call.messages else b"",
+            system=prompt.system,
+            system_change=change,
         )
 
     def _blocks(self, call: Call, known: Sequence[int] = ()) -> Chain:

@@ -11,6 +11,7 @@ from heapq import nsmallest
 from itertools import accumulate
 from typing import TypeAlias
 
+from policies.recognition.prompts import SystemChange
 from policies.types import FamilyId, value
 
 KINDS = ("header", "date", "path", "id", "number", "text")
@@ -138,11 +139,14 @@ LEAST_RUN_CHARS = 128
 LEAST_SHARED_CHARS = 1024
 """Two blocks: the least whose cache is worth anything."""
 
+MAX_TEXT_CHUNKS = 2**20
+"""Of all system texts that are remembered for later turns, each once."""
 MAX_VARIANTS = 3
 """First prompts remembered per family: only what none of them shares is wasted."""
 CHECKED_ALL = 256
 CHECKED_EVERY = 16
-"""Of a family's sessions after the first CHECKED_ALL, one in this many is compared and counts for all."""
+"""Of a family's sessions after the first CHECKED_ALL, one in this many is compared and counts for all; likewise of
+its later turns with another system text than the turn before."""
 
 _ANCHORS = 16
 _LEAST_COMMON_ANCHORS = 4
@@ -190,8 +194,10 @@ class Found:
     family_id: FamilyId
     """Of the first sibling, also where the break made a family of its own of every session."""
     weight: int
-    """For how many sessions this one counts."""
+    """For how many sessions or later turns this one counts."""
     broken: Break | None
+    is_first: bool = True
+    """Whether it is a first prompt, compared with siblings; else a later turn, compared with the turn before."""
 
 
 @dataclass(slots=True, eq=False)
@@ -201,6 +207,8 @@ class _Siblings:
     variants: list[array[int]] = field(default_factory=list)
     """Most recently sent first."""
     num_seen: int = 0
+    num_changed: int = 0
+    """Later turns with another system text."""
 
 
 @value
@@ -219,12 +227,34 @@ class _Head:
         return "tools" if chunk < self.messages_from else "messages"
 
 
+class _Texts:
+    """Chunks of the latest system texts, by the hash of the text; eight bytes each."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[int, array[int]] = OrderedDict()
+        self._num_chunks = 0
+
+    def keep(self, text: int, system: bytes) -> None:
+        if text in self._known:
+            self._known.move_to_end(text)
+            return
+        chunks = self._known[text] = array("q", map(hash, chunks_of(system[:HEAD_CHARS])))
+        self._num_chunks += len(chunks)
+        while self._num_chunks > MAX_TEXT_CHUNKS:
+            self._num_chunks -= len(self._known.popitem(last=False)[1])
+
+    def get(self, text: int) -> array[int] | None:
+        return self._known.get(text)
+
+
 class Breaks:
-    """Compares first prompts with those of earlier siblings. At most `max_families`, the least recently seen goes
-    first; each keeps up to three heads of eight bytes per chunk (4 KB for 30 KB of prompt)."""
+    """Compares first prompts with those of earlier siblings, and later turns of another system text with the turn
+    before. At most `max_families`, the least recently seen goes first; each keeps up to three heads of eight bytes
+    per chunk (4 KB for 30 KB of prompt)."""
 
     def __init__(self, max_families: int = 512) -> None:
         self._max_families = max_families
+        self._texts = _Texts()
         self._by_family: OrderedDict[FamilyId, _Siblings] = OrderedDict()
         self._by_anchor: dict[int, _Siblings] = {}
 
@@ -236,22 +266,66 @@ class Breaks:
         system: bytes,
         messages: Sequence[bytes],
         tools_first: bool = False,
+        text: int | None = None,
     ) -> Found | None:
         """A session's first prompt, in canonical texts. None: it was not compared.
 
-        `owner`: of its tenant and model; nothing is compared across owners, as is `family_id`.
+        `owner`: of its tenant and model; nothing is compared across owners, as is `family_id`. `text`: hash of the
+        system text, by which `changed` finds it.
         """
+        if text is not None:
+            self._texts.keep(text, system)
+        siblings, head = self._siblings(family_id, owner, tools, system, messages, tools_first)
+        siblings.num_seen += 1
+        weight = _weight(siblings.num_seen)
+        if not weight:
+            return None
+        head = head or _head(tools, system, messages, tools_first)
+        return Found(siblings.family_id, weight, _compared(head, siblings, owner))
+
+    def changed(
+        self,
+        family_id: FamilyId,
+        owner: int,
+        tools: Sequence[bytes],
+        system: bytes,
+        messages: Sequence[bytes],
+        tools_first: bool,
+        text: int,
+        change: SystemChange,
+    ) -> Found | None:
+        """A later turn with another system text than the turn before. None: it was not compared. `messages` and
+        `text` are as of `saw`."""
+        earlier = self._texts.get(change.before)
+        self._texts.keep(text, system)
+        if earlier is None:
+            return None
+        kept = messages[: change.num_messages]
+        siblings, head = self._siblings(family_id, owner, tools, system, kept, tools_first)
+        siblings.num_changed += 1
+        weight = _weight(siblings.num_changed)
+        if not weight:
+            return None
+        head = head or _head(tools, system, kept, tools_first)
+        old = head.hashes[: head.system.start] + earlier + head.hashes[head.system.stop :]
+        return Found(siblings.family_id, weight, _break(head, old, owner), is_first=False)
+
+    def _siblings(
+        self,
+        family_id: FamilyId,
+        owner: int,
+        tools: Sequence[bytes],
+        system: bytes,
+        messages: Sequence[bytes],
+        tools_first: bool,
+    ) -> tuple[_Siblings, _Head | None]:
+        """Return the siblings of a prompt, and its head, if that was needed to find them."""
         siblings, head = self._by_family.get(family_id), None
         if siblings is None:
             head = _head(tools, system, messages, tools_first)
             siblings = self._related(family_id, head, hash((owner, *tools)))
         self._by_family.move_to_end(siblings.family_id)
-        siblings.num_seen += 1
-        weight = 1 if siblings.num_seen <= CHECKED_ALL else CHECKED_EVERY
-        if siblings.num_seen % weight:
-            return None
-        head = head or _head(tools, system, messages, tools_first)
-        return Found(siblings.family_id, weight, _compared(head, siblings, owner))
+        return siblings, head
 
     def _related(self, family_id: FamilyId, head: _Head, owner: int) -> _Siblings:
         """Siblings by content, or new ones."""
@@ -269,6 +343,13 @@ class Breaks:
                 if self._by_anchor.get(anchor) is gone:
                     del self._by_anchor[anchor]
         return siblings
+
+
+def _weight(number: int) -> int:
+    """Return for how many the comparison with this number counts; 0: it is left out."""
+    if number <= CHECKED_ALL:
+        return 1
+    return 0 if number % CHECKED_EVERY else CHECKED_EVERY
 
 
 def chunks_of(system: bytes) -> list[bytes]:

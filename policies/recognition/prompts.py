@@ -62,6 +62,16 @@ class SummaryRequest:
     """Serial numbers of those it points to, and whether it holds all that was kept of them."""
 
 
+@value
+class SystemChange:
+    """A later turn of a session has another system text than the turn before."""
+
+    before: int
+    """Hash of the earlier text."""
+    num_messages: int
+    """First messages that both prompts have."""
+
+
 class Prompt:
     """A call with its hashes."""
 

@@ -95,6 +95,22 @@ async def test_what_breaks_often_is_learned_and_a_sessions_turns_stay_one_sessio
         assert cached > 0.9 * earlier["prompt_tokens"]
 
 
+async def test_a_clock_in_the_system_prompt_breaks_each_later_turn(start: Start) -> None:
+    client = await start()
+    history, sessions = [{"role": "user", "content": "Fix it."}], set()
+    for turn in range(4):
+        system = {"role": "system", "content": f"It is 12:0{turn}.\n{RULES}"}
+        cached, receipt = await client.ask(system, *history)
+        assert cached < 32
+        sessions.add(receipt["session"])
+        answer = {"role": "assistant", "content": f"I have done step {turn}."}
+        history += [answer, {"role": "user", "content": f"Go on with {turn + 1}."}]
+    assert len(sessions) == 1
+    (row,) = (await client.get("/v1/turngate/families"))["families"]
+    assert (row["prefix_breaks"]["turns"], row["prefix_breaks"]["last"]["kind"]) == (3, "date")
+    assert 'turngate_prefix_breaks_total{kind="date"} 3.0' in await client.get("/metrics")
+
+
 async def test_doctor_tells_them_of_a_running_gateway(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
     client = await start()
     for run in RUNS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -13,6 +14,7 @@ from gateway.dialects.base import Script
 from gateway.exchange import Exchange, Recognition
 from gateway.sessions.prefix_breaks import PrefixBreaks
 from gateway.telemetry.metrics import Metrics
+from policies.recognition.prompts import SystemChange
 from policies.types import TurnKind, Usage
 from tests.policies.recognition.siblings import Agent, path_line
 from tests.telemetry.observed import exchange
@@ -100,3 +102,42 @@ def test_a_tenant_reads_its_own_families_only_and_no_content(breaks: PrefixBreak
     assert b"/srv" not in orjson.dumps(joined)
     assert "prefix_breaks" in joined[0]
     assert breaks.joined([{"family": "f1"}], "b") == [{"family": "f1"}]
+
+
+CLOCK = "It is 12:0{}.\n"
+
+
+def later_turn(agent: Agent, turn: int, usage: Usage, num_messages: int = 1) -> tuple[Exchange, Script]:
+    """Return the turn of a session whose system text tells the time."""
+    change = SystemChange(turn, num_messages) if turn else None
+    changes = {"turn_index": turn, "system_hash": turn + 1, "system_change": change}
+    made, script = first_turn(agent, Random(1), usage, **changes)
+    script = Script(agent.tools, agent.system(CLOCK.format(turn)), script.messages, True, ())
+    return made, script
+
+
+def test_a_system_text_that_changes_within_a_session_breaks_its_own_prefix(breaks: PrefixBreaks) -> None:
+    agent = Agent(Random(1))
+    record(breaks, *(later_turn(agent, turn, Usage(4000, 100, 1)) for turn in range(5)))
+    (row,) = breaks.joined([], "a")
+    found = row["prefix_breaks"]
+    assert (found["sessions"], found["breaks"], found["turns"]) == (1, 0, 4)
+    assert 4 * 3500 < found["wasted_tokens"] <= 4 * 3900
+    assert (found["last"]["kind"], found["last"]["part"]) == ("date", "system")
+
+
+def test_a_later_turn_is_compared_as_far_as_the_turn_before_went(breaks: PrefixBreaks) -> None:
+    agent = Agent(Random(1), num_tools=0)
+    messages = b'["tool",{"content":"' + b"a line of code\\n" * 500 + b'"}]'
+    behind = []
+    for num_messages in (0, 1):
+        (made, script), before = (
+            later_turn(agent, 1, Usage(4000, 0, 1), num_messages),
+            later_turn(agent, 0, Usage()),
+        )
+        record(breaks, before, (made, replace(script, messages=(messages,))))
+        found = made.prefix_break
+        assert found is not None
+        assert found.broken is not None
+        behind.append(found.broken.shared_chars)
+    assert behind[1] - behind[0] == pytest.approx(len(messages), rel=0.1)
