@@ -1,15 +1,22 @@
-"""Parts of `turngate demo`: a line of progress, and the engine and the gateway as processes of their own."""
+"""Parts of `turngate demo`: a line of progress, and the engine and the gateway as processes of their own.
+
+`python -m gateway.cli.demo_process ARGUMENTS` is `turngate ARGUMENTS` that ends with the process that started it.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import signal
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from tempfile import TemporaryFile
+
+from gateway.cli.main import main
 
 
 class Progress:
@@ -45,10 +52,11 @@ async def command(
     arguments: Sequence[str], stop: signal.Signals = signal.SIGTERM, stop_within_s: float = STOP_WITHIN_S
 ) -> AsyncIterator[str]:
     """Run `turngate ARGUMENTS` for the body of the block; the value is its base URL, without `/v1`. `stop`: the
-    signal at the end of the block."""
+    signal at the end of the block. A caller that is killed takes the command with it."""
+    pipe = asyncio.subprocess.PIPE
     with TemporaryFile() as log:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "gateway", *arguments, stdout=asyncio.subprocess.PIPE, stderr=log
+            sys.executable, "-m", __name__, *arguments, stdin=pipe, stdout=pipe, stderr=log
         )
         try:
             async with asyncio.timeout(READY_WITHIN_S):
@@ -82,3 +90,15 @@ async def _base_url(process: asyncio.subprocess.Process) -> str | None:
         if found:
             return f"http://{found[1].decode()}"
     return None
+
+
+def _end_with_starter() -> None:
+    """End like on SIGTERM once standard input ends: its other end is open as long as the starter lives."""
+    while os.read(0, 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    threading.Thread(target=_end_with_starter, daemon=True).start()
+    sys.exit(main())
