@@ -35,6 +35,9 @@ class Claim:
 
 
 NO_CLAIM = Claim()
+_OFFERS_TOOLS = Claim(expects_tools=True)
+_AGENTS_WITH_TOOLS = ("opencode/", "codex_", "claude-cli/")
+"""How user agents begin of those whose schemas expect tools. A proxy may drop the headers of a session."""
 _SESSION_HEADERS = frozenset(
     (
         "x-turngate-session",
@@ -54,7 +57,8 @@ _SESSION_HEADERS = frozenset(
 def read_claim(headers: Headers) -> Claim:
     """Return the claim of the first schema that is present. Header names are in lower case."""
     if _SESSION_HEADERS.isdisjoint(headers):
-        return NO_CLAIM
+        has_tools = headers.get("user-agent", "").startswith(_AGENTS_WITH_TOOLS)
+        return _OFFERS_TOOLS if has_tools else NO_CLAIM
     return next((claim for schema in _LADDER if (claim := schema(headers)).source), NO_CLAIM)
 
 

@@ -60,8 +60,8 @@ _LEAST_SHARED = 3
 _TASK_BYTES = 4096
 _TASK_MESSAGES = 8
 """Of a first prompt, in which an agent's task is looked for."""
-_TITLE_S = 60.0
-"""Within which a title and the first turn of its session come."""
+_TITLE_S = 300.0
+"""Within which a title and the first turn of its session come. A session may be interrupted in between."""
 
 
 class Rule(StrEnum):
@@ -372,14 +372,22 @@ def _served(conversations: Conversations, prompt: Prompt, under: SessionId | Non
 
 def title_of(conversations: Conversations, prompt: Prompt) -> Conversation | None:
     """Return an earlier request for a title of the session that begins with this prompt."""
-    if not prompt.tools or prompt.has_history or not prompt.links.hashes:
+    if not prompt.tools or prompt.has_history:
         return None
-    for conversation in conversations.recent.at(prompt.links.hashes[-1]):
+    for conversation in _tasked(conversations, prompt):
         is_fresh = not conversation.is_taken and prompt.now - conversation.seen_at <= _TITLE_S
         is_one = not conversation.tools and conversation.num_turns == 1 and conversation.name is None
         if is_fresh and is_one and conversation.system != prompt.system:
             return conversation
     return None
+
+
+def _tasked(conversations: Conversations, prompt: Prompt) -> Iterator[Conversation]:
+    """Sessions that were sent the last message of a first prompt, or at last another one of its first messages."""
+    *others, last = prompt.links.hashes[:_TASK_MESSAGES] or (0,)
+    yield from conversations.recent.at(last)
+    for message in others:
+        yield from (one for one in conversations.recent.at(message) if one.links.hashes[-1] == message)
 
 
 def parent_of(conversations: Conversations, prompt: Prompt) -> Conversation | None:

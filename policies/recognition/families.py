@@ -62,8 +62,16 @@ class FamilyRecord:
     offers_tools: bool
     marks: tuple[int, ...]
     """Hashes by which others join: links of its static prefix from half its length on; its system text."""
+    has_own_text: bool
+    """Whether its system text is long enough to identify it."""
     is_side: bool = False
-    """Whether a request of it was a side request of a named session: then all of them are."""
+    """Whether a request of it was a side request of a session: then all of them are."""
+    writes_titles: bool = False
+    """Whether a request of it was for a title: then none is for a summary."""
+
+    def mark_side(self) -> None:
+        """Count all its requests as side requests from now on, if its text can tell them from those of agents."""
+        self.is_side |= self.has_own_text and not self.offers_tools
 
 
 class Families:
@@ -94,18 +102,24 @@ class Families:
             links = head.static
             joins = _joins(links)
             # Long enough to name an agent, not a habit of writing prompts.
-            named = [head.system_hash] if len(system) >= BLOCK_CHARS else []
+            has_own_text = len(system) >= BLOCK_CHARS
+            named = [head.system_hash] if has_own_text else []
             tried, marks = (joins, joins + named) if tools else (joins + named, joins)
             family = next((self._by_mark[mark] for mark in reversed(tried) if mark in self._by_mark), None)
         if tools and group is not None:
             family = self._join(digest(key, group), family, id_)
         if family is None:
-            family = self._by_id[id_] = FamilyRecord(id_, bool(tools), tuple(marks))
+            family = self._by_id[id_] = FamilyRecord(id_, bool(tools), tuple(marks), has_own_text)
             for mark in family.marks:
                 self._by_mark.setdefault(mark, family)
             self._forget()
         self._by_id.move_to_end(family.id)
         return family, head
+
+    def writes_titles(self, key: bytes, system: bytes) -> bool:
+        """Whether requests without tools under this system text are for titles."""
+        family = self._by_id.get(self.heads.of(key, (), system).family_id)
+        return family is not None and family.writes_titles
 
     def _join(self, group: int, family: FamilyRecord | None, id_: FamilyId) -> FamilyRecord | None:
         if family is None:

@@ -131,7 +131,8 @@ class Lineage:
         if match.rule in _BEGINS and prompt.tools and self._summaries and prompt.has_history:
             restarted = self._summaries.restarted(self._conversations, prompt)
             return Match(Rule.RESTART, restarted) if restarted else match
-        if match.rule in _BEGINS and not prompt.tools and self._conversations.clued:
+        call, may_sum_up = prompt.call, match.rule in _BEGINS and not prompt.tools and self._conversations.clued
+        if may_sum_up and not self._families.writes_titles(call.key, call.system):
             prompt.asks = summary_request(self._conversations, prompt)
             served = sum_up_of(self._conversations, prompt.asks)
             if served is not None:
@@ -199,11 +200,11 @@ class Lineage:
         call = prompt.call
         family, head = self._families.find(call.key, call.tools, call.system, call.messages, call.group)
         if call.expects_tools and not call.tools:
-            _mark_side(family, call)
+            family.mark_side()
         trunk = match.conversation if match.rule is Rule.FORK else None
         title = None
         parent_id = call.parent or (trunk.id if trunk else None)
-        if call.name is None and match.rule in (Rule.NEW, Rule.SIBLING):
+        if call.name is None:
             title = title_of(self._conversations, prompt)
             if parent_id is None and (parent := parent_of(self._conversations, prompt)):
                 parent_id = parent.id
@@ -212,6 +213,8 @@ class Lineage:
         conversation.id = title.id if title else self._new_id(conversation, prompt)
         if title is not None:
             title.is_taken, title.kind, conversation.has_title = True, TurnKind.SIDE, True
+            title.family.mark_side()
+            title.family.writes_titles = title.family.is_side
         blocks = self._blocks(call, _known_blocks(trunk, prompt) or head.blocks(call.tools_first))
         self._conversations.add(conversation, now)
         self._conversations.advance(conversation, prompt.links, now)
@@ -225,10 +228,9 @@ class Lineage:
         assert conversation is not None
         call, conversation.is_served = prompt.call, True
         family = self._families.find(call.key, call.tools, call.system, call.messages, None)[0]
+        family.mark_side()
         shadow = None
-        if call.name is not None:
-            _mark_side(family, call)
-        else:
+        if call.name is None:
             prompt.asks = prompt.asks or SummaryRequest(call.key, now, {conversation.serial: True})
             shadow = self._new(prompt, family, conversation.parent_id, TurnKind.SIDE)
             shadow.id, shadow.is_taken, shadow.first_len = conversation.id, True, len(prompt.links.chain)
@@ -343,11 +345,6 @@ def _holds_name(other: Conversation, conversation: Conversation) -> bool:
 def _has_clues(conversation: Conversation) -> bool:
     """Whether only content can show where its history restarts."""
     return conversation.tools != 0 and conversation.name is None
-
-
-def _mark_side(family: FamilyRecord, call: Call) -> None:
-    """Count all requests like this one as side requests, if its system text is long enough to identify them."""
-    family.is_side |= not family.offers_tools and len(call.system) >= BLOCK_CHARS
 
 
 def _first_kind(call: Call, family: FamilyRecord) -> TurnKind:

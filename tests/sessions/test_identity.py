@@ -185,6 +185,12 @@ def test_a_failed_call_that_comes_again_is_a_retry() -> None:
     assert {first.session_id, again.session_id, said.session_id} == {first.session_id}
 
 
+@pytest.mark.parametrize("agent", ["opencode/1.18.33 ai-sdk/3", "codex_exec/0.169.0 (Linux)", "claude-cli/2.0.1"])
+def test_an_agent_known_by_its_user_agent_alone_has_no_turn_without_tools(agent: str) -> None:
+    assert Desk().ask(b"title please", headers={"user-agent": agent}, tools=()).kind is TurnKind.SIDE
+    assert Desk().ask(b"a chat", headers={"user-agent": "OpenAI/Python 2.9.0"}, tools=()).kind is TurnKind.SINGLE
+
+
 @pytest.mark.parametrize(
     ("headers", "last", "remaining"),
     [

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.clients.identity import merges_across_tenants, score_client, side_calls_as_turns
+from benchmarks.clients.identity import label, merges_across_tenants, score_client, side_calls_as_turns
 from benchmarks.clients.trace_replay import TraceReplay
 from policies.types import TurnKind
-from tests.traces import client_names, read_trace
+from tests.traces import TracedRequest, client_names, read_trace
 
 LEAST_F1 = 0.98
 
@@ -59,6 +59,20 @@ def test_opencode_titles_are_side_requests_of_their_sessions_from_the_first_on()
     gateway = TraceReplay(with_headers=True)
     kinds = {gateway.send(request).kind for request in read_trace("opencode") if not request.body.get("tools")}
     assert kinds == {TurnKind.SIDE}
+
+
+def test_without_headers_opencode_titles_have_the_session_of_the_turn_that_follows() -> None:
+    gateway = TraceReplay(with_headers=False)
+    seen = [(request, gateway.send(request)) for request in read_trace("opencode")]
+    firsts = {label(request): one.session_id for request, one in reversed(seen) if request.body.get("tools")}
+    titles = [(request, one) for request, one in seen if is_title(request)]
+    assert [one.session_id for _, one in titles] == [firsts[label(request)] for request, _ in titles]
+    known = [one.kind for request, one in titles if request.number > 2 and request.body["model"] == "lab-small"]
+    assert set(known) == {TurnKind.SIDE}, "all after the first agents have shown what a title is"
+
+
+def is_title(request: TracedRequest) -> bool:
+    return "title generator" in str(request.body.get("messages", ""))[:200]
 
 
 @pytest.mark.parametrize("with_headers", [True, False])

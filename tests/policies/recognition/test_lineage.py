@@ -244,6 +244,40 @@ def test_a_title_belongs_to_its_session_whichever_comes_first_and_on_another_mod
     assert unnamed.kind is TurnKind.SIDE, "a family that has shown itself as side stays so without an id"
 
 
+def test_a_title_without_a_name_belongs_to_the_session_that_begins_with_its_last_message() -> None:
+    fleet = Fleet()
+    written: dict[str, Any] = {
+        "tools": (),
+        "system": b"You write titles. " * 40,
+        "key": b"small",
+        "tenant": b"one",
+    }
+    title = fleet.ask("u write a title", "u1", **written)
+    first = fleet.turn("u1", "u2", tenant=b"one")
+    assert (title.kind, first.session_id) == (TurnKind.SINGLE, title.session_id)
+    known = fleet.ask("u write a title", "u9", **written)
+    assert known.kind is TurnKind.SIDE, "once one was a title, all of its system text are"
+    assert fleet.turn("u9", tenant=b"one").session_id == known.session_id
+
+
+def test_a_title_is_no_summary_of_a_session_that_failed_with_the_same_task() -> None:
+    fleet, task = Fleet(), "u explain what the main program does"
+    written: dict[str, Any] = {
+        "tools": (),
+        "system": b"You write titles. " * 40,
+        "key": b"small",
+        "tenant": b"one",
+    }
+    titles, firsts = [], []
+    for is_complete in (False, True):
+        titles.append(fleet.turn("u write a title", task, **written).session_id)
+        firsts.append(
+            fleet.turn(task, complete=is_complete, tools=TOOLS[: 1 + is_complete], tenant=b"one").session_id
+        )
+    assert titles == firsts
+    assert len(set(firsts)) == 2
+
+
 def test_an_id_that_changes_with_every_request_does_not_split_a_session() -> None:
     fleet = Fleet()
     first = fleet.turn("u1", name="r1")
