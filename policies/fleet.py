@@ -283,6 +283,8 @@ class Fleet:
         if session.is_resident and session.replica_id != pool.replica.id:
             self.release(session)
         pool.idle.pop(session.id, None)
+        if session.replica_id != pool.replica.id:
+            session.kept_tokens, session.is_followed = None, False
         session.replica_id, session.blocks = pool.replica.id, turn.blocks
         part = pool.parts.get(session.tenant)
         if part is None:
@@ -299,6 +301,7 @@ class Fleet:
         self.release(session)
         session.num_begun = session.num_earlier = session.presumed_blocks = session.prompt_tokens = 0
         session.is_presumed_ended = session.found_prefix = False
+        session.kept_tokens = None
 
     def release(self, session: Session) -> None:
         """End the residency of a session. Its blocks stay cached until the engine needs the room."""
@@ -348,6 +351,10 @@ class Fleet:
         for session_id, tokens in kept_tokens.items():
             session = self.sessions.get(session_id)
             if session is not None and session.blocks and session.replica_id == pool.replica.id:
+                session.is_followed = True
+                if session.num_running and not session.prompt_tokens:
+                    continue  # its first prompt is being computed: nothing of it was there to be lost
+                session.kept_tokens = tokens if tokens < session.prompt_tokens else None
                 block_tokens = session.prompt_tokens / len(session.blocks) or pool.tokens(1)
                 pool.ledger.cut(session_id, int(tokens / block_tokens))
 
@@ -372,6 +379,24 @@ def continues_prompt(session: Session, turn: Turn) -> bool:
     """Whether a prompt begins with most of the session's last one. The id of a block covers all before it."""
     index = CONTINUES[0] * len(session.blocks) // CONTINUES[1]
     return not session.blocks or (len(turn.blocks) > index and turn.blocks[index] == session.blocks[index])
+
+
+def cached_tokens(pool: Pool, session: Session, expected_blocks: int, last_blocks: int) -> float | None:
+    """Return how many tokens the engine should find of a prompt that goes on from its session's last one, that of
+    so many blocks (0: it does not); None where only the number of expected blocks says it.
+
+    The engine's own counts come first, as parts of a prompt differ in characters per token.
+    """
+    if not last_blocks or not session.prompt_tokens:
+        return None
+    kept_tokens = session.kept_tokens
+    if expected_blocks >= last_blocks or (session.is_followed and kept_tokens is None):
+        return float(session.prompt_tokens)
+    scaled_tokens = session.prompt_tokens * expected_blocks / last_blocks
+    if kept_tokens is None:
+        return scaled_tokens
+    own_blocks = int(kept_tokens * last_blocks / session.prompt_tokens)
+    return float(kept_tokens) if expected_blocks <= own_blocks else max(float(kept_tokens), scaled_tokens)
 
 
 def option(pool: Pool, turn: Turn, session: Session) -> Option:

@@ -14,11 +14,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import NamedTuple
 
 from policies import learning
 from policies.admission import Admission, Limits
 from policies.engine_queue import EngineTime
-from policies.fleet import Fleet, FleetView, GateState, Pool, continues_prompt, option, view_of
+from policies.fleet import (
+    Fleet,
+    FleetView,
+    GateState,
+    Pool,
+    cached_tokens,
+    continues_prompt,
+    option,
+    view_of,
+)
 from policies.idle import IdleSessions, Timers
 from policies.ledger import shared_length
 from policies.observed_gate import ObservedGate
@@ -58,6 +68,19 @@ from policies.types import (
 from policies.waits import Waits, holds_most, residents
 
 
+class _Ready(NamedTuple):
+    """A turn that waits for a slot only."""
+
+    pool: Pool
+    reason: Reason
+    missing_tokens: float
+    evicted_tokens: float
+    expected_blocks: int
+    last_blocks: int
+    """Length of its session's last prompt; 0 where this one does not go on from it."""
+    at: float
+
+
 class Scheduler:
     """Owns the fleet. `tell` is the only way in."""
 
@@ -65,7 +88,7 @@ class Scheduler:
         self._policy, self._limits = policy, limits
         self._fleet = Fleet(policy.forecast, limits.max_sessions)
         self._admission = Admission(self._fleet, policy, limits)
-        self._ready: dict[TurnId, tuple[Pool, Reason, float, float, float]] = {}
+        self._ready: dict[TurnId, _Ready] = {}
         """Turns that wait for a slot only: (pool, reason, tokens that its cache should miss, those of them that it
         had before, since when)."""
         self._resting: dict[TurnId, Turn] = {}
@@ -293,7 +316,7 @@ class Scheduler:
             estimate_s = self._admission.expected_wait_of_s(turn.id, now)
             self._waits.note(turn, holders, is_share, len(self._admission.held) - 1, estimate_s, now)
         elif turn.id in self._ready:
-            pool = self._ready[turn.id][0]
+            pool = self._ready[turn.id].pool
             is_share = pool.queue.is_behind(turn, now)
             self._waits.note(turn, self._slots.holders(pool), is_share, len(pool.queue) - 1, 0.0, now)
         elif turn.id in self._resting:
@@ -305,7 +328,7 @@ class Scheduler:
         if turn_id in self._admission.held:
             return self._admission.withdraw(turn_id, keep_until)
         if turn_id in self._ready:
-            return self._ready.pop(turn_id)[0].queue.remove(turn_id)
+            return self._ready.pop(turn_id).pool.queue.remove(turn_id)
         return self._resting.pop(turn_id, None)
 
     def _relearn(self, family: Family) -> None:
@@ -386,10 +409,14 @@ class Scheduler:
             _, expected_blocks = self._fleet.hold(session, turn, pool)
             self._clocks.ready(session.id, now)
         pool.queue.put(turn, (is_side, rank, turn.arrived_at), now)
-        evicted_tokens = 0.0
-        if expected_blocks < len(last_blocks) and not is_side:
-            evicted_tokens = pool.tokens(max(0, shared_length(last_blocks, turn.blocks) - expected_blocks))
-        self._ready[turn.id] = (pool, reason, pool.missing_tokens(turn, expected_blocks), evicted_tokens, now)
+        missing_tokens = pool.missing_tokens(turn, expected_blocks)
+        evicted_tokens, last_len = 0.0, 0
+        if last_blocks and not is_side:
+            shared_len = shared_length(last_blocks, turn.blocks)
+            evicted_tokens = pool.tokens(max(0, shared_len - expected_blocks))
+            last_len = shared_len if shared_len == len(last_blocks) else 0
+        ready = _Ready(pool, reason, missing_tokens, evicted_tokens, expected_blocks, last_len, now)
+        self._ready[turn.id] = ready
 
     def _dispatch(self, now: float, decisions: list[Decision]) -> None:
         """Give free slots to ready turns."""
@@ -400,14 +427,16 @@ class Scheduler:
 
     def _dispatched(self, turn: Turn, pool: Pool, now: float) -> Dispatch:
         session = self._fleet.sessions[turn.session_id]
-        _, reason, missing_tokens, evicted_tokens, ready_at = self._ready.pop(turn.id)
+        ready = self._ready.pop(turn.id)
         session.num_waiting, session.num_running = session.num_waiting - 1, session.num_running + 1
-        self._slots.occupy(turn, pool, missing_tokens, evicted_tokens, now)
-        # While it waited, tokens per character may have been learned to be fewer.
-        expected_cached_tokens = max(0, round(pool.prompt_tokens(turn) - missing_tokens))
+        self._slots.occupy(turn, pool, ready.missing_tokens, ready.evicted_tokens, now)
+        expected_tokens = cached_tokens(pool, session, ready.expected_blocks, ready.last_blocks)
+        if expected_tokens is None:
+            # While it waited, tokens per character may have been learned to be fewer.
+            expected_tokens = max(0.0, pool.prompt_tokens(turn) - ready.missing_tokens)
         hints = self._slots.hints(turn, pool, self._is_shared(now))
-        waited = self._waits.ended(turn.id, turn.not_before, ready_at, now)
-        return Dispatch(turn.id, pool.replica.id, reason, expected_cached_tokens, hints, waited)
+        waited = self._waits.ended(turn.id, turn.not_before, ready.at, now)
+        return Dispatch(turn.id, pool.replica.id, ready.reason, round(expected_tokens), hints, waited)
 
     def _announce(self, decisions: list[Decision]) -> None:
         """Announce the sessions that lost their residency, and the gates that opened or closed."""

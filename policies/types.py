@@ -138,6 +138,10 @@ class Session:
     """Blocks that count as its tenant's part of the replica; 0 while it is not resident."""
     prompt_tokens: int = 0
     """Size of its last prompt, as reported, else estimated."""
+    kept_tokens: int | None = None
+    """How much of that its engine still has, as the engine said itself. None: it reported no loss."""
+    is_followed: bool = False
+    """Whether its engine reports its losses there."""
     decode_s: float = 0.0
     """Time from the first byte of its last complete answer to the end."""
     tools: str = ""
@@ -337,7 +341,7 @@ class ReplicaLost:
 @value
 class CacheLost:
     """It reported evictions: the prefix tokens that it still has of each session named. None: it lost
-    everything."""
+    everything. A session is also named when it is first stored: from then on its losses are reported."""
 
     replica_id: ReplicaId
     kept_tokens: Mapping[SessionId, int] | None

@@ -201,7 +201,8 @@ class Losses:
     num_blocks: int = 0
     """Blocks that left their last tier."""
     kept_tokens: dict[SessionId, int] = field(default_factory=dict)
-    """Cached length of sessions that lost a part of their prefix, or regained one that was reported as lost."""
+    """Cached length of sessions that lost a part of their prefix, regained one that was reported as lost, or are
+    new."""
     is_cleared: bool = False
 
 
@@ -280,6 +281,7 @@ class BlockIndex:
         end = self._ends.get(session_id)
         if end is None:
             self._ends[session_id] = _End(block, end_tokens)
+            losses.kept_tokens[session_id] = end_tokens
             if len(self._ends) > MAX_SESSIONS:
                 oldest, dropped = self._ends.popitem(last=False)
                 _leave(dropped.block, oldest)

@@ -42,9 +42,15 @@ def test_a_session_of_which_nothing_is_left_is_reported_as_lost() -> None:
     assert index.cached_tokens("s") == len(index) == 0
 
 
+def test_a_session_is_named_once_when_it_is_new() -> None:
+    index = BlockIndex()
+    assert store(index, [1, 2], session_id="s").kept_tokens == {"s": 2 * SIZE}
+    assert store(index, [3], parent=2, session_id="s").kept_tokens == {}
+
+
 def test_a_session_that_computes_again_what_it_lost_has_it() -> None:
     index = BlockIndex()
-    assert store(index, [1, 2, 3], session_id="s").kept_tokens == {}
+    store(index, [1, 2, 3], session_id="s")
     remove(index, 3, 2, 1)
     assert store(index, [1, 2], session_id="s").kept_tokens == {"s": 2 * SIZE}
     assert store(index, [3], parent=2, session_id="s").kept_tokens == {"s": 3 * SIZE}

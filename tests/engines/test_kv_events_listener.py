@@ -108,6 +108,7 @@ async def test_an_eviction_is_reported_with_what_the_session_has_left(publisher:
     async with kv_events_heard([running], heard.facts.put_nowait, heard.evict):
         await publisher.heard()
         await publisher.send(stored(1, 2, 3, size=256, session_id="s"))
+        assert await heard.next() == CacheLost("gpu", {"s": 768})
         await publisher.send(removed(3))
         assert await heard.next() == CacheLost("gpu", {"s": 512})
     assert heard.evicted == [("gpu", 1, 0.0)]
@@ -133,6 +134,7 @@ async def test_a_gap_is_filled_from_the_replay(publisher: Publisher, has_topic: 
         await publisher.send(stored(3, size=256), is_lost=True)
         await publisher.send(removed(2))
         assert await publisher.answer_replay(has_topic) == 0
+        assert await heard.next() == CacheLost("gpu", {"s": 512})
         assert await heard.next() == CacheLost("gpu", {"s": 256})
     assert heard.evicted == [("gpu", 1, 0.0)]
 
@@ -159,6 +161,7 @@ async def test_at_a_gap_without_replay_the_index_is_forgotten(publisher: Publish
     async with kv_events_heard([engine(KvEventSource(publisher.url))], heard.facts.put_nowait, heard.evict):
         await publisher.heard()
         await publisher.send(stored(1, 2, size=256, session_id="s"))
+        assert await heard.next() == CacheLost("gpu", {"s": 512})
         await publisher.send(is_lost=True)
         await publisher.send(removed(2))
         await publisher.send(cleared())

@@ -43,6 +43,29 @@ def test_what_an_engine_evicted_is_not_expected_in_its_cache() -> None:
     assert again.expected_cached_tokens == 7 * TOKENS_PER_BLOCK
 
 
+def test_the_engine_s_own_counts_come_before_those_by_characters() -> None:
+    """The prompt has half as many tokens per character as its model's others."""
+    scheduler = started()
+    dispatched(scheduler, turn("s1", SHARED, OWN, session="s"))
+    scheduler.tell(done("s1", 5 * TOKENS_PER_BLOCK), 1.0)
+    more = turn("s2", SHARED, OWN, ("more", 2), session="s", at=2.0)
+    assert dispatched(scheduler, more).expected_cached_tokens == 5 * TOKENS_PER_BLOCK
+    scheduler.tell(done("s2", 6 * TOKENS_PER_BLOCK), 3.0)
+    scheduler.tell(CacheLost("r0", {"s": 333}), 4.0)
+    again = dispatched(scheduler, turn("s3", SHARED, OWN, ("more", 4), session="s", at=5.0))
+    assert again.expected_cached_tokens == 333
+
+
+def test_a_loss_that_is_told_while_the_first_prompt_is_computed_is_none() -> None:
+    """The engine names a session when it stores the first part of it."""
+    scheduler = started()
+    dispatched(scheduler, turn("s1", SHARED, OWN, session="s"))
+    scheduler.tell(CacheLost("r0", {"s": 2 * TOKENS_PER_BLOCK}), 0.5)
+    scheduler.tell(done("s1", 10 * TOKENS_PER_BLOCK), 1.0)
+    again = dispatched(scheduler, turn("s2", SHARED, OWN, session="s", at=3.0))
+    assert again.expected_cached_tokens == 10 * TOKENS_PER_BLOCK
+
+
 def test_what_a_sibling_still_has_is_expected() -> None:
     scheduler = started()
     finished_first_turn(scheduler)
