@@ -136,7 +136,7 @@ class Lineage:
             prompt.asks = summary_request(self._conversations, prompt)
             served = sum_up_of(self._conversations, prompt.asks)
             if served is not None:
-                served.has_sum_up = True
+                served.has_sum_up, prompt.asks.author = True, served.serial
                 return Match(Rule.SIDE, served)
         return match
 

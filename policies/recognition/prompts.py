@@ -58,8 +58,11 @@ class SummaryRequest:
 
     key: bytes
     sent_at: float
-    sessions: Mapping[int, bool]
-    """Serial numbers of those it points to, and whether it holds all that was kept of them."""
+    sessions: Mapping[int, int]
+    """Serial numbers of those it points to, and the place of the first of its last words; 0: it does not hold all
+    that was kept of them."""
+    author: int = 0
+    """That of the session that it was counted for; 0: none was sure."""
 
 
 @value

@@ -21,10 +21,13 @@ def summary_request(conversations: Conversations, prompt: Prompt) -> SummaryRequ
     call = prompt.call
     if not conversations.clued:
         return SummaryRequest(call.key, prompt.now, {})
-    text = _passages_of(prompt)
+    text = {passage: place for place, passage in enumerate(_passages_of(prompt))}
     pointed = _pointed_to(conversations, text)
-    held = {one.serial: text.issuperset((*one.clues, *one.task)) for one in pointed}
-    return SummaryRequest(call.key, prompt.now, held)
+    depths = {}
+    for one in pointed:
+        is_held = text.keys() >= {*one.clues, *one.task}
+        depths[one.serial] = 1 + min(map(text.__getitem__, one.clues)) if is_held else 0
+    return SummaryRequest(call.key, prompt.now, depths)
 
 
 class Summaries:
@@ -36,8 +39,8 @@ class Summaries:
     1. has the same system text and tools, begins with that summary, and in it the model has spoken before: a
        summary handed to a new agent is a first message;
     2. points to a session that has been idle since before the summary was requested;
-    3. holds all of those passages; or the request for the summary does, and the opening of the task too. Of twins
-       any counts; of other sessions there must be only one.
+    3. asked for the summary, see `sum_up_of`; else the prompt holds all of those passages, or the request for
+       the summary does, and the opening of the task too. Of twins any counts; of others there must be only one.
     """
 
     def __init__(self, limit: int = 1024) -> None:
@@ -62,14 +65,15 @@ class Summaries:
         found = [entry for entry in likely if _stands_in(head, places[entry[1][0]], entry[1])]
         if not found:
             return None
-        text = _passages_of(prompt)
+        text = frozenset(_passages_of(prompt))
         pointed = _pointed_to(conversations, text)
         carried = {one.serial: text.issuperset(one.clues) for one in pointed}
         candidates = [_waiting_one(conversations, prompt, request, carried) for request, _ in found]
         conversation = candidates[0]
-        if conversation is None or any(other is not conversation for other in candidates):
+        if conversation is None or not are_twins(list(dict.fromkeys(one for one in candidates if one))):
             return None
-        served = [entry for entry in found if conversation.serial in entry[0].sessions] or found[:1]
+        served = [entry for entry in found if entry[0].author == conversation.serial]
+        served = served or [entry for entry in found if conversation.serial in entry[0].sessions] or found[:1]
         if any(len(entry[0].sessions) > 1 for entry in served):
             del served[1:]  # a twin may wait for the other one
         for entry in served:
@@ -88,16 +92,24 @@ def _waiting_one(
     """
     known = map(conversations.with_serial, {**carried, **request.sessions})
     waiting = [one for one in known if one is not None and _waits(one, prompt, request.sent_at)]
+    asking = next((one for one in waiting if one.serial == request.author), None)
+    if asking is not None:
+        return asking
     held = [one for one in waiting if request.sessions.get(one.serial) or carried.get(one.serial)]
     return min(held, key=lambda one: (not one.has_sum_up, one.serial)) if are_twins(held) else None
 
 
 def sum_up_of(conversations: Conversations, request: SummaryRequest) -> Conversation | None:
-    """Return the session whose summary is asked for, if it is the only one that the request points to."""
+    """Return the session whose summary is asked for: of those that the request holds one that waits, has not yet
+    asked, and whose last words stand last. Of twins any counts; of other sessions there must be only one."""
     sessions = request.sessions
     known = map(conversations.with_serial, sessions)
-    held = [one for one in known if one is not None and one.tools and sessions[one.serial]]
-    return min(held, key=lambda one: (one.has_sum_up, one.serial)) if are_twins(held) else None
+    held = [one for one in known if one is not None and one.tools and not one.running and sessions[one.serial]]
+    held = [one for one in held if not one.has_sum_up] or held
+    if not are_twins(held):
+        deepest = max([sessions[one.serial] for one in held], default=0)
+        held = [one for one in held if sessions[one.serial] == deepest]
+    return min(held, key=lambda one: one.serial) if are_twins(held) else None
 
 
 def are_twins(conversations: Sequence[Conversation]) -> bool:
@@ -113,9 +125,9 @@ def _waits(conversation: Conversation, prompt: Prompt, since: float) -> bool:
     return is_same and not conversation.running and conversation.seen_at <= since
 
 
-def _passages_of(prompt: Prompt) -> frozenset[int]:
+def _passages_of(prompt: Prompt) -> list[int]:
     tenant = prompt.links.chain[0]
-    return frozenset([own_key(tenant, passage) for passage in passages(b"".join(prompt.call.messages))])
+    return [own_key(tenant, passage) for passage in passages(b"".join(prompt.call.messages))]
 
 
 def _pointed_to(conversations: Conversations, text: Iterable[int]) -> list[Conversation]:

@@ -62,8 +62,11 @@ class Agent:
         sighting = self.send(**changed)
         call_id = self.desk.end(sighting, answer)
         if answer is not None:
-            self.history += [("assistant", answer, call_id), ("tool", f"a result of\n\t{answer}", call_id)]
+            self.keep(answer, call_id)
         return sighting
+
+    def keep(self, answer: str, call_id: str) -> None:
+        self.history += [("assistant", answer, call_id), ("tool", f"a result of\n\t{answer}", call_id)]
 
     def ask_for_summary(self) -> Sighting:
         roles = {"user": "[User]: ", "assistant": "[Assistant]: ", "tool": "[Tool result]: "}

@@ -10,6 +10,7 @@ import pytest
 from policies.recognition.continuation import Call, Rule
 from policies.recognition.lineage import Lineage
 from policies.recognition.passages import passages
+from policies.types import TurnKind
 from tests.policies.recognition.compacting import SYSTEM, TOOLS, Agent, Desk
 
 
@@ -67,6 +68,46 @@ def test_siblings_that_said_the_same_last_are_not_told_apart_by_a_transcript() -
     ids = {agent.turn("I look at the files first.").session_id for agent in agents}
     agents[0].compact("We read file number one.")
     assert agents[0].turn("I go on from there.").session_id not in ids
+
+
+def siblings_in_step(desk: Desk, *num_turns: int) -> tuple[list[Agent], list[str]]:
+    """Agents that say the same in each turn, with call ids of their own, and their sessions."""
+    agents = [Agent(desk) for _ in num_turns]
+    firsts = [agent.turn("I look at part 0 now.").session_id for agent in agents]
+    for agent, num in zip(agents, num_turns, strict=True):
+        for n in range(1, num):
+            agent.turn(f"I look at part {n} now.")
+    return agents, firsts
+
+
+def test_a_sibling_whose_turn_runs_does_not_ask_for_a_summary() -> None:
+    (one, other), ids = siblings_in_step(desk := Desk(), 2, 2)
+    running = other.send()
+    one.compact("Nothing needs to change.")
+    desk.end(running, "I look at another part now.")
+    assert one.turn("I look at the rest now.").session_id == ids[0]
+
+
+def test_the_sibling_whose_words_stand_last_asks_for_the_summary_and_goes_on_from_it() -> None:
+    (_, ahead), ids = siblings_in_step(Desk(), 2, 3)
+    asked = ahead.ask_for_summary()
+    assert (asked.kind, asked.session_id) == (TurnKind.SIDE, ids[1])
+    ahead.desk.end(asked, "Nothing needs to change.")
+    ahead.restart_from("Nothing needs to change.")
+    assert ahead.turn("I look at the rest now.").session_id == ids[1]
+
+
+def test_a_sibling_that_has_asked_for_its_summary_does_not_ask_again() -> None:
+    (one, other), ids = siblings_in_step(desk := Desk(), 2, 1)
+    running = other.send()
+    first = one.ask_for_summary()
+    other.keep("I look at part 1 now.", desk.end(running, "I look at part 1 now."))
+    second = other.ask_for_summary()
+    assert [first.session_id, second.session_id] == ids
+    for n, (agent, asked) in enumerate(((other, second), (one, first))):
+        desk.end(asked, f"Nothing needs to change in file {n}.")
+        agent.restart_from(f"Nothing needs to change in file {n}.")
+    assert [agent.turn("I look at the rest now.").session_id for agent in (one, other)] == ids
 
 
 @pytest.mark.parametrize(
