@@ -95,7 +95,7 @@ class EngineQueue:
         as queue, unless the engine says that nothing waits.
         """
         until = ended_at if first_byte_at is None else first_byte_at
-        queue_s = min(self.wait_s(place, sent_at), until - sent_at)
+        queue_s = 0.0 if self.slots is None else min(self.wait_s(place, sent_at), until - sent_at)
         expected_s, beside_s = pace.prefill_s(computed_tokens), pace.prefill_token_s * beside_tokens
         says_none = self.waiting == 0 and self.num_polls > num_polls
         if first_byte_at is not None and not queue_s and not says_none and pace.knows_prefill:
@@ -104,5 +104,7 @@ class EngineQueue:
         left_s = until - sent_at - queue_s
         prefill_s = left_s if first_byte_at is not None else min(left_s, expected_s)
         decode_s = ended_at - sent_at - queue_s - prefill_s
+        if not beside_s:
+            return EngineTime(queue_s, prefill_s, decode_s)
         in_prefill_s = min(beside_s, max(0.0, prefill_s - expected_s))
         return EngineTime(queue_s, prefill_s, decode_s, in_prefill_s, min(beside_s - in_prefill_s, queue_s))

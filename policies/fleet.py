@@ -140,7 +140,8 @@ class Pool:
     def last_tokens(self, turn: Turn, blocks: int) -> float:
         """Tokens of the last `blocks` blocks of this turn's prompt, and of the text behind the last whole
         block."""
-        return self.tokens(blocks, max(0, turn.chars - len(turn.blocks) * BLOCK_CHARS))
+        tail_chars = turn.chars - len(turn.blocks) * BLOCK_CHARS
+        return (blocks * BLOCK_CHARS + (tail_chars if tail_chars > 0 else 0)) * self.ratio.value
 
     def new_tokens(self, turn: Turn) -> float:
         """Tokens by which this turn's prompt would widen the union of the residents."""
@@ -148,7 +149,8 @@ class Pool:
 
     def missing_tokens(self, turn: Turn, expected_blocks: int) -> float:
         """Prompt tokens that the engine has to compute, if it finds so many blocks in its cache."""
-        return max(0.0, self.prompt_tokens(turn) - self.tokens(expected_blocks))
+        missing_tokens = (turn.chars - expected_blocks * BLOCK_CHARS) * self.ratio.value
+        return missing_tokens if missing_tokens > 0.0 else 0.0
 
 
 class Fleet:
@@ -292,7 +294,8 @@ class Fleet:
         part.num_residents += not session.is_resident
         part.blocks += len(session.blocks) - session.held_blocks
         session.is_resident, session.held_blocks = True, len(session.blocks)
-        tail_chars = max(0, turn.chars - len(turn.blocks) * BLOCK_CHARS)
+        tail_chars = turn.chars - session.held_blocks * BLOCK_CHARS
+        tail_chars = tail_chars if tail_chars > 0 else 0
         pool.reserve.put(session, self.families[session.family_id], tail_chars)
         return pool.ledger.hold(session.id, session.blocks)
 
@@ -330,9 +333,10 @@ class Fleet:
     def beyond_bound(self) -> list[Session]:
         """Return the idle sessions beyond the bound, least recently used first. Families without sessions beyond
         it are dropped."""
-        num = max(0, len(self.sessions) - self._max_sessions)
-        oldest = islice(self.sessions.values(), num)
         self._drop_families()
+        if len(self.sessions) <= self._max_sessions:
+            return []
+        oldest = islice(self.sessions.values(), len(self.sessions) - self._max_sessions)
         return list(takewhile(lambda session: session.state is SessionState.IDLE, oldest))
 
     def _drop_families(self) -> None:

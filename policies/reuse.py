@@ -125,7 +125,8 @@ class ReuseDistances:
             node.num_holders += 1
             node = node.parent
         before_chars, run.answer_chars = run.chars, 0
-        run.chars = (run.end - run.start) * BLOCK_CHARS + max(0, chars - run.end * BLOCK_CHARS)
+        tail_chars = chars - run.end * BLOCK_CHARS
+        run.chars = (run.end - run.start) * BLOCK_CHARS + (tail_chars if tail_chars > 0 else 0)
         if run.parent is not None:
             run.chars -= self._tail_chars
         self._held_chars += run.chars - before_chars
@@ -175,7 +176,7 @@ class ReuseDistances:
             last = own = None
             depth = 0
         while depth < len(blocks) and (run := self._runs.get(blocks[depth])) is not None:
-            end = min(run.end, len(blocks))
+            end = run.end if run.end < len(blocks) else len(blocks)
             if blocks[end - 1] != run.chain[end - 1]:
                 end = shared_length(run.chain, blocks)
             last, depth = run if end == run.end else self._split(run, end), end
@@ -221,7 +222,7 @@ class ReuseDistances:
     # ---- sums over the releases
 
     def _count(self, stamp: int, chars: int) -> None:
-        place = max(0, stamp - self._first_stamp)
+        place = stamp - self._first_stamp if stamp > self._first_stamp else 0
         chunk = place >> CHUNK_BITS
         self._chunks[chunk][place & LAST] += chars
         self._sums[chunk] += chars

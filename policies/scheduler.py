@@ -114,23 +114,19 @@ class Scheduler:
         """Take a fact in. Return the decisions, and when to send a Tick if no other fact comes before."""
         decisions: list[Decision] = []
         may_admit = True
-        match fact:
-            case Arrived(turn):
-                may_admit = self._arrived(turn, now, decisions)
-            case Left():
-                self._left(fact, now)
-            case FirstByte(turn_id):
-                self._slots.first_byte(turn_id, now)
-                if self._admission.held:
-                    self._wake_at = self._next_wake(now)
-                return decisions, self._wake_at  # it makes no room
-            case ReplicaReported() | CacheLost():
-                self._fleet.reported(fact)
-            case ReplicaLost(replica_id):
-                self._lost(self._fleet.pool(replica_id), now, decisions)
-            case SessionEnded(session_id) | SessionForgotten(session_id):
-                self._ended(session_id, now, is_forgotten=isinstance(fact, SessionForgotten))
-        if min(self._idle.leases.next_at, self._idle.outrun.next_at, self._deadlines.next_at) <= now:
+        if isinstance(fact, FirstByte):
+            self._slots.first_byte(fact.turn_id, now)
+            if self._admission.held:
+                self._wake_at = self._next_wake(now)
+            return decisions, self._wake_at  # it makes no room
+        if isinstance(fact, Arrived):
+            may_admit = self._arrived(fact.turn, now, decisions)
+        elif isinstance(fact, Left):
+            self._left(fact, now)
+        else:
+            self._heard(fact, now, decisions)
+        idle = self._idle
+        if idle.leases.next_at <= now or idle.outrun.next_at <= now or self._deadlines.next_at <= now:
             may_admit |= self._expire(now, decisions)
         if self._clocks.quiet.next_at <= now:
             self._clocks.expire(now)
@@ -144,7 +140,7 @@ class Scheduler:
             self._dispatch(now, decisions)
         if self._fleet.lost or self._fleet.switched:
             self._announce(decisions)
-        if isinstance(fact, Arrived):
+        if isinstance(fact, Arrived) and (self._admission.held or self._ready or self._resting):
             self._note_wait(fact.turn, now)
         self._wake_at = self._next_wake(now)
         return decisions, self._wake_at
@@ -169,6 +165,16 @@ class Scheduler:
         return self._slots.engine_time(turn_id, usage, is_whole, now)
 
     # ---- facts
+
+    def _heard(self, fact: Fact, now: float, decisions: list[Decision]) -> None:
+        """Take in a fact about replicas or sessions."""
+        match fact:
+            case ReplicaReported() | CacheLost():
+                self._fleet.reported(fact)
+            case ReplicaLost(replica_id):
+                self._lost(self._fleet.pool(replica_id), now, decisions)
+            case SessionEnded(session_id) | SessionForgotten(session_id):
+                self._ended(session_id, now, is_forgotten=isinstance(fact, SessionForgotten))
 
     def _arrived(self, turn: Turn, now: float, decisions: list[Decision]) -> bool:
         """Take a turn in. Return whether a turn at the gate may go that could not before: this one, or others
@@ -259,7 +265,7 @@ class Scheduler:
         self, turn: Turn, session: Session, pools: list[Pool], now: float, decisions: list[Decision]
     ) -> None:
         """Admit a turn at once where the gate is empty; else queue it, or refuse it now."""
-        nothing_ends = min(self._idle.leases.next_at, self._deadlines.next_at) > now
+        nothing_ends = self._idle.leases.next_at > now and self._deadlines.next_at > now
         if nothing_ends and self._limits.max_queue:
             reason = self._admission.passes(turn, pools, now)
             if reason is not None:
@@ -448,8 +454,11 @@ class Scheduler:
 
     def _next_wake(self, now: float) -> float | None:
         """Return the next time at which something changes by itself: a timer fires, or a wait passes the bound."""
-        wake_at = min(self._idle.leases.next_at, self._deadlines.next_at, self._rests.next_at)
-        wake_at = min(wake_at, self._clocks.quiet.next_at)
+        wake_at, deadline_at = self._idle.leases.next_at, self._deadlines.next_at
+        rested_at, quiet_at = self._rests.next_at, self._clocks.quiet.next_at
+        wake_at = deadline_at if deadline_at < wake_at else wake_at
+        wake_at = rested_at if rested_at < wake_at else wake_at
+        wake_at = quiet_at if quiet_at < wake_at else wake_at
         if self._admission.held:  # an idle session is less likely to come back once it outran its lease
             wake_at = min(wake_at, self._idle.outrun.next_at, self._admission.next_overdue_at(now))
         return None if wake_at == math.inf else wake_at

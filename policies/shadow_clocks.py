@@ -169,8 +169,10 @@ class Clocks:
         if clock is None:
             return
         ratio, num = family.tokens_per_char, 0
-        lost_tokens = max(0.0, session.prompt_tokens - clock.shared_chars * ratio)
-        own_tokens = max(0, turn.chars - clock.shared_chars) * ratio + output_tokens(family)
+        lost_tokens = session.prompt_tokens - clock.shared_chars * ratio
+        lost_tokens = lost_tokens if lost_tokens > 0.0 else 0.0
+        own_chars = turn.chars - clock.shared_chars
+        own_tokens = (own_chars * ratio if own_chars > 0 else 0.0) + output_tokens(family)
         if clock.is_over:
             clock.own_tokens, clock.lost_tokens, clock.is_over, num = 0.0, 0.0, False, 1
             self._count(clock, 1)
@@ -194,7 +196,11 @@ class Clocks:
         turn_s = now - clock.ready_at
         near_s, step = pool.gate_time.near(now), int(clock.at / NEAR_STEP_S)
         shadow_s = near_s.get(step)
-        if shadow_s is None and (shadow := self._load(self._population.at(clock.at), pool, turn)) is not None:
+        if (
+            shadow_s is None
+            and len(pool.pace.gaps) >= FEWEST_GAPS
+            and (shadow := self._load(self._population.at(clock.at), pool, turn)) is not None
+        ):
             shadow_s = near_s[step] = modelled_s(shadow, pool, now)
         if shadow_s is None:
             shadow_s = turn_s

@@ -148,7 +148,8 @@ class Slots:
         running.pool.replica.end_prefill(turn_id)
         running.alone_s = pace.prefill_ended(turn_id, running.missing_tokens, now)
         own_tokens = running.missing_tokens
-        running.beside_tokens = max(0.0, pace.prefilled_tokens - own_tokens - running.prefilled_tokens)
+        beside_tokens = pace.prefilled_tokens - own_tokens - running.prefilled_tokens
+        running.beside_tokens = beside_tokens if beside_tokens > 0.0 else 0.0
         running.began_at, running.prefilled_tokens, running.first_byte_at = now, pace.prefilled_tokens, now
 
     def engine_time(self, turn_id: TurnId, usage: Usage, is_whole: bool, now: float) -> EngineTime | None:

@@ -109,6 +109,8 @@ class Dialect:
 
     def num_answers(self, body: Json) -> int:
         """Return how many answers an engine computes for each prompt."""
+        if "n" not in body and "best_of" not in body:
+            return 1
         wanted = max(fields.integer(body, "n") or 1, fields.integer(body, "best_of") or 1)
         return min(MOST_ANSWERS, max(1, wanted))
 
@@ -266,15 +268,23 @@ def wrong_field(
     """Return the first field of a wrong type, or the `required` one when it is absent. null is absent."""
     if required is not None and body.get(required) is None:
         return refusal(required, f"`{required}` is missing: a request needs one.")
+    for key in body.keys() & shapes.keys():
+        value = body[key]
+        if value is not None and not isinstance(value, shapes[key][0]):
+            return _first_wrong(body, shapes)
+    for key in objects_in:
+        value = body.get(key)
+        if value and isinstance(value, list) and not fields.has_only_objects(value):
+            index, item = next((at, one) for at, one in enumerate(value) if not isinstance(one, dict))
+            return refusal(f"{key}[{index}]", f"`{key}[{index}]` must be an object, not {_named(item)}.")
+    return None
+
+
+def _first_wrong(body: Json, shapes: Mapping[str, Shape]) -> Failure | None:
     for key, (types, description) in shapes.items():
         value = body.get(key)
         if value is not None and not isinstance(value, types):
             return refusal(key, f"`{key}` must be {description}, not {_named(value)}.")
-    for key in objects_in:
-        value = body.get(key)
-        if isinstance(value, list) and not fields.has_only_objects(value):
-            index, item = next((at, one) for at, one in enumerate(value) if not isinstance(one, dict))
-            return refusal(f"{key}[{index}]", f"`{key}[{index}]` must be an object, not {_named(item)}.")
     return None
 
 

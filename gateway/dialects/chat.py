@@ -66,9 +66,12 @@ class Chat(Dialect):
 
     def read(self, event: Json, reply: Reply) -> None:
         """Of several choices (`n`) only the first is read."""
-        reply.model = fields.text(event, "model") or reply.model
+        if (model := event.get("model")) and isinstance(model, str):
+            reply.model = model
         for choice in canonical.objects(event.get("choices")):
-            message = fields.obj(choice, "delta") or fields.obj(choice, "message")
+            message = choice.get("delta")
+            if not message or not isinstance(message, dict):
+                message = fields.obj(choice, "message")
             content = message.get("content")
             if choice.get("index", 0) != 0:
                 reply.num_other_chars += sum(len(text) for text in message.values() if isinstance(text, str))
@@ -80,8 +83,8 @@ class Chat(Dialect):
             if calls := message.get("tool_calls"):
                 for position, piece in enumerate(canonical.objects(calls)):
                     _put_call(reply.tool_calls, position, piece)
-            finish = fields.text(choice, "finish_reason")
-            if finish is not None:
+            finish = choice.get("finish_reason")
+            if isinstance(finish, str):
                 reply.finish_reason = finish
                 reply.is_complete = True
 

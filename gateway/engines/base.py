@@ -468,19 +468,20 @@ MOST_TOKENS = 10**9
 
 def token_count(raw: Mapping[str, Any], key: str) -> int | None:
     """Return a count of tokens that an engine states."""
-    count = fields.integer(raw, key)
-    return count if count is not None and 0 <= count <= MOST_TOKENS else None
+    count = raw.get(key)
+    return count if type(count) is int and 0 <= count <= MOST_TOKENS else None
 
 
 def believed(usage: Usage, most: Usage) -> Usage:
     """Return the usage, with no count above `most`. A cached token is one of the prompt."""
     prompt_tokens = _at_most(usage.prompt_tokens, most.prompt_tokens)
     cached_tokens = _at_most(usage.cached_tokens, prompt_tokens)
-    return Usage(prompt_tokens, cached_tokens, _at_most(usage.output_tokens, most.output_tokens))
+    output_tokens = _at_most(usage.output_tokens, most.output_tokens)
+    return Usage(prompt_tokens, cached_tokens, output_tokens)
 
 
 def _at_most(count: int | None, most: int | None) -> int | None:
-    return count if count is None or most is None else min(count, most)
+    return count if count is None or most is None or count <= most else most
 
 
 def usage_of(event: Mapping[str, Any]) -> Usage | None:
@@ -489,13 +490,13 @@ def usage_of(event: Mapping[str, Any]) -> Usage | None:
     Anthropic's `input_tokens` leave out what was read from and written to the cache; `prompt_tokens` here is
     always the whole prompt.
     """
-    raw = (
-        fields.obj(event, "usage")
-        or fields.obj(fields.obj(event, "response"), "usage")
-        or fields.obj(fields.obj(event, "message"), "usage")
-    )
-    if not raw:
-        return None
+    raw = event.get("usage")
+    if not raw or not isinstance(raw, dict):
+        raw = fields.obj(fields.obj(event, "response"), "usage") or fields.obj(
+            fields.obj(event, "message"), "usage"
+        )
+        if not raw:
+            return None
     if "prompt_tokens" in raw:
         cached = token_count(fields.obj(raw, "prompt_tokens_details"), "cached_tokens")
         return Usage(token_count(raw, "prompt_tokens"), cached, token_count(raw, "completion_tokens"))

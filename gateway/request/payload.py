@@ -42,7 +42,8 @@ def parse_body(raw: bytes, dialect: Dialect, limits: RequestLimits) -> Payload:
         text = f"The body must be a JSON object, not {type(body).__name__}."
         raise Refused(Outcome.BAD_REQUEST, Failure(400, "invalid_request_error", text))
     failure = dialect.check(body)
-    if failure is None and dialect.is_conversation:
+    # An entry takes two bytes at least.
+    if failure is None and dialect.is_conversation and len(raw) > 2 * min(limits.messages, limits.tools):
         failure = too_many(body, limits)
     if failure is not None:
         raise Refused(Outcome.BAD_REQUEST, failure)

@@ -170,7 +170,7 @@ class Observer:
         recognition, dispatch = exchange.recognition, exchange.dispatch
         self._count_tokens(exchange)
         if (overhead := overhead_s(times)) is not None:
-            metrics.overhead.observe(max(0.0, overhead))
+            metrics.overhead.observe(overhead if overhead > 0.0 else 0.0)
         if recognition is None or dispatch is None:
             return
         metrics.turns.add(1, recognition.kind, dispatch.reason)

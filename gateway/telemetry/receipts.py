@@ -143,6 +143,8 @@ def _is_of(values: Values, wanted: str) -> bool:
 def _called(exchange: Exchange) -> tuple[str, ...]:
     """Return the tools of the client that the answer called, some by name."""
     calls = exchange.reply.tool_calls
+    if len(calls) == 1:
+        return (excerpt(calls[0].name),)
     return tuple(dict.fromkeys(excerpt(call.name) for call in calls[:MOST_CALLED])) if calls else ()
 
 
@@ -154,9 +156,9 @@ def _bounded(value: Any) -> Any:
 def size_bytes(values: Values) -> int:
     """Return about the memory of a receipt. Texts that several share count in each."""
     *texts, rounds, notes, status, called = _OF_ANY_LENGTH(values)
-    size = _OWN_BYTES + sum(map(getsizeof, texts))
-    if notes or rounds or called or status is not None:
-        size += sum(map(_deep_size_bytes, (notes, rounds, called, _OF_FAILURES(values))))
+    size = sum(map(getsizeof, called), sum(map(getsizeof, texts), _OWN_BYTES))
+    if notes or rounds or status is not None:
+        size += sum(map(_deep_size_bytes, (notes, rounds, _OF_FAILURES(values))))
     return size
 
 

@@ -39,7 +39,8 @@ async def serve(handler: Handler, request: Request, responder: Ending) -> None:
             await refuse(responder, 415, "Send the request body without Content-Encoding.")
         else:
             await handler(request, responder)
-            await refuse(responder, 500, "The gateway gave no answer.")
+            if not responder.has_started:
+                await refuse(responder, 500, "The gateway gave no answer.")
     except BodyBroken as broken:
         await refuse(responder, 400, f"The request body is not whole: {broken}.")
     except ConnectionError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_BREAKS = (b"\\n", b"\\r", b"\\t", b'"', b": ")
+_EDGES = b"\\ "
 _LEAST_BYTES = 12
 """A shorter passage occurs by chance."""
 OPENING_BYTES = 4096
@@ -23,7 +23,10 @@ def passages(text: bytes) -> list[int]:
 
 def opening(message: bytes) -> tuple[int, ...]:
     """Return the first passage in the first OPENING_BYTES of a message, if there is one."""
-    return tuple(passages(message[:OPENING_BYTES])[:1])
+    for part in _lines(message[:OPENING_BYTES]):
+        if len(part) >= _LEAST_BYTES and len(part := part.strip(_EDGES)) >= _LEAST_BYTES:
+            return (hash(part),)
+    return ()
 
 
 def latest(answer: bytes) -> tuple[int, ...]:
@@ -51,7 +54,13 @@ def errand(arguments: bytes) -> tuple[int, ...]:
 
 
 def _parts(text: bytes) -> list[bytes]:
-    for break_ in _BREAKS:
-        text = text.replace(break_, b"\n")
-    long = (part.strip(b"\\ ") for part in text.split(b"\n") if len(part) >= _LEAST_BYTES)
-    return [part for part in long if len(part) >= _LEAST_BYTES]
+    return [
+        own
+        for part in _lines(text)
+        if len(part) >= _LEAST_BYTES and len(own := part.strip(_EDGES)) >= _LEAST_BYTES
+    ]
+
+
+def _lines(text: bytes) -> list[bytes]:
+    text = text.replace(b"\\n", b"\n").replace(b"\\r", b"\n").replace(b"\\t", b"\n")
+    return text.replace(b'"', b"\n").replace(b": ", b"\n").split(b"\n")
