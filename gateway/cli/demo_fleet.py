@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import orjson
@@ -124,6 +125,7 @@ class SessionRecord:
         return self.turns[-1].done_at - self.arrived_at
 
 
+@lru_cache(maxsize=16)
 def prose(name: str, num_chars: int) -> str:
     """Filler text of that length that depends on `name` alone."""
     rng = random.Random(name)  # noqa: S311 - filler text
@@ -195,14 +197,23 @@ class ModelClient:
 
 
 class Fleet:
-    """Runs planned sessions; all send the same headers."""
+    """Runs planned sessions; all send the same headers.
+
+    `chars_per_token`: of its texts, by the engine's tokenizer. Then each prompt has the planned length by the
+    engine's count, which has the tokens of the chat template. None: nearly as the embedded engine counts."""
 
     def __init__(
-        self, model: ModelClient, on_turn: Callable[[], None], headers: Sequence[tuple[str, str]] = ()
+        self,
+        model: ModelClient,
+        on_turn: Callable[[], None],
+        headers: Sequence[tuple[str, str]] = (),
+        chars_per_token: float | None = None,
     ) -> None:
         self._model = model
         self._on_turn = on_turn
         self._headers = headers
+        self._is_counted = chars_per_token is not None
+        self._chars_per_token = chars_per_token or CHARS_PER_TOKEN
 
     async def run(self, sessions: Sequence[PlannedSession], within_s: float | None = None) -> list[SessionRecord]:
         """A session that fails, or is not done in time, says so in its record."""
@@ -225,19 +236,25 @@ class Fleet:
     async def _session(self, session: PlannedSession, record: SessionRecord) -> None:
         await asyncio.sleep(session.arrives_at)
         record.arrived_at = self._model.now()
-        shared = prose(session.family_id, CHARS_PER_TOKEN * session.shared_tokens)
-        messages = [{"role": "system", "content": shared}]
-        known_tokens = session.shared_tokens
+        shared = self._text(session.family_id, session.shared_tokens)
+        messages, known_tokens, surplus_tokens = [{"role": "system", "content": shared}], session.shared_tokens, 0
         for index, turn in enumerate(session.turns):
-            text = prose(f"{session.id} {index}", CHARS_PER_TOKEN * (turn.prompt_tokens - known_tokens))
+            if turn.prompt_tokens <= known_tokens:  # it was compacted
+                messages, known_tokens, surplus_tokens = messages[:1], session.shared_tokens, 0
+            text = self._text(f"{session.id} {index}", turn.prompt_tokens - known_tokens - surplus_tokens)
             messages.append({"role": "user", "content": text})
             record.turns.append(TurnRecord(index, self._model.now()))
             answer = await self._model.call(messages, turn.output_tokens, record.turns[-1], self._headers)
             messages.append({"role": "assistant", "content": answer})
             known_tokens = turn.prompt_tokens + turn.output_tokens
+            if self._is_counted and (counted_tokens := record.turns[-1].prompt_tokens):
+                surplus_tokens = counted_tokens - turn.prompt_tokens
             self._on_turn()
             if index + 1 < len(session.turns):
                 await asyncio.sleep(turn.gap_s)
+
+    def _text(self, name: str, num_tokens: int) -> str:
+        return prose(name, round(self._chars_per_token * max(1, num_tokens)))
 
 
 # ---- the figures: one row per arm, and the ratio of each to going straight

@@ -27,6 +27,10 @@ class Progress:
         self._started_at = time.monotonic()
         self._is_terminal = sys.stdout.isatty()
 
+    def begin(self) -> None:
+        """Show that it begins; without a terminal too, where no step shows."""
+        print(self._line(), end="" if self._is_terminal else "\n", flush=True)
+
     def step(self) -> None:
         self._count += 1
         if self._is_terminal:

@@ -193,12 +193,17 @@ async def engine_at(
 
 async def served_model(upstream: Upstream, base_url: str) -> str:
     """Return the first model that an engine serves. Raises RuntimeError."""
-    reply = await upstream.call("GET", f"{base_url}/v1/models", (), None, TIMEOUTS)
+    return str((await served_models(upstream, base_url))[0]["id"])
+
+
+async def served_models(upstream: Upstream, base_url: str, headers: Sequence[tuple[str, str]] = ()) -> list[Json]:
+    """Return the models that an engine serves, at least one. Raises RuntimeError."""
+    reply = await upstream.call("GET", f"{base_url}/v1/models", headers, None, TIMEOUTS)
     raw = await reply.read(_MOST_ANSWER_BYTES)
-    models = orjson.loads(raw).get("data") if reply.status == 200 else None
+    models: list[Json] = orjson.loads(raw).get("data") if reply.status == 200 else []
     if not models:
         raise RuntimeError(f"{base_url}/v1/models answered {reply.status} and names no model")
-    return str(models[0]["id"])
+    return models
 
 
 async def play_arm(workload: DemoWorkload, way: DemoWay, base_url: str) -> DemoFigures:

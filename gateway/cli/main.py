@@ -40,6 +40,9 @@ COMMANDS = {
     "doctor": Command(
         "examine the engines and this machine, and advise how to get more out of them", takes_engines=True
     ),
+    "bench": Command(
+        "find out what the gate gains on your engine, in a quarter of an hour at most", takes_engines=True
+    ),
     "engine": Command(
         "run the embedded engine alone; it imitates a model, for trials without a GPU", is_server=True
     ),

@@ -25,6 +25,10 @@ import openai
 import pytest
 import yaml
 
+from gateway.telemetry.factlog import FactLog
+from policies.types import Arrived, Ending, Left, Usage
+from tests.policies.turns_of import turn
+
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 OWN_SUITES = ("extending.md",)
@@ -160,6 +164,8 @@ class Place:
             text += f" --gateway {self.gateway}"
         if text.startswith("turngate top"):
             text += " --once"
+        if text.startswith("turngate bench"):
+            text += " --repeats 1" + (" --facts facts.jsonl" if "--facts" not in text else "")
         if re.match(r"turngate (serve|engine)\b", text):
             text = re.sub(r" --port \d+", "", text) + " --port 0"
         return text
@@ -209,6 +215,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     (folder / "rules.yaml").write_text(fences(embedded, "yaml")[0])
     (folder / "my_tools.py").write_text(MY_TOOLS)
     (folder / "key.txt").write_text("sk-test\n")
+    log_facts(folder / "facts.jsonl")
     environment = Place(folder, "http://127.0.0.1:1", "127.0.0.1:1").environment
     servers = folder / "servers"
     servers.mkdir()
@@ -226,6 +233,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
             for agent in ("NAME", "worker-11"):
                 ask(f"http://{gateway}", agent)
             yield Place(folder, f"http://{gateway}", engine)
+
+
+def log_facts(file: Path) -> None:
+    """A log of two short sessions, which `turngate bench` plays."""
+    log = FactLog(file)
+    for number in range(2):
+        log.record(float(number), Arrived(turn(f"t{number}", at=float(number))), [])
+        log.record(number + 0.5, Left(f"t{number}", Ending.COMPLETE, Usage(100, 0, 5)), [])
+    log.close()
 
 
 def ask(gateway: str, agent: str) -> None:
