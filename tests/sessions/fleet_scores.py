@@ -7,7 +7,7 @@ recognised session stays with one run. F1 is that of pairs of requests: of one s
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from benchmarks.clients.trace_replay import HeadersOnly
@@ -110,7 +110,8 @@ def assign(seen: Iterable[Seen]) -> None:
     Each run is answered once at each place. A request that failed is counted for the run whose equal request was
     answered in its session, if there is one: nothing tells twins apart that have no answer yet.
     """
-    by_place: dict[tuple[int, str, str], list[Seen]] = {}
+    twins: defaultdict[tuple[int, str], dict[str, list[Seen]]] = defaultdict(dict)
+    """Answered requests of interchangeable runs, by their place."""
     answered: dict[tuple[str, str, str], Seen] = {}
     failed = []
     for one in seen:
@@ -119,15 +120,36 @@ def assign(seen: Iterable[Seen]) -> None:
         if request.reply is None:
             failed.append(one)
             continue
-        by_place.setdefault((one.epoch, request.agent.content, request.place), []).append(one)
+        twins[one.epoch, request.agent.content].setdefault(request.place, []).append(one)
         answered[one.session, request.agent.task, request.place] = one
-    run_of: dict[tuple[str, str], str] = {}
-    """Of a recognised session, by content."""
-    for (_, content, _), group in by_place.items():
-        free = dict.fromkeys(one.owner for one in group)
+    for by_place in twins.values():
+        _assign_twins([by_place[place] for place in sorted(by_place, key=_number)])
+    for one in failed:
+        twin = answered.get((one.session, one.request.agent.task, one.request.place))
+        one.owner = twin.owner if twin is not None else one.owner
+
+
+def _number(place: str) -> int:
+    """Return the turn of a place; places of one turn stay in their order."""
+    return int(place.rpartition(" ")[2]) if " " in place else -1
+
+
+def _assign_twins(places: Sequence[Sequence[Seen]]) -> None:
+    """Count the requests of runs that are interchangeable. A restart of the gateway cuts them: where fewer go on,
+    any of those that came so far may be these; where more do, others begin."""
+    runs = dict.fromkeys(one.owner for group in places for one in group)
+    run_of: dict[str, str] = {}
+    """Of a recognised session."""
+    latest: list[str] = []
+    for group in places:
+        free = dict.fromkeys(latest)
+        known = {*free, *run_of.values()}
+        begins = iter(sorted(runs.keys() - free.keys(), key=lambda run: run in known))
+        while len(free) < len(group):
+            free[next(begins)] = None
         others = []
         for one in group:
-            run = run_of.get((content, one.session))
+            run = run_of.get(one.session)
             if run in free:
                 del free[run]
                 one.owner = run
@@ -137,10 +159,8 @@ def assign(seen: Iterable[Seen]) -> None:
         for one in others:
             one.owner = next((run for run in free if run not in taken), next(iter(free)))
             del free[one.owner]
-            taken.add(run_of.setdefault((content, one.session), one.owner))
-    for one in failed:
-        twin = answered.get((one.session, one.request.agent.task, one.request.place))
-        one.owner = twin.owner if twin is not None else one.owner
+            taken.add(run_of.setdefault(one.session, one.owner))
+        latest = [one.owner for one in group]
 
 
 def score(seen: list[Seen]) -> FleetScore:

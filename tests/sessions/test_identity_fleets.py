@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sessions.fleet_scores import FleetScore, replay, score
-from tests.sessions.fleets import fleet, requests, rows
+from gateway.exchange import Recognition
+from policies.types import TurnKind
+from tests.sessions.fleet_scores import FleetScore, Seen, replay, score
+from tests.sessions.fleets import Agent, Client, Request, fleet, replied, requests, rows
 
 SIZES = {1: 6, 8: 4, 64: 1}
 """Fleets of each row by the number of agents at once: 209 in all."""
@@ -32,3 +34,26 @@ def test_a_fleet_is_the_same_from_the_same_seed(row: str) -> None:
 
 def test_every_row_is_met_by_two_hundred_fleets_in_all() -> None:
     assert len(rows()) * sum(SIZES.values()) >= 200
+
+
+@pytest.mark.parametrize(
+    ("sessions", "num_wrong"),
+    [
+        pytest.param("aabbb", 0, id="as it was"),
+        pytest.param("aabba", 0, id="the other one went on before the restart"),
+        pytest.param("abbab", 0, id="exchanged from the first turn on"),
+        pytest.param("aabbc", 0, id="a split is no merge"),
+        pytest.param("aaaba", 1, id="two requests at one place are two runs"),
+    ],
+)
+def test_twins_that_a_restart_cuts_short_are_interchangeable(sessions: str, num_wrong: int) -> None:
+    """Both have sent the first two turns, one of them the third."""
+    sent = [("one", 0), ("one", 1), ("two", 0), ("two", 1), ("two", 2)]
+    seen = [_seen(label, turn, session) for (label, turn), session in zip(sent, sessions, strict=True)]
+    assert score(seen).wrong_turns == num_wrong
+
+
+def _seen(label: str, turn: int, session: str) -> Seen:
+    request = Request(Agent(label, "content", "task", 3, Client()), f"turn {turn}", {}, replied("done"))
+    kind = TurnKind.AGENT
+    return Seen(request, Recognition(session, "f", None, turn, kind, "chain", 1.0, False, (), 0), 0)
