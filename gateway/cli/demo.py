@@ -112,8 +112,10 @@ async def play_at(url: str) -> list[Arm]:
         async with engine_at(url, is_gated) as base_url:
             upstream = AiohttpUpstream()
             try:
-                model = await served_model(upstream, base_url)
-                records = await Fleet(ModelClient(upstream, base_url, model), progress.step).run(sessions)
+                client = ModelClient(upstream, base_url, await served_model(upstream, base_url))
+                await client.warm_up()
+                fleet = Fleet(client, progress.step, chars_per_token=client.chars_per_token)
+                records = await fleet.run(sessions)
             finally:
                 await upstream.close()
         progress.end()

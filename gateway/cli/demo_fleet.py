@@ -17,7 +17,9 @@ from gateway.core.fields import integer, obj
 from gateway.core.sse import EventSplitter, data_of
 from gateway.core.transport import Timeouts, Upstream, UpstreamCut, UpstreamRefused
 
-CHARS_PER_TOKEN = 4
+CHARS_PER_TOKEN = 4.0
+"""Of the embedded engine."""
+CALIBRATION_CHARS = 4_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,15 @@ class ModelClient:
         self._url = f"{base_url}/v1/chat/completions"
         self._model = model
         self._started_at = time.monotonic()
+        self.chars_per_token = CHARS_PER_TOKEN
+        """Of the texts of `prose`, by the engine's tokenizer."""
+
+    async def warm_up(self) -> None:
+        """Make the first call, which is cold and not measured. It shows how long the engine's tokens are."""
+        record = TurnRecord(0, 0.0)
+        await self.call([{"role": "user", "content": prose("calibration", CALIBRATION_CHARS)}], 4, record)
+        if record.prompt_tokens:
+            self.chars_per_token = CALIBRATION_CHARS / record.prompt_tokens
 
     def now(self) -> float:
         return time.monotonic() - self._started_at

@@ -1,7 +1,7 @@
 """The named workloads of `turngate demo`: those of the systems that published figures, with these figures.
 
-Agents run their tools themselves, so that any engine can be used: no model has to choose a call. Answers of
-`tools` and `research` are about as long as the published times of a turn imply.
+Agents run their tools themselves, so that any engine can be used: no model has to choose a call. The lengths of
+answers were not published. The gain depends on them: the longer they are, the less of the time is a tool's.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from gateway.cli.demo_fleet import CHARS_PER_TOKEN, TIMEOUTS, ModelClient, TurnRecord, prose, quantile
+from gateway.cli.demo_fleet import TIMEOUTS, ModelClient, TurnRecord, prose, quantile
 from gateway.cli.demo_process import Progress, command
 from gateway.core.transport import Upstream
 from gateway.engines.kinds import parse_address
@@ -40,16 +40,19 @@ class DemoWay:
     shares_prefix: bool = True
     is_list: bool = False
     """Whether all prompts are one request."""
+    is_bounded: bool = True
+    """Whether the gateway has at most `in_flight` model calls at once, as the other arm has."""
 
 
 LOOP = DemoWay("client loop", False, holds_slot=True)
 GATEWAY = DemoWay("gateway", True, shares_tools=True)
+DEFAULTS = DemoWay("gateway, its defaults", True, shares_tools=True, is_bounded=False)
 
 
 @dataclass(frozen=True, slots=True)
 class DemoWorkload:
     summary: str
-    ways: tuple[DemoWay, DemoWay]
+    ways: tuple[DemoWay, ...]
     num_agents: int
     published: Sequence[str]
     """What others measured with it."""
@@ -58,7 +61,7 @@ class DemoWorkload:
     """Different calls of the tool."""
     tool_s: float = 0.0
     in_flight: int | None = None
-    """Model calls at once, in both arms. None: no bound."""
+    """Model calls at once, in each arm that is bounded. None: no bound."""
     shared_tokens: int = 2_048
     private_tokens: int = 40
     output_tokens: int = 24
@@ -71,7 +74,7 @@ class DemoWorkload:
 WORKLOADS = {
     "tools": DemoWorkload(
         "100 agents with a slow tool",
-        (LOOP, GATEWAY),
+        (LOOP, GATEWAY, DEFAULTS),
         100,
         (
             "batch-agent 0.2.0, Dynamo on H100: 10.50 -> 5.91 s (1.78x), TTFT p95 1.55 -> 0.59 s, runs 100 -> 10",
@@ -84,7 +87,7 @@ WORKLOADS = {
     ),
     "research": DemoWorkload(
         "20 agents that search",
-        (LOOP, GATEWAY),
+        (LOOP, GATEWAY, DEFAULTS),
         20,
         (
             "batch-agent 0.2.0, Dynamo on H100: 5.11 -> 3.24 s (1.57x), TTFT p95 1.38 -> 0.24 s, hit 94 -> 99 %",
@@ -145,12 +148,13 @@ class DemoFigures:
 
 
 async def play_workload(name: str, url: str | None) -> None:
-    """Run both arms of a workload, and print what they measured. Raises RuntimeError where a call failed."""
+    """Run the arms of a workload, and print what they measured. Raises RuntimeError where a call failed."""
     workload = WORKLOADS[name]
     print(f"{workload.summary[0].upper()}{workload.summary[1:]}: {_shape(workload)}.\n", flush=True)
     arms = []
     for way in workload.ways:
-        async with engine_at(url, way.is_gated, workload.speed, workload.in_flight) as base_url:
+        in_flight = workload.in_flight if way.is_bounded else None
+        async with engine_at(url, way.is_gated, workload.speed, in_flight) as base_url:
             arms.append(await play_arm(workload, way, base_url))
     print("\n" + figures_table(arms))
     print("\nPublished for this workload:")
@@ -212,12 +216,13 @@ async def play_arm(workload: DemoWorkload, way: DemoWay, base_url: str) -> DemoF
     try:
         model = await served_model(upstream, base_url)
         client = ModelClient(upstream, base_url, model)
-        await client.call([{"role": "user", "content": "A cold call is not measured."}], 4, TurnRecord(0, 0.0))
+        await client.warm_up()
         arm = DemoFigures(way)
         progress = Progress(way.name, workload.num_agents * workload.num_turns)
         started_at = time.monotonic()
         if workload.is_of_prompts:
-            await _prompts(workload, arm, _Completions(upstream, base_url, model), progress)
+            completions = _Completions(upstream, base_url, model, client.chars_per_token)
+            await _prompts(workload, arm, completions, progress)
         else:
             await _agents(workload, arm, client, progress)
         arm.wall_s = time.monotonic() - started_at
@@ -233,7 +238,7 @@ async def _agents(workload: DemoWorkload, arm: DemoFigures, client: ModelClient,
     search = _Search(workload, arm)
 
     async def attend(number: int) -> None:
-        messages = messages_of(workload, way, number)
+        messages = messages_of(workload, way, number, client.chars_per_token)
         async with slots if way.holds_slot else nullcontext():
             for turn in range(workload.num_turns):
                 record = TurnRecord(turn, client.now())
@@ -256,10 +261,10 @@ async def _agents(workload: DemoWorkload, arm: DemoFigures, client: ModelClient,
     arm.cached_tokens = sum(turn.cached_tokens for turn in arm.turns)
 
 
-def messages_of(workload: DemoWorkload, way: DemoWay, number: int) -> list[dict[str, str]]:
+def messages_of(workload: DemoWorkload, way: DemoWay, number: int, chars_per_token: float) -> list[dict[str, str]]:
     """Return the first prompt of an agent. Without a shared prefix it begins with the agent's number."""
-    shared = prose(f"{workload.summary} {way.name}", CHARS_PER_TOKEN * workload.shared_tokens)
-    private = prose(f"{way.name} {number}", CHARS_PER_TOKEN * workload.private_tokens)
+    shared = prose(f"{workload.summary} {way.name}", round(chars_per_token * workload.shared_tokens))
+    private = prose(f"{way.name} {number}", round(chars_per_token * workload.private_tokens))
     system = shared if way.shares_prefix else f"{number:06} {shared}"
     task = f"{private} Summarise the state of topic-{number % workload.num_topics}."
     return [{"role": "system", "content": system}, {"role": "user", "content": task}]
@@ -302,6 +307,7 @@ class _Completions:
     upstream: Upstream
     base_url: str
     model: str
+    chars_per_token: float
 
     async def call(self, prompt: Any, max_tokens: int) -> Json:
         """Return the answer. Raises RuntimeError where it is none."""
@@ -318,7 +324,8 @@ class _Completions:
 
 async def _prompts(workload: DemoWorkload, arm: DemoFigures, client: _Completions, progress: Progress) -> None:
     prompts = [
-        "\n".join(m["content"] for m in messages_of(workload, arm.way, n)) for n in range(workload.num_agents)
+        "\n".join(m["content"] for m in messages_of(workload, arm.way, n, client.chars_per_token))
+        for n in range(workload.num_agents)
     ]
     slots = asyncio.Semaphore(workload.in_flight or workload.num_agents)
 
@@ -363,10 +370,12 @@ def _ttft(arm: DemoFigures, share: float, without_gate: bool = False) -> str:
 
 
 def figures_table(arms: Sequence[DemoFigures]) -> str:
-    """Return one row per arm, and the gain of the last one over the first."""
+    """Return one row per arm, and the gain of each over the first."""
     rows = [[name for name, _ in _COLUMNS], *([cell(arm) for _, cell in _COLUMNS] for arm in arms)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-    first, last = arms[0], arms[-1]
-    gain = f"{first.way.name} / {last.way.name}: {first.wall_s / last.wall_s:.2f}x of the time"
-    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:], "", gain])
+    first = arms[0]
+    gains = [
+        f"{first.way.name} / {arm.way.name}: {first.wall_s / arm.wall_s:.2f}x of the time" for arm in arms[1:]
+    ]
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:], "", *gains])

@@ -36,11 +36,11 @@ async def base_url() -> AsyncIterator[str]:
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
-async def test_both_arms_do_the_same_work(name: str, base_url: str) -> None:
+async def test_all_arms_do_the_same_work(name: str, base_url: str) -> None:
     workload = small(name)
     arms = [await play_arm(workload, way, base_url) for way in workload.ways]
     prompt_tokens = [arm.prompt_tokens for arm in arms]
-    assert prompt_tokens[0] == pytest.approx(prompt_tokens[1], rel=0.1)
+    assert prompt_tokens[1:] == [pytest.approx(prompt_tokens[0], rel=0.1)] * len(prompt_tokens[1:])
     for arm in arms:
         calls = NUM_AGENTS * workload.num_turns
         assert arm.num_requests == (1 if arm.way.is_list else calls)
@@ -55,7 +55,7 @@ async def test_both_arms_do_the_same_work(name: str, base_url: str) -> None:
 def test_agents_share_a_prefix_in_all_arms_but_the_one_without() -> None:
     for workload in WORKLOADS.values():
         for way in workload.ways:
-            one, other = (messages_of(workload, way, number) for number in (1, 2))
+            one, other = (messages_of(workload, way, number, 4.0) for number in (1, 2))
             assert (one[0] == other[0]) is way.shares_prefix
             assert one[1] != other[1]
 
