@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, replace
 
 import orjson
@@ -102,12 +103,14 @@ class Probe:
         """
         if not self.report.models:
             return
-        abilities, model = self.abilities, self.report.models[0]
-        if abilities.system_before_tools is None:
-            abilities.system_before_tools = await self._renders_system_first(model)
-        await self._try_hints_and_cache(model)
-        if abilities.takes_tools is None:
-            abilities.takes_tools = await self._takes_tools(model)
+        model = self.report.models[0]  # a start waits for these, so they are asked side by side
+        await asyncio.gather(
+            self._try_order_of_template(model), self._try_hints_and_cache(model), self._try_tools(model)
+        )
+
+    async def _try_order_of_template(self, model: str) -> None:
+        if self.abilities.system_before_tools is None:
+            self.abilities.system_before_tools = await self._renders_system_first(model)
 
     async def _renders_system_first(self, model: str) -> bool | None:
         messages: list[Json] = [{"role": "system", "content": _SYSTEM_MARK}, {"role": "user", "content": "hi"}]
@@ -157,6 +160,10 @@ class Probe:
             request = replace(request, pool="")
         _, status, answer = await self._send(request)
         return status, answer
+
+    async def _try_tools(self, model: str) -> None:
+        if self.abilities.takes_tools is None:
+            self.abilities.takes_tools = await self._takes_tools(model)
 
     async def _takes_tools(self, model: str) -> bool | None:
         """vLLM and others refuse requests that offer tools until a flag says how the model calls them."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import orjson
 import pytest
 
+from tests.deadline import DEADLINE_S
 from tests.engines.watched_engine import NewEngine, Watched
 
 
@@ -17,9 +21,26 @@ async def test_probes_find_out_order_cached_tokens_and_tools_by_four_requests(
     assert abilities.system_before_tools is True
     assert abilities.reports_cached_tokens is True
     assert abilities.takes_tools is True
-    assert [path for path, _, _ in engine.posts] == ["/tokenize", *["/v1/chat/completions"] * 3]
+    assert sorted(path for path, _, _ in engine.posts) == ["/tokenize", *["/v1/chat/completions"] * 3]
     assert {body["max_tokens"] for _, _, body in engine.chats} == {1}
-    assert {headers["X-Vllm-Priority"] for _, headers, _ in engine.chats[:2]} == {"-1"}
+    hinted = [headers["X-Vllm-Priority"] for _, headers, body in engine.chats if "tools" not in body]
+    assert hinted == ["-1", "-1"]
+
+
+async def test_questions_that_need_no_answer_to_another_one_are_asked_side_by_side(
+    watched: Watched, new_engine: NewEngine
+) -> None:
+    engine, offers_tools = new_engine("vllm-0.32"), asyncio.Event()
+
+    async def until_tools_are_offered(body: Any) -> None:
+        if "tools" in body:
+            offers_tools.set()
+        await offers_tools.wait()
+
+    engine.before_chat = until_tools_are_offered
+    async with asyncio.timeout(DEADLINE_S):
+        await watched.start(engine, probes=True)
+    assert len(engine.chats) == 3
 
 
 @pytest.mark.parametrize(
@@ -38,8 +59,9 @@ async def test_where_only_tokens_are_told_they_are_turned_back_into_text(
     engine.answers["/v1/detokenize"] = orjson.dumps({"text": prompt}).decode()
     monitor = await watched.start(engine, kind="sglang", probes=True)
     assert monitor.engines[0].abilities.system_before_tools is is_first
-    assert [path for path, _, _ in engine.posts][:2] == ["/v1/tokenize", "/v1/detokenize"]
-    assert engine.posts[1][2]["tokens"] == [4088, 2777]
+    asked = {path: body for path, _, body in engine.posts}
+    assert [path for path in asked if path.endswith("tokenize")] == ["/v1/tokenize", "/v1/detokenize"]
+    assert asked["/v1/detokenize"]["tokens"] == [4088, 2777]
 
 
 async def test_probes_can_be_switched_off(watched: Watched, new_engine: NewEngine) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from aiohttp import web
@@ -30,6 +30,7 @@ class FakeEngine:
         self.refuse: Callable[[Any, Any], tuple[int, str] | None] = lambda headers, body: None
         self.answers = {"/tokenize": text("vllm-0.32", "tokenize.json")}
         """To posts, by path; chats are answered in any case."""
+        self.before_chat: Callable[[Any], Awaitable[None]] | None = None
         self.port: int | None = None
         """Kept over a restart."""
         self._server: TestServer | None = None
@@ -59,6 +60,8 @@ class FakeEngine:
         self.posts.append((request.path, dict(request.headers), body))
         if request.path in self.answers:
             return web.Response(text=self.answers[request.path])
+        if self.before_chat is not None:
+            await self.before_chat(body)
         if refusal := self.refuse(request.headers, body):
             return web.json_response({"error": {"message": refusal[1]}}, status=refusal[0])
         cached = self.cached_tokens[min(len(self.chats), len(self.cached_tokens)) - 1]
