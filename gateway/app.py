@@ -129,9 +129,9 @@ class App:
         exits.push_async_callback(parts.background_calls.stop)
         exits.callback(parts.observer.close)
         exits.callback(parts.gate.stop)
+        exits.push_async_callback(parts.kv_events.stop)
         exits.push_async_callback(parts.monitor.stop)
         exits.push_async_callback(parts.services.stop)
-        exits.push_async_callback(parts.kv_events.stop)
         await parts.kv_events.follow(parts.monitor.engines)
         starting = [parts.monitor.start(), *([parts.tools.start()] if parts.tools is not None else [])]
         await asyncio.gather(*starting)  # engines are probed while MCP servers start: each may take seconds
@@ -237,6 +237,7 @@ class App:
             rules=BreakerRules(probing.breaker_failures, probing.breaker_window_s, probing.breaker_open_s),
             faulted=observer.faulted,
             amend=ReportAmender(upstream, identity, settings.policy).amended,
+            came_up=self.follow_kv_events,
         )
         observer.metrics.show_fleet(gate.view, monitor)
         return monitor

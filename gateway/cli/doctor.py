@@ -61,15 +61,20 @@ async def examine_engines(settings: Settings) -> int:
         connections = AiohttpUpstream()
         running.push_async_callback(connections.close)
         upstream = ProviderUpstream(connections, addresses, time.monotonic)
-        monitor = Monitor(
-            addresses, upstream, lambda fact: None, time.monotonic, timeout_s=settings.probing.timeout_s
-        )
-        running.push_async_callback(monitor.stop)
         kv_events = KvEventHearing(lambda fact: None, lambda *counts: None)
         running.push_async_callback(kv_events.stop)
+        monitor = Monitor(
+            addresses,
+            upstream,
+            lambda fact: None,
+            time.monotonic,
+            timeout_s=settings.probing.timeout_s,
+            came_up=lambda: kv_events.follow(monitor.engines),
+        )
+        running.push_async_callback(monitor.stop)
         await kv_events.follow(monitor.engines)
         await monitor.start()
-        await asyncio.sleep(KV_EVENTS_S if any(address.kv_events for address in addresses) else 0)
+        await asyncio.sleep(KV_EVENTS_S if any(engine.kv_event_sources for engine in monitor.engines) else 0)
         up = [engine for engine in monitor.engines if engine.is_up]
         skews_s = {engine.name: await skew_s(upstream, engine, settings.probing.timeout_s) for engine in up}
         print(

@@ -219,6 +219,8 @@ def _address(entry: EngineEntry, where: str = "") -> EngineAddress:
             address = replace(address, api_key=os.environ.get(adapter.key_variable) or None)
     except ValueError as error:
         raise ConfigError(f"{where}{error}") from None
+    if entry.kv_events is None:
+        return address
     return replace(address, kv_events=tuple(KvEventSource(one.url, one.replay_url) for one in entry.kv_events))
 
 

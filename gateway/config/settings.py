@@ -166,9 +166,9 @@ class EngineEntry(Section):
     `anthropic://` alone OPENAI_API_KEY and ANTHROPIC_API_KEY, if they are set."""
     metrics_urls: tuple[str, ...] = ()
     """Addresses of further metrics pages, such as a Dynamo worker's system port."""
-    kv_events: KvEvents = ()
+    kv_events: KvEvents | None = None
     """Where the engine publishes KV events (`--kv-events-config`): one entry for each data-parallel rank. Needs
-    `turngate[kvevents]`.
+    `turngate[kvevents]`. null: where SGLang and vLLM state it, if that package is there; []: they are not heard.
     Example: ["tcp://gpu1:5557", {url: "tcp://gpu1:5558", replay_url: "tcp://gpu1:6558"}]"""
 
 

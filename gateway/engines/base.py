@@ -65,7 +65,8 @@ class EngineAddress:
     """Further metrics pages, such as a Dynamo worker's system port."""
     name: str = ""
     """Unique among the configured engines."""
-    kv_events: tuple[KvEventSource, ...] = ()
+    kv_events: tuple[KvEventSource, ...] | None = None
+    """None: where the engine states them."""
     resolves_all: bool = False
     """Whether its host is a name for several engines, one at each address that it resolves to."""
 
@@ -126,6 +127,9 @@ class Abilities:
     preemption_gap: int | None = None
     """The engine preempts a running request for one whose priority is higher by more than this. None: it never
     does, or it is not known."""
+    kv_event_ports: tuple[tuple[int, int | None], ...] = ()
+    """Where it publishes KV events, one per data-parallel rank, by its own account: the port, and that of the
+    replay."""
     looks_like: str = ""
     """The kind that its metrics show, where that is another one than its address says."""
 

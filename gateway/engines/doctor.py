@@ -107,7 +107,7 @@ def _facts(engine: RunningEngine) -> Iterator[tuple[str, str]]:
     yield "cached tokens", {True: "reported", False: "not reported", None: "not known"}[reports]
     yield "tools", {True: "taken", False: "refused", None: "not known"}[abilities.takes_tools]
     yield "prompt order", _ORDER[abilities.system_before_tools]
-    if engine.address.kv_events:
+    if engine.kv_event_sources:
         yield "KV events", _kv_events(engine)
     if abilities.refused_fields:
         yield "not sent", " ".join(sorted(abilities.refused_fields))
@@ -130,7 +130,7 @@ def _kv_events(engine: RunningEngine) -> str:
     return heard.problem or (
         f"{heard.num_batches} batches heard"
         if heard.num_batches
-        else "configured, none heard yet (an engine sends none while nothing new is cached)"
+        else "none heard yet (an engine sends none while nothing new is cached)"
     )
 
 

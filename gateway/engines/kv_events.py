@@ -377,15 +377,21 @@ class KvEventListener:
         self._tell = tell
         self._evicted = evicted
         self._tasks: dict[RunningEngine, dict[asyncio.Task[None], EventSource]] = {}
+        self._heard_at: dict[RunningEngine, tuple[KvEventSource, ...]] = {}
+        """Where each one is heard."""
 
     async def follow(self, engines: Collection[RunningEngine]) -> None:
         """Hear these from now on, and no others. A source that cannot be opened is logged, shown by `turngate
         doctor` and tried again."""
-        for gone in self._tasks.keys() - set(engines):
-            await self._leave(self._tasks.pop(gone))
-        for engine in engines:
-            if engine not in self._tasks:
-                self._tasks[engine] = dict(self._heard(engine, source) for source in engine.address.kv_events)
+        wanted = {engine: engine.kv_event_sources for engine in engines}
+        gone = [engine for engine, heard_at in self._heard_at.items() if wanted.get(engine) != heard_at]
+        left = [self._tasks.pop(engine) for engine in gone if self._heard_at.pop(engine, None) is not None]
+        for tasks in left:
+            await self._leave(tasks)
+        for engine, sources in wanted.items():
+            if engine not in self._heard_at:
+                self._heard_at[engine] = sources
+                self._tasks[engine] = dict(self._heard(engine, source) for source in sources)
 
     def forget_session(self, session_id: SessionId) -> None:
         for sources in self._tasks.values():

@@ -42,6 +42,10 @@ class Target:
     """Pool to address; empty when there is one."""
 
 
+async def _unheard() -> None:
+    """Hears nothing that engines publish."""
+
+
 class Monitor:
     """Owns a poller for each engine, and its task between `start` and `stop`."""
 
@@ -58,11 +62,12 @@ class Monitor:
         rules: BreakerRules = USUAL,
         faulted: Callable[[str, EngineFault], None] = _uncounted,
         amend: Callable[[ReplicaReported, RunningEngine], ReplicaReported] = _as_reported,
+        came_up: Callable[[], Awaitable[None]] = _unheard,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """Raises ValueError for an engine kind that does not exist."""
+        """`came_up` is awaited after an engine came up. Raises ValueError for a kind that does not exist."""
         client = EngineClient(upstream, timeout_s)
-        self._context = PollerContext(client, tell, faulted, clock, rules, probes_hints, amend)
+        self._context = PollerContext(client, tell, faulted, clock, rules, probes_hints, amend, came_up)
         self._pollers = {address.name: EnginePoller(address, self._context) for address in addresses}
         self.engines = [poller.engine for poller in self._pollers.values()]
         """Those that are configured now."""
@@ -164,12 +169,18 @@ class KvEventHearing:
         self._listener: KvEventListener | None = None
 
     async def follow(self, engines: Collection[RunningEngine]) -> None:
-        """Hear these engines from now on, and no others. Raises ConfigError when the packages are missing."""
-        if self._listener is None and any(engine.address.kv_events for engine in engines):
+        """Hear these engines from now on, and no others. Raises ConfigError when the packages are missing that
+        the configuration needs; events that an engine offers by itself need not be heard."""
+        if self._listener is None and any(engine.kv_event_sources for engine in engines):
             try:
                 from gateway.engines.kv_events import KvEventListener
             except ImportError as error:
-                raise ConfigError(f"engines: kv_events: {error}: pip install 'turngate[kvevents]'") from None
+                problem = f"{error}: pip install 'turngate[kvevents]'"
+                if any(engine.address.kv_events for engine in engines):
+                    raise ConfigError(f"engines: kv_events: {problem}") from None
+                for engine in engines:
+                    engine.kv_events.problem = problem
+                return
             self._listener = KvEventListener(self._tell, self._evicted)
         if self._listener is not None:
             await self._listener.follow(engines)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from urllib.parse import urlsplit
 
 from gateway.core.errors import EngineFault
 from gateway.core.transport import UpstreamCut, UpstreamRefused
@@ -15,6 +16,7 @@ from gateway.engines.base import (
     Abilities,
     EngineAdapter,
     EngineAddress,
+    KvEventSource,
     PolledPool,
     Report,
     shown_kind,
@@ -72,6 +74,20 @@ class RunningEngine:
         return f"{self.name}/{pool}" if pool else self.name
 
     @property
+    def kv_event_sources(self) -> tuple[KvEventSource, ...]:
+        """Where its KV events are heard: as configured, else as it states them, which takes a plain address."""
+        if self.address.kv_events is not None:
+            return self.address.kv_events
+        url = urlsplit(self.address.base_url)
+        if url.scheme != "http" or url.hostname is None:
+            return ()
+        host = f"tcp://[{url.hostname}]" if ":" in url.hostname else f"tcp://{url.hostname}"
+        ports = self.abilities.kv_event_ports
+        return tuple(
+            KvEventSource(f"{host}:{port}", f"{host}:{again}" if again else None) for port, again in ports
+        )
+
+    @property
     def replica_ids(self) -> list[ReplicaId]:
         return [self.replica_id(pool.name) for pool in self.report.pools]
 
@@ -90,6 +106,8 @@ class PollerContext:
     probes_hints: bool
     amend: Callable[[ReplicaReported, RunningEngine], ReplicaReported]
     """Returns a report with what the gateway knows better than the engine."""
+    came_up: Callable[[], Awaitable[None]]
+    """Awaited after an engine came up: it may publish its KV events elsewhere now."""
 
 
 class EnginePoller:
@@ -187,6 +205,8 @@ class EnginePoller:
             return f"{MODELS_PAGE} lists no model yet"
         self._take_over(report)
         self._due_at = self._clock() + RENTED_POLL_S
+        if has_come_back:
+            await self._context.came_up()
         if has_come_back and self._context.probes_hints and not engine.is_rented:
             await self._probe()
             if engine.is_up:  # once more: a reader of the fact reads the abilities too

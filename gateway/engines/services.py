@@ -37,7 +37,7 @@ async def engines_behind(service: EngineAddress, resolve: Resolve = ip_addresses
     for ip in sorted(await resolve(host, port)):
         shown = f"[{ip}]" if ":" in ip else ip
         url = f"{parts.scheme}://{shown}:{port}{parts.path}"
-        sources = tuple(_moved(source, host, shown) for source in service.kv_events)
+        sources = service.kv_events and tuple(_moved(source, host, shown) for source in service.kv_events)
         found.append(
             replace(service, base_url=url, name=f"{own_name}{shown}:{port}", kv_events=sources, resolves_all=False)
         )

@@ -45,6 +45,7 @@ _LEVELS = (0, 10, 20, 40)
 The levels are close, as it preempts running calls for a difference above 10. An agent turn with at most one turn
 to follow has the highest level; batches are below the lowest."""
 SPAN = len(_LEVELS)
+_ANY_HOST = ("*", "0.0.0.0", "::", "[::]")  # noqa: S104
 _PROMPT = "sglang:prompt_tokens_total"
 _CACHED = "sglang:cached_tokens_total"
 _HOST = "sglang:hicache_host_total_tokens"
@@ -82,6 +83,7 @@ class SGLang(EngineAdapter):
         abilities.ranks_unset_last = "default_priority_value" in info and info["default_priority_value"] is None
         if not fields.flag(info, "disable_priority_preemption"):
             abilities.preemption_gap = fields.integer(info, "priority_scheduling_preemption_threshold")
+        abilities.kv_event_ports = _kv_event_ports(fields.obj(info, "kv_events"))
         if fields.flag(info, "enable_session_radix_cache"):
             abilities.refused_fields.discard("session_id")
 
@@ -165,6 +167,18 @@ class SGLang(EngineAdapter):
             yield Advice("live sessions are evicted like dead ones", "--enable-session-radix-cache")
         if report.prefix_hits_tokens is None:
             yield Advice("prefix hits are not counted", "--enable-metrics")
+
+
+def _kv_event_ports(stated: Json) -> tuple[tuple[int, int | None], ...]:
+    """One per data-parallel rank. At a host by name it connects to one subscriber, which is not this gateway."""
+    first, replay = (
+        fields.integer(stated, "endpoint_port_base"),
+        fields.integer(stated, "replay_endpoint_port_base"),
+    )
+    if first is None or fields.text(stated, "endpoint_host") not in _ANY_HOST:
+        return ()
+    ranks = range(fields.integer(stated, "dp_size") or 1)
+    return tuple((first + rank, None if replay is None else replay + rank) for rank in ranks)
 
 
 def _priority(urgency: int, abilities: Abilities) -> int:

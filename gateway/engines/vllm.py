@@ -57,7 +57,7 @@ class Vllm(EngineAdapter):
 
     kind = "vllm"
     metrics_paths = ("/metrics", "/v1/models")
-    probe_paths = ("/version", "/openapi.json")
+    probe_paths = ("/version", "/openapi.json", "/kv_event_sources")
     prefix_cache_flag = "--enable-prefix-caching"
     cached_tokens_flag = "--enable-prompt-tokens-details"
     capacity_flag = "leave /metrics on and reachable"
@@ -73,6 +73,7 @@ class Vllm(EngineAdapter):
         super().learn(pages, abilities)
         abilities.version = fields.text(json_page(pages, "/version"), "version") or ""
         abilities.can_address_pools = is_at_least(abilities.version, _RANK_SINCE)
+        abilities.kv_event_ports = _kv_event_ports(json_page(pages, "/kv_event_sources"))
 
     def rendering(self, model: str, messages: list[Json], tools: list[Json]) -> tuple[str, Json] | None:
         body: Json = {"model": model, "messages": messages, "tools": tools, "return_token_strs": True}
@@ -142,6 +143,23 @@ class Vllm(EngineAdapter):
         block_tokens = max((pool.block_tokens or 0 for pool in report.pools), default=0)
         if block_tokens > 64:
             yield Advice(f"blocks of {block_tokens} tokens: up to that many are lost per turn", "--block-size 32")
+
+
+def _kv_event_ports(sources: Json) -> tuple[tuple[int, int | None], ...]:
+    """One per data-parallel rank. At a host by name vLLM connects to one subscriber, which is not this gateway."""
+    ports = []
+    for rank in sorted(sources, key=_number):
+        stated = fields.obj(sources, rank)
+        port = _any_port(fields.text(stated, "endpoint"))
+        if port is not None:
+            ports.append((port, _any_port(fields.text(stated, "replay_endpoint"))))
+    return tuple(ports)
+
+
+def _any_port(endpoint: str | None) -> int | None:
+    """The port of `tcp://*:5557`."""
+    host, _, port = (endpoint or "").rpartition(":")
+    return _count(port) if host == "tcp://*" else None
 
 
 def _without_grammars(body: Json) -> Repair:

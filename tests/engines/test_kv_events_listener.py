@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,7 +14,7 @@ import zmq
 import zmq.asyncio
 
 from gateway.engines import kv_events
-from gateway.engines.base import EngineAddress, KvEventSource, PolledPool, Report
+from gateway.engines.base import Abilities, EngineAddress, KvEventSource, PolledPool, Report
 from gateway.engines.kinds import adapter_of
 from gateway.engines.monitor import KvEventHearing
 from gateway.engines.poller import RunningEngine
@@ -233,11 +234,46 @@ async def test_a_port_that_is_free_again_is_heard(publisher: Publisher, monkeypa
             assert await heard.next() == CacheLost("gpu", None)
 
 
-async def test_without_a_configured_source_nothing_is_opened() -> None:
+def stating(base_url: str, *ports: tuple[int, int | None], configured: bool = True) -> RunningEngine:
+    """An engine that says by itself where it publishes. Not `configured`: its entry says that it is not heard."""
     kind = adapter_of("vllm")
-    running = RunningEngine(EngineAddress("vllm", "http://gpu:8000"), kind, kind.abilities())
+    address = EngineAddress("vllm", base_url, name="gpu", kv_events=None if configured else ())
+    report = Report(pools=(PolledPool(""),))
+    return RunningEngine(address, kind, Abilities(kv_event_ports=ports), report)
+
+
+async def test_without_a_source_nothing_is_opened() -> None:
+    for running in (stating("http://gpu:8000"), stating("http://gpu:8000", (5557, None), configured=False)):
+        assert running.kv_event_sources == ()
+        async with kv_events_heard([running], lambda fact: None, lambda *eviction: None):
+            assert running.kv_events.num_batches == 0
+
+
+def test_stated_ports_are_at_the_engine_s_own_host_and_not_followed_from_tls() -> None:
+    assert stating("http://gpu:8000", (5557, 5558)).kv_event_sources == (
+        KvEventSource("tcp://gpu:5557", "tcp://gpu:5558"),
+    )
+    assert stating("http://[::1]:8000", (5557, None)).kv_event_sources == (KvEventSource("tcp://[::1]:5557"),)
+    assert stating("https://gpu", (5557, None)).kv_event_sources == ()
+
+
+async def test_an_engine_that_comes_up_is_heard_where_it_says_and_once(publisher: Publisher) -> None:
+    heard, running = Heard(), stating("http://127.0.0.1:8000")
+    async with kv_events_heard([running], heard.facts.put_nowait, heard.evict) as follow:
+        running.abilities.kv_event_ports = ((int(publisher.url.rpartition(":")[2]), None),)
+        for _ in range(2):
+            await follow([running])
+        await publisher.heard()
+        await publisher.send(cleared())
+        assert await heard.next() == CacheLost("gpu", None)
+        assert heard.facts.empty()
+
+
+async def test_events_that_an_engine_offers_need_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gateway.engines.kv_events", None)
+    running = stating("http://gpu:8000", (5557, None))
     async with kv_events_heard([running], lambda fact: None, lambda *eviction: None):
-        assert running.kv_events.num_batches == 0
+        assert "pip install 'turngate[kvevents]'" in running.kv_events.problem
 
 
 async def test_engines_that_come_are_heard_and_those_that_go_are_not(publisher: Publisher) -> None:

@@ -24,6 +24,16 @@ async def test_after_start_every_engine_that_answers_is_reported(watched: Watche
     assert monitor.engines[0].abilities.version == "0.32.0"
 
 
+async def test_where_an_engine_publishes_its_kv_events_is_read_as_it_comes_up(
+    watched: Watched, new_engine: NewEngine
+) -> None:
+    engine = new_engine("vllm-0.32")
+    engine.pages["/kv_event_sources"] = '{"0": {"endpoint": "tcp://*:5557"}}'
+    monitor = await watched.start(engine)
+    assert [source.url for source in monitor.engines[0].kv_event_sources] == ["tcp://127.0.0.1:5557"]
+    assert watched.num_came_up == 1
+
+
 @pytest.mark.parametrize(
     ("release", "kind"), [("vllm-0.32", "vllm"), ("dynamo-1.6-one", "dynamo"), ("sglang-0.5.23", "sglang")]
 )

@@ -56,6 +56,15 @@ def test_flags_are_learned_from_the_servers_own_arguments() -> None:
     assert abilities.refused_fields == set()
 
 
+def test_it_states_where_each_rank_publishes_its_kv_events() -> None:
+    stated = {"endpoint_host": "*", "endpoint_port_base": 5557, "replay_endpoint_port_base": 5567, "dp_size": 2}
+    assert learned(kv_events=stated).kv_event_ports == ((5557, 5567), (5558, 5568))
+    del stated["replay_endpoint_port_base"]
+    assert learned(kv_events=stated).kv_event_ports == ((5557, None), (5558, None))
+    assert learned(kv_events=stated | {"endpoint_host": "10.0.0.5"}).kv_event_ports == ()
+    assert learned().kv_event_ports == ()
+
+
 def priority(urgency: int, abilities: Abilities, path: str = CHAT) -> object:
     return SGLANG.outgoing(OutgoingRequest(path, {}, Hints(urgency=urgency)), abilities).body.get("priority")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from gateway.engines.base import CHAT, MESSAGES, RESPONSES, Abilities, Outgoing, OutgoingRequest, PolledPool
@@ -28,6 +30,17 @@ def test_a_poll_gives_capacity_load_and_prefix_counters() -> None:
     assert report.pools == (PolledPool("", capacity_tokens=64000, block_tokens=32, running=0, waiting=0),)
     assert (report.prefix_queries_tokens, report.prefix_hits_tokens) == (313228, 241792)
     assert report.caches_prefixes is True
+
+
+def test_it_states_where_each_rank_publishes_its_kv_events() -> None:
+    stated = {
+        "0": {"endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5567"},
+        "1": {"endpoint": "tcp://*:5558", "replay_endpoint": None},
+        "2": {"endpoint": "tcp://10.0.0.5:5559"},
+    }
+    abilities = new()
+    Vllm().learn(pages("vllm-0.32") | {"/kv_event_sources": json.dumps(stated)}, abilities)
+    assert abilities.kv_event_ports == ((5557, 5567), (5558, None))
 
 
 def test_prefix_caching_that_is_off_is_seen() -> None:

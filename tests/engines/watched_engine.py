@@ -111,9 +111,13 @@ class Watched:
         self.upstream = upstream
         self.facts: list[Fact] = []
         self.faults: list[EngineFault] = []
+        self.num_came_up = 0
         self.now = 7.0
         self.ticks = Ticks()
         self.monitor: Monitor | None = None
+
+    async def _came_up(self) -> None:
+        self.num_came_up += 1
 
     async def start(
         self, *engines: FakeEngine | EngineAddress, kind: str = "vllm", probes: bool = False
@@ -131,6 +135,7 @@ class Watched:
             lambda: self.now,
             probes_hints=probes,
             faulted=lambda engine, fault: self.faults.append(fault),
+            came_up=self._came_up,
             sleep=self.ticks.sleep,
         )
         async with asyncio.timeout(DEADLINE_S):

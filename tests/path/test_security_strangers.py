@@ -25,7 +25,7 @@ from tests.transport.test_server_pipelining import body_of
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 LONG = 60_000
-NUM = 4
+NUM = 6
 LINE_BYTES = 2_000
 MARK = "of-a-stranger/"
 _MARKED = re.compile(r"of-a-stranger[/|]([\w-]+)[/|](\d)[/|]", re.IGNORECASE)
@@ -33,8 +33,9 @@ REMEMBERED = {"name_of_a_tool"}
 """The latest tools that were read are remembered, up to some bytes: see tests/sessions/test_identity.py."""
 AT_ONCE = 10_000
 """Objects that are looked into."""
-HOLDERS = 2
-"""A client's connection and an engine's may each hold their last request."""
+HOLDERS = 4
+"""A client's connection and each of those to the engine, of which three pages are read at once, may hold their last
+request."""
 
 Sent: TypeAlias = tuple[str, Mapping[str, str], Mapping[str, Any]]
 """Path, headers and body."""

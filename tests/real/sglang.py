@@ -42,8 +42,6 @@ class SglangOptions:
 @dataclass(frozen=True)
 class Sglang(EngineServer):
     options: SglangOptions
-    events_port: int
-    """KV events are published there, and replayed at the port above it."""
 
     async def reset_prefix_cache(self) -> None:
         """Isolates tests that share the server. It refuses while it works on something."""
@@ -55,12 +53,12 @@ class Sglang(EngineServer):
                 await asyncio.sleep(PROBE_INTERVAL_S)
 
 
-def _command(options: SglangOptions, port: int, events_port: int) -> list[str | Path]:
+def _command(options: SglangOptions, port: int) -> list[str | Path]:
     events = {
         "publisher": "zmq",
         "topic": "kv",
-        "endpoint": f"tcp://*:{events_port}",
-        "replay_endpoint": f"tcp://*:{events_port + 1}",
+        "endpoint": f"tcp://*:{free_port()}",
+        "replay_endpoint": f"tcp://*:{free_port()}",
     }
     command: list[str | Path] = [SGLANG_PYTHON, LAUNCHER, "--model-path", options.model_dir]
     command += ["--host", "127.0.0.1", "--port", str(port)]
@@ -82,7 +80,7 @@ def _command(options: SglangOptions, port: int, events_port: int) -> list[str | 
 async def sglang_server(options: SglangOptions = SglangOptions()) -> AsyncIterator[Sglang]:
     """Ready to serve on entry, 30 to 60 s after the call on two cores."""
     require("sglang", SGLANG_PYTHON, options.model_dir / "config.json")
-    port, events_port = free_port(), free_port()
+    port = free_port()
     base_url = f"http://127.0.0.1:{port}"
 
     async def is_healthy(session: aiohttp.ClientSession) -> bool:
@@ -90,7 +88,7 @@ async def sglang_server(options: SglangOptions = SglangOptions()) -> AsyncIterat
             return response.status == 200
 
     with tempfile.TemporaryDirectory(prefix="turngate-sglang-") as log_dir:
-        command = _command(options, port, events_port)
+        command = _command(options, port)
         async with server("sglang", command, {}, Path(log_dir)) as running:
             await running.wait_until_ready(is_healthy, READY_DEADLINE_S)
-            yield Sglang(base_url, options.model_name, running, options, events_port)
+            yield Sglang(base_url, options.model_name, running, options)
