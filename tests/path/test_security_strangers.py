@@ -34,7 +34,7 @@ REMEMBERED = {"name_of_a_tool"}
 AT_ONCE = 10_000
 """Objects that are looked into."""
 HOLDERS = 4
-"""A client's connection and each of those to the engine, of which three pages are read at once, may hold their last
+"""A client's connection and each one to the engine, of which three pages are read at once, may hold their last
 request."""
 
 Sent: TypeAlias = tuple[str, Mapping[str, str], Mapping[str, Any]]
