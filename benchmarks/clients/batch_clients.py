@@ -71,6 +71,7 @@ def play(arm: ClientArm, engine: int, gateway: int, num_agents: int, num_files: 
     """One run, in a process of its own."""
     ports = {"engine": engine, "gateway": gateway}
     env = {name: value for name, value in os.environ.items() if not name.startswith("OPENAI_")}
+    env.pop("PYTHONDONTWRITEBYTECODE", None)  # pip compiles what it installs
     if arm.way in ports:
         env["OPENAI_BASE_URL"] = f"http://127.0.0.1:{ports[arm.way]}/v1"
     command = [arm.python, str(USER), arm.program, str(engine), str(num_agents), str(num_files)]
