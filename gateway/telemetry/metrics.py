@@ -22,6 +22,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from gateway.exchange import TimeSplit
 from policies.fleet import FleetView
 from policies.types import Hold, SessionState
 
@@ -59,6 +60,50 @@ class Counter(Collector):
 
     def _family(self) -> CounterMetricFamily:
         return CounterMetricFamily(self._name, self._text, labels=self._labels)
+
+
+class TimeByPart(Collector):
+    """Seconds of requests by the part of their time."""
+
+    def __init__(self, name: str, text: str) -> None:
+        self._name, self._text = name, text
+        self._sum, self._recompute_s = TimeSplit(), 0.0
+
+    def add(self, spent: TimeSplit, recomputed_share: float) -> None:
+        """Count a request. `recomputed_share`: part of its computed tokens that had been computed before."""
+        total = self._sum
+        total.gate_s += spent.gate_s
+        total.queue_s += spent.queue_s
+        total.prefill_s += spent.prefill_s
+        total.beside_s += spent.beside_s
+        total.decode_s += spent.decode_s
+        total.failed_s += spent.failed_s
+        total.tools_s += spent.tools_s
+        if recomputed_share:
+            self._recompute_s += recomputed_share * max(0.0, spent.prefill_s - spent.beside_s)
+
+    def describe(self) -> Iterable[CounterMetricFamily]:
+        return [self._family()]
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        family, total = self._family(), self._sum
+        own_s = max(0.0, total.prefill_s - total.beside_s)
+        parts = {
+            "gate": total.gate_s,
+            "engine_queue": total.queue_s,
+            "prefill": own_s - self._recompute_s,
+            "beside": total.beside_s,
+            "recompute": self._recompute_s,
+            "decode": total.decode_s,
+            "tools": total.tools_s,
+            "failed": total.failed_s,
+        }
+        for part, seconds in parts.items():
+            family.add_metric([part], seconds)
+        yield family
+
+    def _family(self) -> CounterMetricFamily:
+        return CounterMetricFamily(self._name, self._text, labels=("part",))
 
 
 # ---- histograms of the hot path
@@ -196,6 +241,8 @@ class Metrics:
         self.turns = counter("turns", "Turns given a slot", "kind", "reason")
         self.wait = histogram("wait_seconds", "Time from recognised to slot", WAIT_BUCKETS_S, "reason")
         self.tenant_wait = counter("tenant_wait_seconds", "Time from recognised to slot, by tenant", "tenant")
+        self.time = TimeByPart("turngate_time_seconds", "Time of requests, by where it went")
+        registry.register(self.time)
         self.ttft = histogram("ttft_seconds", "Request in to first byte out", TTFT_BUCKETS_S, "turn")
         overhead = "Time spent in the gateway: all but queue and engine"
         self.overhead = histogram("overhead_seconds", overhead, OVERHEAD_BUCKETS_S)

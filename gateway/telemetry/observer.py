@@ -181,6 +181,7 @@ class Observer:
             turn = "side" if recognition.kind is SIDE else "later" if recognition.turn_index else "first"
             metrics.ttft.observe(times.first_byte_at - times.received_at, turn)
         self._count_cache(exchange, recognition, dispatch)
+        metrics.time.add(exchange.spent, _recomputed_share(exchange) if exchange.recomputed_tokens else 0.0)
 
     def _count_tokens(self, exchange: Exchange) -> None:
         """Count the tokens of a reply by words of the operator: the engine's name of the model, and the tenant."""
@@ -204,6 +205,12 @@ class Observer:
             )
             self.metrics.recomputed_tokens.add(again, replica)
             exchange.recomputed_tokens += again
+
+
+def _recomputed_share(exchange: Exchange) -> float:
+    """Return which part of the computed prompt tokens the engine had computed before."""
+    usage = exchange.usage
+    return min(1.0, exchange.recomputed_tokens / max(1, (usage.prompt_tokens or 0) - (usage.cached_tokens or 0)))
 
 
 class Recomputation:

@@ -248,6 +248,31 @@ def test_a_receipt_says_where_the_time_went_and_for_what_it_waited_behind_its_ow
     assert (any_["waited_behind"], any_["waited_behind_others"]) == (["s7", "s8"], 0)
 
 
+def test_the_time_of_requests_is_counted_by_part_and_parts_sum_to_it() -> None:
+    seen = observer()
+    for cached_tokens in (900, 100):  # the second one lost its prefix: 800 of 900 computed tokens
+        asked = exchange()
+        asked.reply.usage = Usage(1000, cached_tokens, 50)
+        asked.spent.saw_gate(2.0, None)
+        asked.spent.saw_engine(EngineTime(0.3, 1.0, 0.5, 0.1))
+        asked.spent.saw_tools(0.25)
+        seen.finished(asked)
+    shown = {
+        part: sample(seen, "time_seconds_total", part=part)
+        for part in ("gate", "engine_queue", "prefill", "beside", "recompute", "decode", "tools", "failed")
+    }
+    assert shown == {
+        "gate": 4.0,
+        "engine_queue": 0.6,
+        "decode": 1.0,
+        "tools": 0.5,
+        "failed": 0.0,
+        "beside": 0.2,
+        "recompute": pytest.approx(0.9),
+        "prefill": pytest.approx(0.9),
+    }
+
+
 def test_a_receipt_is_for_its_own_tenant_only() -> None:
     seen = observer()
     seen.finished(exchange())
