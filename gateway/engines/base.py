@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from gateway.core import fields
@@ -259,6 +260,8 @@ class EngineAdapter:
     cached_tokens_flag: str = ""
     capacity_flag: str = ""
     """What makes it keep prefixes, count cached tokens in answers, and state its KV capacity. Empty: nothing."""
+    priority_words: Mapping[bool | None, str] = MappingProxyType({True: "yes", False: "no", None: "not known"})
+    """Whether it honours priorities, for people."""
     context_flag: str = "--max-model-len"
     """What sets the length of its context."""
     names_responses: bool = False

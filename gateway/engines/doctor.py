@@ -102,7 +102,7 @@ def _facts(engine: RunningEngine) -> Iterator[tuple[str, str]]:
     for pool in report.pools:
         yield "KV pool", _pool(engine.replica_id(pool.name), pool)
     yield "serves", "not known" if abilities.paths is None else " ".join(sorted(CONVERSATIONS & abilities.paths))
-    yield "priority", {True: "yes", False: "no", None: "not known"}[abilities.honours_priority]
+    yield "priority", engine.adapter.priority_words[abilities.honours_priority]
     reports = abilities.reports_cached_tokens
     yield "cached tokens", {True: "reported", False: "not reported", None: "not known"}[reports]
     yield "tools", {True: "taken", False: "refused", None: "not known"}[abilities.takes_tools]

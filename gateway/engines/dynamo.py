@@ -89,6 +89,10 @@ class Dynamo(EngineAdapter):
     metrics_paths = ("/health", "/metrics", "/v1/models")
     capacity_flag = "leave /metrics on and reachable"
     tool_flags = "--dyn-tool-call-parser NAME on the worker, the name being that of the model's format"
+    priority_words: Mapping[bool | None, str] = {
+        **EngineAdapter.priority_words,
+        True: "yes, while its router queues (--router-queue-threshold)",
+    }
     claim_headers = _RANK_HEADERS | _PLACE_HEADERS
 
     def abilities(self) -> Abilities:
@@ -175,11 +179,6 @@ class Dynamo(EngineAdapter):
         if abilities.honours_priority is False:
             problem = "its router has no queue, so the order of turns ends at the gateway"
             yield Advice(problem, "--router-mode kv on the frontend")
-        else:
-            yield Advice(
-                "priorities act only while the router's queue is not empty (its threshold cannot be seen)",
-                "--router-queue-threshold 0.5 on the frontend, or ignore this: the gateway queues anyway",
-            )
         if abilities.paths is not None and MESSAGES not in abilities.paths:
             yield Advice("/v1/messages is not served", "DYN_ENABLE_ANTHROPIC_API=1 on the frontend")
         if len(report.models) > 1:

@@ -62,6 +62,10 @@ class Vllm(EngineAdapter):
     cached_tokens_flag = "--enable-prompt-tokens-details"
     capacity_flag = "leave /metrics on and reachable"
     tool_flags = "--enable-auto-tool-choice --tool-call-parser NAME, the name being that of the model's format"
+    priority_words: Mapping[bool | None, str] = {
+        **EngineAdapter.priority_words,
+        None: "used if it has --scheduling-policy priority, which vLLM does not state",
+    }
     names_responses = True
     claim_keys = frozenset(("priority",))
     claim_headers = frozenset((_PRIORITY_NAME, _RANK_NAME))
@@ -135,11 +139,8 @@ class Vllm(EngineAdapter):
 
     def advice(self, report: Report, abilities: Abilities) -> Iterator[Advice]:
         yield from super().advice(report, abilities)
-        if abilities.honours_priority is not True:
-            yield Advice(
-                "its own queue may ignore the gateway's order: vLLM accepts `priority` without using it",
-                "--scheduling-policy priority (if it is set already, all is well: vLLM does not tell)",
-            )
+        if abilities.honours_priority is False:
+            yield Advice("its own queue ignores the gateway's order", "--scheduling-policy priority")
         block_tokens = max((pool.block_tokens or 0 for pool in report.pools), default=0)
         if block_tokens > 64:
             yield Advice(f"blocks of {block_tokens} tokens: up to that many are lost per turn", "--block-size 32")

@@ -33,7 +33,7 @@ def test_the_report_says_what_an_engine_is_and_honours() -> None:
     assert row["honours"] == {"priority": True, "pool_addressing": True, "refused_fields": []}
     assert row["reports_cached_tokens"] is None
     facts = {line.split("  ")[1]: line for line in doctor.as_text([engine]).splitlines()[1:]}
-    assert facts["priority"].endswith(" yes")
+    assert facts["priority"].endswith(" yes, while its router queues (--router-queue-threshold)")
     assert facts["tools"].endswith(" not known")
     assert "/v1/messages" in facts["serves"]
 
@@ -49,7 +49,10 @@ def test_the_text_names_flags_that_should_be_on() -> None:
     assert "plain (context 8,192 tokens)" in text
     assert "9,600 tokens, blocks of 32" in text
     assert "--enable-prefix-caching" in text
-    assert "--scheduling-policy priority" in text
+    assert "used if it has --scheduling-policy priority" in text
+    assert "try: --scheduling-policy priority" not in text
+    engine.abilities.honours_priority = False
+    assert "try: --scheduling-policy priority" in doctor.as_text([engine])
 
 
 @pytest.mark.parametrize(

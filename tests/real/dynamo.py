@@ -43,6 +43,8 @@ class DynamoOptions:
     """Queue in the router above this share of a worker's prefill budget; None: never."""
     session_affinity_ttl_s: int | None = None
     tool_parser: str | None = "hermes"
+    anthropic_api: bool = True
+    """Serve /v1/messages."""
     replies: tuple[Answer, ...] = ()
     """Answers that requests may ask for by `rewrites.replayed`; other requests get random text."""
     thunderagent: tuple[str, ...] | None = None
@@ -85,7 +87,7 @@ async def dynamo_stack(options: DynamoOptions = DynamoOptions()) -> AsyncIterato
     require("dynamo", DYNAMO_PYTHON, DYNAMO_MODEL_DIR / "config.json", DYNAMO_TIMING_FILE)
     async with AsyncExitStack() as stack:
         log_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="turngate-dynamo-")))
-        env = _environment(log_dir)
+        env = _environment(log_dir) | {"DYN_ENABLE_ANTHROPIC_API": str(int(options.anthropic_api))}
         replay_file = _write_replies(options.replies, log_dir)
         workers = []
         for number in range(options.num_workers):
@@ -116,7 +118,6 @@ def _environment(directory: Path) -> dict[str, str]:
         "DYN_FILE_KV": str(store),
         "DYN_REQUEST_PLANE": "tcp",
         "DYN_EVENT_PLANE": "zmq",
-        "DYN_ENABLE_ANTHROPIC_API": "1",
         "DYN_LOG": "warn",
         "HF_HUB_OFFLINE": "1",
         # The defaults follow the number of cores of a large server.

@@ -1,9 +1,8 @@
-"""What a real SGLang does with priorities, places, salts and a full queue, and what doctor says of it."""
+"""What a real SGLang does with priorities, places, salts and a full queue."""
 
 import asyncio
 import json
 import re
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from tests.real.gateway import Gateway, engine_url, gateway
-from tests.real.sglang import FLAGS, Sglang, SglangOptions, sglang_server
+from tests.real.sglang import Sglang, SglangOptions, sglang_server
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -24,14 +23,6 @@ MANY = {"policy__slots_per_replica": 16}
 """More than the engine runs and queues: so it queues, and refuses, by itself."""
 LAST_TURN = {"X-Turngate-Session": "agent", "X-Turngate-Remaining-Turns": "0"}
 TOOL = {"type": "function", "function": {"name": "bash", "parameters": {"type": "object", "properties": {}}}}
-REMEDIES = {
-    "--enable-metrics": "--enable-metrics",
-    "--enable-cache-report": "--enable-cache-report",
-    "--enable-priority-scheduling": "--enable-priority-scheduling",
-    "--enable-session-radix-cache": "--enable-session-radix-cache",
-    "--default-priority-value=0": "--default-priority-value 0",
-}
-"""Flag -> what doctor advises without it."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -149,34 +140,3 @@ async def test_isolated_tenants_share_no_prefix_in_responses(
     assert found[0] < 50
     assert found[1] < 50
     assert found[2] > 200
-
-
-async def doctor(engine: Sglang) -> str:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "gateway", "doctor", "--engine", engine_url("sglang", engine.base_url)),
-        *("--set", "probing.timeout_s=120"),
-        stdout=asyncio.subprocess.PIPE,
-    )
-    out, _ = await process.communicate()
-    return out.decode().partition("\n\n")[0]
-
-
-def advised(report: str) -> list[str]:
-    return [line.strip().removeprefix("try: ") for line in report.splitlines() if "try: " in line]
-
-
-async def test_doctor_advises_nothing_to_a_well_started_engine_and_knows_its_prompt_order(narrow: Sglang) -> None:
-    report = await doctor(narrow)
-    assert advised(report) == [], report
-    assert "system before tools" in report
-    assert "not known" not in report
-
-
-@pytest.mark.parametrize("missing", FLAGS)
-async def test_doctor_advises_the_one_flag_that_is_missing(missing: str) -> None:
-    flags = tuple(flag for flag in FLAGS if flag != missing)
-    if missing == "--enable-priority-scheduling":  # which the default value needs
-        flags = tuple(flag for flag in flags if not flag.startswith("--default-priority-value"))
-    async with sglang_server(SglangOptions(flags=flags, max_running=2)) as running:
-        report = await doctor(running)
-    assert advised(report) == [REMEDIES[missing]], report

@@ -30,7 +30,7 @@ class VllmOptions:
     max_queued_requests: int | None = None
     """Running and waiting together; above it vLLM answers 503. None: no limit."""
     scheduling_policy: str = "priority"
-    tool_parser: str = "hermes"
+    tool_parser: str | None = "hermes"
     report_cached_tokens: bool = True
     dev_endpoints: bool = True
     """Serve /reset_prefix_cache, /pause and others that a production server does not have."""
@@ -64,7 +64,8 @@ def _command(options: VllmOptions, port: int) -> list[str | Path]:
     command += ["--scheduling-policy", options.scheduling_policy]
     command += ["--enable-prefix-caching", "--enable-server-load-tracking"]
     command += ["--enable-request-id-headers"]
-    command += ["--enable-auto-tool-choice", "--tool-call-parser", options.tool_parser]
+    if options.tool_parser is not None:
+        command += ["--enable-auto-tool-choice", "--tool-call-parser", options.tool_parser]
     # Random weights write white space for ever inside an open grammar.
     structured_outputs = {"backend": "xgrammar", "disable_any_whitespace": True}
     command += ["--structured-outputs-config", json.dumps(structured_outputs)]
