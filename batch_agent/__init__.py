@@ -2,12 +2,16 @@
 
 from warnings import warn
 
+from tool_runtime.distributions import overwritten
+
+if (_mixture := overwritten()) is not None:
+    warn(_mixture, stacklevel=2)  # first, since an import of mixed files may fail
+
 from batch_agent.api import BatchAgent, map_gather, scatter_gather, tree_reduce
 from batch_agent.outage import Outage
 from batch_agent.results import AgentError, AgentResult, Timings, Usage
 from batch_agent.spec import BatchSpec
 from batch_agent.tools import Tool, ToolError
-from tool_runtime.distributions import overwritten
 
 __all__ = [
     "AgentError",
@@ -23,6 +27,3 @@ __all__ = [
     "scatter_gather",
     "tree_reduce",
 ]
-
-if (_mixture := overwritten()) is not None:
-    warn(_mixture, stacklevel=2)
