@@ -12,6 +12,8 @@ MAX_EVENT_BYTES = 16 * 1024 * 1024
 # A line end, then an empty line. A CR at the end of what has come may still be half of a CRLF: it waits.
 _EVENT_END = re.compile(rb"(?:\r\n|\n|\r(?=[^\n]))(?:\r\n|\n|\r(?=[^\n]))")
 _LONGEST_END = 4
+_CR = ord("\r")
+"""A number, since `bytes in bytes` takes thrice the time."""
 
 
 class EventTooLong(Exception):
@@ -37,7 +39,7 @@ class EventSplitter:
         Raises EventTooLong when the unfinished event has passed the limit.
         """
         # The common case: one chunk is one event, returned as the same object.
-        if not self.held and chunk.find(b"\n\n") == len(chunk) - 2 >= 0 and b"\r" not in chunk:
+        if not self.held and chunk.find(b"\n\n") == len(chunk) - 2 >= 0 and _CR not in chunk:
             return [chunk]
         rest = self.held
         search_from = max(0, len(rest) - _LONGEST_END + 1)
@@ -58,7 +60,7 @@ class EventSplitter:
 
 def data_of(event: bytes) -> bytes | None:
     """Return the data of one event: its `data` lines joined by newlines. None: it has none, as a comment."""
-    if event.startswith(b"data: ") and event.find(b"\n") == len(event) - 2 and b"\r" not in event:
+    if event.startswith(b"data: ") and event.find(b"\n") == len(event) - 2 and _CR not in event:
         return event[6:-2]
     lines = [
         line[5:].removeprefix(b":").removeprefix(b" ")
