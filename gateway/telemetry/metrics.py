@@ -65,9 +65,10 @@ class Counter(Collector):
 class TimeByPart(Collector):
     """Seconds of requests by the part of their time."""
 
-    def __init__(self, name: str, text: str) -> None:
+    def __init__(self, name: str, text: str, registry: CollectorRegistry) -> None:
         self._name, self._text = name, text
         self._sum, self._recompute_s = TimeSplit(), 0.0
+        registry.register(self)
 
     def add(self, spent: TimeSplit, recomputed_share: float) -> None:
         """Count a request. `recomputed_share`: part of its computed tokens that had been computed before."""
@@ -241,8 +242,7 @@ class Metrics:
         self.turns = counter("turns", "Turns given a slot", "kind", "reason")
         self.wait = histogram("wait_seconds", "Time from recognised to slot", WAIT_BUCKETS_S, "reason")
         self.tenant_wait = counter("tenant_wait_seconds", "Time from recognised to slot, by tenant", "tenant")
-        self.time = TimeByPart("turngate_time_seconds", "Time of requests, by where it went")
-        registry.register(self.time)
+        self.time = TimeByPart("turngate_time_seconds", "Time of requests, by where it went", registry)
         self.ttft = histogram("ttft_seconds", "Request in to first byte out", TTFT_BUCKETS_S, "turn")
         overhead = "Time spent in the gateway: all but queue and engine"
         self.overhead = histogram("overhead_seconds", overhead, OVERHEAD_BUCKETS_S)
@@ -250,21 +250,16 @@ class Metrics:
         tokens = "tokens of answers, as engines reported them"
         self.prompt_tokens = counter("prompt_tokens", f"Prompt {tokens}", "model", "tenant")
         self.output_tokens = counter("output_tokens", f"Output {tokens}", "model", "tenant")
-        cached = "Prompt tokens cached, where engines say: foreseen and real"
-        self.cached_tokens = counter("cached_tokens", cached, "replica", "kind")
+        self.cached_tokens = counter("cached_tokens", "Prompt tokens cached, foreseen and real", "replica", "kind")
         recomputed = "Prompt tokens of a session's earlier turn prefilled again"
         self.recomputed_tokens = counter("recomputed_tokens", recomputed, "replica")
-        self.kv_evicted_blocks = counter(
-            "kv_evicted_blocks", "KV blocks evicted, where engines publish events", "replica"
-        )
+        evicted = "KV blocks evicted, where engines publish events"
+        self.kv_evicted_blocks = counter("kv_evicted_blocks", evicted, "replica")
         horizon = "Idle time that nine in ten evicted prefixes had reached, where engines publish events"
         self.kv_horizon = Bounded(Gauge("turngate_kv_horizon_seconds", horizon, ("replica",), registry=registry))
         self.hints = counter("hints", "Hints by what became of them", "engine", "hint", "result")
-        self.prefix_breaks = counter(
-            "prefix_breaks",
-            "Sessions that break their siblings' prefix, and later turns that break their own",
-            "kind",
-        )
+        breaks = "Sessions that break their siblings' prefix, and later turns that break their own"
+        self.prefix_breaks = counter("prefix_breaks", breaks, "kind")
         self.prefix_break_tokens = counter("prefix_break_tokens", "Shared tokens behind a break", "kind")
         self.limited = counter("limited", "Requests refused by a limit of their key", "limit")
         self.faults = counter("engine_faults", "What engines did wrong, by kind", "engine", "kind")

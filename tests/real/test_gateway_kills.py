@@ -176,14 +176,12 @@ async def seconds_until(is_so: Callable[[], Awaitable[bool]]) -> float:
 async def seconds_to_idle(setup: Setup, phase: str, way: str) -> float:
     """From the client's end to the moment at which neither engine nor gateway knows of it any more; infinite where
     the client left too late for `phase`."""
-    front = setup.gateway
+    front, is_silent = setup.gateway, phase in SILENT
     port = int(front.base_url.rpartition(":")[2])
     request = request_bytes(body_of(phase, setup))
 
     async def is_queued() -> bool:
         return await front.metric("turngate_queue_depth") == 1
-
-    is_silent = phase in SILENT
 
     async def is_in_engine() -> bool:
         return await setup.num_in_engine(is_silent) == 1

@@ -62,7 +62,7 @@ def install(python: Path, *wanted: str) -> None:
 @contextmanager
 def serving(turngate: Path, folder: Path) -> Iterator[str]:
     """The base URL of a gateway with an embedded engine."""
-    command = [turngate, "serve", "--engine", "embedded", "--port", "0"]
+    command = [str(turngate), "serve", "--engine", "embedded", "--port", "0"]
     with subprocess.Popen(
         command, cwd=folder, env=INHERITED, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
