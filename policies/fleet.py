@@ -475,8 +475,8 @@ class SessionView:
     is_resident: bool
     is_expired: bool
     """While idle: its lease ran out, and it stays resident only until the room is needed."""
-    calls_tools: bool
-    """Whether its last answer called a tool."""
+    tools: str
+    """Names of the tools that its last answer called, joined by `+`. Empty: it called none."""
     lease_until: float
     """While idle, by the Scheduler's clock."""
     prompt_tokens: int
@@ -525,7 +525,7 @@ def _session(fleet: Fleet, session: Session, is_queued: bool) -> SessionView:
         replica_id=session.replica_id,
         is_resident=session.is_resident,
         is_expired=session.is_expired,
-        calls_tools=bool(session.tools),
+        tools=session.tools,
         lease_until=session.lease_until,
         prompt_tokens=session.prompt_tokens,
         expected_turns=expected_turns(family, session.num_begun, session.remaining_turns, keeps=False),

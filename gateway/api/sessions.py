@@ -15,7 +15,7 @@ from itertools import chain, islice
 from typing import Any, Protocol
 from urllib.parse import parse_qs
 
-from gateway.core.fields import Json
+from gateway.core.fields import Json, excerpt
 from gateway.exchange import Exchange
 from gateway.sessions.session_table import SessionEntry, SessionTable, Span, running_span
 from gateway.telemetry.receipts import FEWEST_ID_CHARS
@@ -168,6 +168,8 @@ def live_row(entry: SessionEntry, scheduled: SessionView | None, now: float, sho
     }
     if phase is SessionPhase.WAITING:
         columns["waits_for"] = _waits_for(exchange, scheduled)
+    if phase is SessionPhase.TOOL and scheduled is not None and scheduled.tools:
+        columns["tool"] = excerpt(scheduled.tools)
     if scheduled is not None:
         columns["expected_turns"] = round(scheduled.expected_turns, 1)
         if scheduled.is_resident and exchange is None:
@@ -182,7 +184,7 @@ def _phase(exchange: Exchange | None, scheduled: SessionView | None, last_at: fl
     if exchange is None:
         if scheduled is None or not scheduled.is_resident:
             return SessionPhase.IDLE, last_at
-        has_tool = scheduled.calls_tools and not scheduled.is_expired
+        has_tool = bool(scheduled.tools) and not scheduled.is_expired
         return (SessionPhase.TOOL if has_tool else SessionPhase.LEASE), last_at
     times = exchange.timings
     if len(exchange.tools_at) % 2:

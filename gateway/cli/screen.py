@@ -189,7 +189,8 @@ def sessions(snapshot: Json, sort: str, rows_left: int | None, page: int, width:
 
 def _cells(row: Json) -> dict[str, str | Text]:
     waits_for = row.get("waits_for", "")
-    phase = row["phase"] + (f":{_NAMES.get(waits_for, waits_for)}" if waits_for else "")
+    what = _NAMES.get(waits_for, waits_for) or row.get("tool", "")
+    phase = row["phase"] + (f":{what}" if what else "")
     return {
         "SESSION": row["session"][:ID_CHARS],
         "AGENT": Text(_clipped(row.get("agent", ""), NAME_CELLS)),  # what clients chose is no markup

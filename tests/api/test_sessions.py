@@ -19,7 +19,7 @@ from tests.telemetry.observed import FLEET, exchange
 
 NOW = 100.0
 WHO = Recognition("s1", "f1", "s0", 2, TurnKind.AGENT, "chain", 0.9, False, (), 0)
-RESIDENT = SessionView(SessionState.RUNNING, "a", True, False, True, 130.0, 900, 2.25)
+RESIDENT = SessionView(SessionState.RUNNING, "a", True, False, "search", 130.0, 900, 2.25)
 GONE = replace(RESIDENT, is_resident=False, state=SessionState.WAITING)
 SIDE = replace(WHO, kind=TurnKind.SIDE)
 
@@ -59,7 +59,7 @@ def seen(open_: Exchange | None = None) -> SessionEntry:
         (asks(41.0, 50.0, 55.0, tools_at=[60.0, 70.0]), RESIDENT, "decode", 70.0, None),
         (None, RESIDENT, "tool", 90.0, None),
         (None, replace(RESIDENT, is_expired=True), "lease", 90.0, None),
-        (None, replace(RESIDENT, calls_tools=False), "lease", 90.0, None),
+        (None, replace(RESIDENT, tools=""), "lease", 90.0, None),
         (None, GONE, "idle", 90.0, None),
         (None, None, "idle", 90.0, None),
     ],
@@ -82,6 +82,7 @@ def test_a_row_says_who_where_and_how_far() -> None:
         "confidence": 0.9,
         "state": "idle",
         "phase": "tool",
+        "tool": "search",
         "phase_s": 10.0,
         "turn": 3,
         "turns": 3,
@@ -95,6 +96,13 @@ def test_a_row_says_who_where_and_how_far() -> None:
         "idle_s": 10.0,
         "age_s": 90.0,
     }
+
+
+def test_a_tool_is_named_while_it_runs_alone_and_as_one_visible_line() -> None:
+    odd = replace(RESIDENT, tools="read\x1b[2J+grep")
+    assert views.live_row(seen(), odd, NOW, shows_tenant=True)["tool"] == "read\\u001b[2J+grep"
+    for scheduled in (GONE, replace(RESIDENT, is_expired=True)):
+        assert "tool" not in views.live_row(seen(), scheduled, NOW, shows_tenant=True)
 
 
 def test_tenants_are_named_to_the_operator_alone() -> None:

@@ -67,7 +67,7 @@ async def test_a_person_sees_the_fleet_and_is_told_when_it_is_gone(
         assert looking.stdout is not None
         try:
             async with asyncio.timeout(DEADLINE_S):
-                steps = [json.loads(await looking.stdout.readline()) for _ in range(3)]
+                steps = [json.loads(await looking.stdout.readline()) for _ in range(4)]
                 snapshot = await read_snapshot(upstream, running.base_url, KEY, DEADLINE_S, 100)
                 draw_top(snapshot, pictures / "top.svg")
                 await running.server.kill()
@@ -84,6 +84,7 @@ async def test_a_person_sees_the_fleet_and_is_told_when_it_is_gone(
     is_locked_without_a_key(told["locked"])
     shows_the_fleet(told["open"], running.base_url)
     sorts_and_filters(told["sorted"])
+    says_why(told["why"])
     says_that_it_is_old(told["gone"], running.base_url)
     assert picture.read_bytes().startswith(b"\x89PNG")
 
@@ -117,6 +118,13 @@ def shows_the_fleet(step: dict[str, Any], base_url: str) -> None:
 def sorts_and_filters(step: dict[str, Any]) -> None:
     assert step["turns"] == sorted(step["turns"], reverse=True)
     assert step["filtered"] == [step["first"]]
+
+
+def says_why(step: dict[str, Any]) -> None:
+    assert step["of"].startswith(step["name"])
+    assert step["turns"] > 0
+    assert step["remedy"]
+    assert step["shades"] == ["rgb(255, 255, 255)", "rgb(20, 23, 26)"]  # by the person's own setting
 
 
 def says_that_it_is_old(step: dict[str, Any], base_url: str) -> None:

@@ -18,7 +18,7 @@ const COLUMNS = [
   {name: "client's id", of: (row) => row.client_session || "", class: "id"},
   {name: "family", of: (row) => row.family.slice(0, 8), class: "id"},
   {name: "tenant", of: (row) => row.tenant || ""},
-  {name: "phase", of: (row) => row.phase + (row.waits_for ? " for " + (row.waits_for === "residency" ? "room" : row.waits_for) : ""), by: (row) => PHASES.indexOf(row.phase)},
+  {name: "phase", of: (row) => row.phase + (row.waits_for ? " for " + (row.waits_for === "residency" ? "room" : row.waits_for) : row.tool ? " " + row.tool : ""), by: (row) => PHASES.indexOf(row.phase)},
   {name: "for", of: (row) => span(row.phase_s), by: (row) => -row.phase_s, class: "number"},
   {name: "turn", of: (row) => row.turn, by: (row) => -row.turn, class: "number"},
   {name: "left", of: (row) => row.expected_turns ?? "", by: (row) => row.expected_turns ?? 1e9, class: "number"},
@@ -113,17 +113,20 @@ function draw() {
   const turns = Map.groupBy(told.turns, (turn) => turn.session), by = sort.by || sort.of;
   const rows = told.sessions.filter((row) => columns.some((column) => String(column.of(row)).toLowerCase().includes(words)));
   rows.sort((a, b) => by(a) < by(b) ? -1 : by(a) > by(b) ? 1 : b.age_s - a.age_s);
+  const focused = document.activeElement?.dataset.session;
   $("rows").replaceChildren(...rows.map((row) => {
     const line = element("tr"), time = element("td", null, "time");
     line.append(...columns.map((column) => element("td", column.of(row), column.name === "phase" ? "phase " + row.phase : column.class)));
     const name = element("button", line.firstChild.textContent);
     name.onclick = () => why(row.session);
+    name.dataset.session = row.session;
     line.firstChild.replaceChildren(name);
     line.firstChild.title = "why is it slow? " + row.session + (row.parent ? ", child of " + row.parent : "");
     time.append(timeline(row, turns.get(row.session) || [], seconds));
     line.append(time);
     return line;
   }));
+  if (focused) $("rows").querySelector(`[data-session="${CSS.escape(focused)}"]`)?.focus();
   const hidden = told.total - told.sessions.length;
   $("more").textContent = hidden > 0 ? `${hidden} more sessions are not shown` : "";
 }

@@ -59,6 +59,23 @@ def sort_and_filter(page: Page) -> None:
     tell(step="sorted", turns=turns, filtered=column(page, 1), first=first)
 
 
+def ask_why(page: Page) -> None:
+    page.fill("#filter", "")
+    session = page.locator("#rows tr td:first-child button").first
+    name = session.inner_text()
+    session.click()
+    page.wait_for_selector("#why:not([hidden]) #why-turns li")
+    shades = []
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        shades.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+    page.emulate_media(color_scheme="light")
+    remedy, turns = page.inner_text("#why-remedy"), page.locator("#why-turns li").count()
+    tell(step="why", name=name, of=page.inner_text("#why-of"), remedy=remedy, turns=turns, shades=shades)
+    page.click("#why-close")
+    page.wait_for_selector("#why", state="hidden")
+
+
 def main() -> None:
     browser_path, libraries, url, key, picture = sys.argv[1:]
     with sync_playwright() as playwright:
@@ -76,6 +93,7 @@ def main() -> None:
         unlock(page, key)
         watch(page, response.headers, picture)
         sort_and_filter(page)
+        ask_why(page)
         sys.stdin.readline()
         page.wait_for_selector("#problem:not([hidden])")
         left = page.locator(ROWS).count()
