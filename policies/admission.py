@@ -60,6 +60,10 @@ class _KeptPlace:
     until: float
 
 
+_FREE = Reason.FREE
+"""A global, as is `SIDE`."""
+
+
 class Admission:
     """Owns the turns that wait at the gate, and the places that sessions keep in it."""
 
@@ -165,7 +169,7 @@ class Admission:
         is empty and it fits. None: it is not."""
         may_fit = not self.held and turn.session_id not in self._kept
         if may_fit and all(self._fits(turn, pool, now) for pool in pools):
-            reason = Reason.OPEN if any(map(self.is_open, pools)) else Reason.FREE
+            reason = Reason.OPEN if any(map(self.is_open, pools)) else _FREE
         elif all(self._is_cheap(turn, pool) for pool in pools):
             reason = Reason.CHEAP if self.held else Reason.FREE
         else:

@@ -37,12 +37,12 @@ from policies.shadow_clocks import Clocks
 from policies.slots import Slots
 from policies.types import (
     BLOCK_CHARS,
+    COMPLETE,
     SIDE,
     Arrived,
     CacheLost,
     Decision,
     Dispatch,
-    Ending,
     Fact,
     Family,
     FirstByte,
@@ -295,7 +295,7 @@ class Scheduler:
             if turn is None:
                 return  # it was refused
             self._fleet.sessions[turn.session_id].num_waiting -= 1
-        elif fact.ending is Ending.COMPLETE and turn.kind is not SIDE:
+        elif fact.ending is COMPLETE and turn.kind is not SIDE:
             self._relearn(self._fleet.families[turn.family_id])
             self._clocks.finished(turn, now)
         self._rest(turn, now)

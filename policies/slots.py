@@ -17,6 +17,7 @@ from policies.learning import LEAST_OUTPUT_TOKEN_S
 from policies.reuse import Reuse
 from policies.types import (
     BLOCK_CHARS,
+    COMPLETE,
     SIDE,
     Ending,
     Family,
@@ -73,6 +74,10 @@ the next prompt ahead. For short answers its extra request costs the others more
 4)."""
 
 
+_AGENT = TurnKind.AGENT
+"""A global, as is `SIDE`."""
+
+
 class Slots:
     """Owns the running turns. Written by the Scheduler."""
 
@@ -123,19 +128,20 @@ class Slots:
         family = self._fleet.families[turn.family_id]
         remaining = expected_turns(family, session.num_begun, session.remaining_turns)
         own = 0.0 if is_shared or turn.kind is SIDE else 80.0 / (1.0 + remaining)
+        # By place: names take thrice the time to pass.
         return Hints(
-            urgency=round(min(100.0, max(-100.0, own + 10 * turn.priority_class))),
-            remaining_turns=None if is_shared else remaining,
-            expected_output_tokens=None if family.output_tokens is None else round(family.output_tokens),
-            prefills_next=self._may_prefill_next(turn, session, pool),
-            session_id=session.id,
-            parent_id=session.parent_id,
+            round(min(100.0, max(-100.0, own + 10 * turn.priority_class))),  # urgency
+            None if is_shared else remaining,  # remaining_turns
+            None if family.output_tokens is None else round(family.output_tokens),  # expected_output_tokens
+            self._may_prefill_next(turn, session, pool),  # prefills_next
+            session.id,  # session_id
+            session.parent_id,
         )
 
     def _may_prefill_next(self, turn: Turn, session: Session, pool: Pool) -> bool:
         """Whether the session is likely to go on after a long answer, and the pool has room for the guess."""
         family = self._fleet.families[session.family_id]
-        if turn.kind is not TurnKind.AGENT or (family.output_tokens or 0.0) < LONG_TOKENS or not pool.is_roomy:
+        if turn.kind is not _AGENT or (family.output_tokens or 0.0) < LONG_TOKENS or not pool.is_roomy:
             return False
         return expected_turns(family, session.num_begun, session.remaining_turns) >= LIKELY
 
@@ -204,7 +210,7 @@ class Slots:
         session.num_running -= 1
         if self._fleet.tenants.are_rivals:
             self._charge(running, session, fact, now)
-        if fact.ending is Ending.COMPLETE and turn.kind is not SIDE:
+        if fact.ending is COMPLETE and turn.kind is not SIDE:
             self._time(running, session, fact, now)
             if session.presumed_blocks:
                 _judge_history(running, session, self._fleet.families[session.family_id], fact)

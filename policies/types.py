@@ -285,6 +285,10 @@ class Ending(StrEnum):
     REFUSED = "refused"  # the engine said 429, 503 or 529: it is full, not broken
 
 
+COMPLETE = Ending.COMPLETE
+"""As `SIDE`."""
+
+
 # ---- facts: events, in the past tense
 
 

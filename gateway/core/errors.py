@@ -30,6 +30,9 @@ class Outcome(StrEnum):
     GATEWAY_ERROR = "gateway_error"
 
 
+ANSWERED = Outcome.ANSWERED
+"""A global, since before Python 3.12 a member is found far slower."""
+
 STATUS = {
     Outcome.BAD_REQUEST: 400,
     Outcome.UNAUTHORISED: 401,

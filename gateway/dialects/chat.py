@@ -50,13 +50,14 @@ class Chat(Dialect):
         num_system = 0
         while num_system < len(messages) and messages[num_system].get("role") in ("system", "developer"):
             num_system += 1
+        # By place: names take thrice the time to pass.
         return Script(
-            tools=tools.texts,
-            system=canonical.system([message.get("content") for message in messages[:num_system]]),
-            messages=Texts(len(messages) - num_system, lambda at: _message(messages[num_system + at])),
-            offers_tools=bool(tools.texts),
-            tool_names=tools.names,
-            num_system=num_system,
+            tools.texts,  # tools
+            canonical.system([message.get("content") for message in messages[:num_system]]),  # system
+            Texts(len(messages) - num_system, lambda at: _message(messages[num_system + at])),  # messages
+            bool(tools.texts),  # offers_tools
+            tools.names,  # tool_names
+            num_system,
         )
 
     def max_tokens_key(self, body: Json) -> str | None:

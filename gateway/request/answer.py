@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from gateway.config.settings import Stream
-from gateway.core.errors import STATUS, Failure, Outcome, Refused
+from gateway.core.errors import ANSWERED, STATUS, Failure, Outcome, Refused
 from gateway.core.transport import HeaderList, Responder
 from gateway.exchange import AnswerRounds, Exchange, Payload
 from gateway.request.engine_errors import Attempts, EngineFailed
@@ -24,7 +24,7 @@ from gateway.request.model_call import Forward, ModelCall
 from gateway.request.stored_responses import Home, Homes
 from gateway.request.upstream_response import UpstreamResponse
 from gateway.telemetry.observer import Observer
-from policies.types import Dispatch, Ending, Refusal, ReplicaId, Turn
+from policies.types import COMPLETE, Dispatch, Ending, Refusal, ReplicaId, Turn
 
 T = TypeVar("T")
 
@@ -209,7 +209,7 @@ class TurnAnswer:
         async with loop:
             while True:
                 answer = await self._model_call(turn, loop.payload)
-                if answer.outcome is not Outcome.ANSWERED:
+                if answer.outcome is not ANSWERED:
                     return answer
                 self._waiting.note_output()
                 exchange.tools_at.append(self._clock())
@@ -265,14 +265,14 @@ class TurnAnswer:
                     await answer.relay(self._responder, self._headers)
                 except (asyncio.CancelledError, ConnectionError):
                     if exchange.is_delivered:
-                        _leave(ticket, exchange, Ending.COMPLETE)
+                        _leave(ticket, exchange, COMPLETE)
                     raise
                 finally:
                     if (spent := ticket.engine_time(exchange.reply.usage, not self._is_stream)) is not None:
                         exchange.spent.saw_engine(spent)
             self._remember(dispatch)
-            is_answered = answer.outcome is Outcome.ANSWERED
-            _leave(ticket, exchange, Ending.COMPLETE if is_answered else Ending.FAILED)
+            is_answered = answer.outcome is ANSWERED
+            _leave(ticket, exchange, COMPLETE if is_answered else Ending.FAILED)
             return answer
 
     async def _begun(self, ticket: Ticket, call: ModelCall, leased_at: float) -> UpstreamResponse:

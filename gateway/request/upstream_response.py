@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import orjson
 
 from gateway.core import fields
-from gateway.core.errors import EngineFault, Failure, NoAnswer, Outcome, Refused, of_break
+from gateway.core.errors import ANSWERED, EngineFault, Failure, NoAnswer, Outcome, Refused, of_break
 from gateway.core.fields import Json
 from gateway.core.reply import Reply
 from gateway.core.sse import EventSplitter, EventTooLong, data_of
@@ -376,7 +376,7 @@ class UpstreamResponse:
             if responder.has_started:
                 text = "The engine did not stream its answer, and the client had been told to expect a stream."
                 raise Refused(Outcome.ENGINE_FAILED, Failure(502, "server_error", text))
-            self.outcome = Outcome.ANSWERED
+            self.outcome = ANSWERED
             return
         if not responder.has_started:
             await responder.open_stream(
@@ -392,7 +392,7 @@ class UpstreamResponse:
             self._exchange.note(f"engine broke off: {error}")
             self.fault = of_break(error)
         self.outcome = self._ended_as(self._relay)
-        self._exchange.reply.is_complete = self.outcome is Outcome.ANSWERED
+        self._exchange.reply.is_complete = self.outcome is ANSWERED
 
     async def finish(self, responder: Responder, headers: Callable[[Exchange], HeaderList]) -> None:
         """Send a body, or the end of a stream. A stream that the engine did not finish is reset, since clients
@@ -402,7 +402,7 @@ class UpstreamResponse:
             body = self._first if loop is None else loop.body(self._first)
             header_list = headers_for_client(self._reply, headers(self._exchange))
             await responder.reply(self._reply.status, header_list, body)
-        elif self.outcome is Outcome.ANSWERED:
+        elif self.outcome is ANSWERED:
             if self._round is not None and self._round.closing:
                 await responder.write(b"".join(self._round.closing))
                 self._exchange.mark_delivered()

@@ -12,7 +12,7 @@ from policies.recognition.families import Families, FamilyRecord
 from policies.recognition.passages import OPENING_BYTES, errand, latest, opening
 from policies.recognition.prompts import Prompt, SummaryRequest, SystemChange
 from policies.recognition.summaries import Summaries, sum_up_of, summary_request
-from policies.types import BLOCK_CHARS, Blocks, FamilyId, SessionId, TurnKind, value
+from policies.types import BLOCK_CHARS, SIDE, Blocks, FamilyId, SessionId, TurnKind, value
 
 _MOST_CALLS = 8
 
@@ -48,6 +48,10 @@ class Sighting:
 
 _GOES_ON = frozenset((Rule.NEXT, Rule.RETRY, Rule.EDITED, Rule.RESTART))
 _BEGINS = frozenset((Rule.NEW, Rule.FORK, Rule.SIBLING))
+_BEGINS_ALONE = frozenset((Rule.NEW, Rule.SIBLING))
+_GROWS = frozenset((Rule.NEXT, Rule.EDITED))
+_FORK, _SERVES, _SINGLE = Rule.FORK, Rule.SIDE, TurnKind.SINGLE
+"""Globals, as is `SIDE`."""
 
 
 class Lineage:
@@ -82,7 +86,7 @@ class Lineage:
         match = self._unnamed(prompt) if call.name is None else self._by_name(prompt, call.name)
         if match.conversation is not None and match.rule in _GOES_ON:
             return self._go_on(match.conversation, match.rule, prompt, now)
-        if match.rule is Rule.SIDE:
+        if match.rule is _SERVES:
             return self._serve(match.conversation, prompt, now)
         return self._begin(match, prompt, now)
 
@@ -201,7 +205,7 @@ class Lineage:
         family, head = self._families.find(call.key, call.tools, call.system, call.messages, call.group)
         if call.expects_tools and not call.tools:
             family.mark_side()
-        trunk = match.conversation if match.rule is Rule.FORK else None
+        trunk = match.conversation if match.rule is _FORK else None
         title = None
         parent_id = call.parent or (trunk.id if trunk else None)
         if call.name is None:
@@ -258,17 +262,18 @@ class Lineage:
         self, prompt: Prompt, family: FamilyRecord, parent_id: SessionId | None, kind: TurnKind
     ) -> Conversation:
         call = prompt.call
+        # By place: names take thrice the time to pass.
         return Conversation(
-            id="",
-            key=call.key,
-            serial=self._conversations.next_serial(),
-            name=call.name,
-            parent_id=parent_id,
-            family=family,
-            kind=kind,
-            tools=prompt.tools,
-            system=prompt.system,
-            first_len=0,
+            "",  # id
+            call.key,
+            self._conversations.next_serial(),  # serial
+            call.name,
+            parent_id,
+            family,
+            kind,
+            prompt.tools,
+            prompt.system,
+            0,  # first_len
             num_turns=1,
         )
 
@@ -282,7 +287,7 @@ class Lineage:
     ) -> Sighting:
         call = prompt.call
         request = None
-        if call.name is None and not prompt.tools and rule not in (Rule.NEXT, Rule.EDITED):
+        if call.name is None and not prompt.tools and rule not in _GROWS:
             request = prompt.asks or summary_request(self._conversations, prompt)
         conversation.blocks = blocks
         conversation.tools_first = call.tools_first
@@ -290,22 +295,24 @@ class Lineage:
         conversation.running += 1
         conversation.is_complete = False
         conversation.marks = ()
+        # By place: names take thrice the time to pass.
         return Sighting(
-            session_id=conversation.id,
-            family_id=conversation.family.id,
-            parent_id=conversation.parent_id,
-            kind=conversation.kind,
-            turn_index=conversation.num_turns - 1,
-            rule=rule,
-            is_named=call.name is not None,
-            blocks=blocks,
-            chars=call.num_chars,
-            conversation=conversation,
-            attempt=conversation.attempt,
-            summary_request=request,
-            last_message=call.messages[-1][:OPENING_BYTES] if call.messages else b"",
-            system=prompt.system,
-            system_change=change,
+            conversation.id,  # session_id
+            conversation.family.id,  # family_id
+            conversation.parent_id,
+            conversation.kind,
+            conversation.num_turns - 1,  # turn_index
+            rule,
+            call.name is not None,  # is_named
+            blocks,
+            call.num_chars,  # chars
+            conversation,
+            conversation.attempt,
+            None,  # GAP served
+            request,  # summary_request
+            call.messages[-1][:OPENING_BYTES] if call.messages else b"",  # last_message
+            prompt.system,
+            change,  # system_change
         )
 
     def _blocks(self, call: Call, known: Sequence[int] = ()) -> Chain:
@@ -350,7 +357,7 @@ def _has_clues(conversation: Conversation) -> bool:
 def _first_kind(call: Call, family: FamilyRecord) -> TurnKind:
     if call.tools:
         return TurnKind.AGENT
-    return TurnKind.SIDE if call.expects_tools or family.is_side or family.offers_tools else TurnKind.SINGLE
+    return SIDE if call.expects_tools or family.is_side or family.offers_tools else _SINGLE
 
 
 def _known_blocks(conversation: Conversation | None, prompt: Prompt) -> Sequence[int]:
