@@ -35,6 +35,8 @@ class SglangOptions:
     max_queued_requests: int | None = None
     """Above it SGLang answers 503. None: no limit."""
     tool_parser: str | None = "hermes"
+    header_overrides: bool = False
+    """Read the priority of `/v1/messages` from a header."""
     flags: tuple[str, ...] = FLAGS
     extra_arguments: tuple[str, ...] = ()
 
@@ -89,6 +91,7 @@ async def sglang_server(options: SglangOptions = SglangOptions()) -> AsyncIterat
 
     with tempfile.TemporaryDirectory(prefix="turngate-sglang-") as log_dir:
         command = _command(options, port)
-        async with server("sglang", command, {}, Path(log_dir)) as running:
+        environment = {"SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES": str(int(options.header_overrides))}
+        async with server("sglang", command, environment, Path(log_dir)) as running:
             await running.wait_until_ready(is_healthy, READY_DEADLINE_S)
             yield Sglang(base_url, options.model_name, running, options)
