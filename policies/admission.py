@@ -275,14 +275,15 @@ class Admission:
         return session.num_begun <= 1 and is_cheap(pool, session, family, pool.new_tokens(turn))
 
     def _fits(self, turn: Turn, pool: Pool, now: float) -> bool:
-        """Whether it fits now and costs the fleet less than holding it, or holding sessions does not pay."""
+        """Whether it fits now and costs the fleet less than holding it, or holding sessions does not pay. One that
+        comes in mid-run for the first time needs room alone: another gateway has admitted it."""
         if pool.capacity.tokens is None:
             return True
         new_tokens = pool.new_tokens(turn)
         if pool.has_room(new_tokens, self._limits.ceiling):
             session, family = self._fleet.sessions[turn.session_id], self._fleet.families[turn.family_id]
             num_waiting = len(self.held) + (turn.id not in self.held)
-            if self._policy.fits(pool, session, family, new_tokens, num_waiting):
+            if session.is_presumed or self._policy.fits(pool, session, family, new_tokens, num_waiting):
                 return True
         return self._opens(pool, now)
 

@@ -94,6 +94,7 @@ ARMS = {
         client=lambda setting: SessionCapClient(setting.session_cap),
     ),
     "turns": Arm("Turngate, default settings", gateway()),
+    "observe": Arm("Turngate, policy.name=observe", gateway("policy.name=observe")),
     "turns-capacity-80": Arm("Turngate, policy.capacity_tokens at 80 % of the cache's size", with_capacity(0.8)),
     "turns-capacity-120": Arm("Turngate, policy.capacity_tokens at 120 % of the cache's size", with_capacity(1.2)),
     "turns-least-loaded": Arm(

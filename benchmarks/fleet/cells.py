@@ -11,6 +11,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
+import aiohttp
+
 from benchmarks.fleet.arms import ARMS, ArmContext
 from benchmarks.fleet.engines import Fresh
 from benchmarks.fleet.fleets import FLEETS, SESSION_CAP, SESSION_CAPS
@@ -18,9 +20,11 @@ from benchmarks.fleet.player import Author, Player
 from benchmarks.simulation.fleets import AgentFleet
 from benchmarks.simulation.workloads import AgentRun, ModelCall, everyone
 from gateway.cli.demo_fleet import ModelClient, SessionRecord, quantile
+from gateway.engines.pages import samples
 from gateway.transport.aiohttp_upstream import AiohttpUpstream
 
 SHORTEST_FIFO_WAIT_S = 1.0
+GATE_SECONDS = "turngate_gate_seconds_total"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,11 @@ class FleetFigures:
     """Part of `waited_s` that the gateway states as its own queue."""
     mean_of_class_s: Mapping[str, float] = field(default_factory=dict)
     """Mean completion by class of sessions."""
+    sessions_s: float = 0.0
+    """Completions of all sessions together, sub-agents included."""
+    gate_held_s: float = 0.0
+    """By the ledger of the gateway, as the next."""
+    gate_saved_s: float = 0.0
 
 
 def figures(
@@ -59,6 +68,7 @@ def figures(
     block_tokens: int,
     preemptions: int,
     hits_answers: bool,
+    gate_s: Mapping[str, float],
 ) -> FleetFigures:
     """Of a fleet's sessions. Sub-agents are part of the sessions that wait for them: only their tokens, seconds
     of waiting and errors count."""
@@ -91,6 +101,9 @@ def figures(
         waited_s=sum(turn.ttft_s for turn in all_turns),
         held_s=sum(turn.admitted_at - turn.wanted_at for turn in all_turns),
         mean_of_class_s={label: statistics.mean(values) for label, values in sorted(of_class.items())},
+        sessions_s=sum(record.completion_s for record in records.values() if record.failure is None),
+        gate_held_s=gate_s.get("held", 0.0),
+        gate_saved_s=gate_s.get("saved", 0.0),
     )
 
 
@@ -184,7 +197,9 @@ async def run_cell(fleet_name: str, fresh: Fresh, arm_name: str, seed: int, char
         async with _lateness() as late_share:
             records = await play(runs)
         preemptions = await engine.preemptions() - earlier_preemptions
-    cell_figures = figures(runs, records, fleet.world.spec.block_tokens, preemptions, engine.hits_answers)
+        gate_s = await _gate_seconds(base_url) if base_url != engine.base_url else {}
+    block_tokens = fleet.world.spec.block_tokens
+    cell_figures = figures(runs, records, block_tokens, preemptions, engine.hits_answers, gate_s)
     return Cell(
         arm_name,
         seed,
@@ -195,6 +210,17 @@ async def run_cell(fleet_name: str, fresh: Fresh, arm_name: str, seed: int, char
         sorted({record.failure for record in records.values() if record.failure}),
         workload_of(fleet, seed),
     )
+
+
+async def _gate_seconds(base_url: str) -> dict[str, float]:
+    """Kind -> seconds of sessions, of all replicas; nothing where another gateway stands."""
+    async with aiohttp.ClientSession() as http, http.get(f"{base_url}/metrics") as response:
+        page = await response.text() if response.status == 200 else ""
+    found: dict[str, float] = {}
+    for sample in samples(page, (GATE_SECONDS,)):
+        kind = sample.labels["kind"]
+        found[kind] = found.get(kind, 0.0) + sample.value
+    return found
 
 
 def within_s(runs: Sequence[AgentRun]) -> float:

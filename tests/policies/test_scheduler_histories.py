@@ -126,3 +126,15 @@ def test_a_history_of_very_many_turns_makes_no_long_statistics() -> None:
     fleet.arrive(turn("next", ("t", 31), session="told", at=2.0))
     (family,) = fleet.scheduler._fleet.families.values()
     assert len(family.continued) <= MOST_EARLIER + 2
+
+
+@pytest.mark.parametrize("has_history", [True, False])
+def test_it_needs_room_alone_since_the_gateway_before_has_paid_for_it(has_history: bool) -> None:
+    """Its family grows by more than the pool has, and others wait: a new session of it would not go."""
+    fleet = Fleet()
+    for number in range(3):
+        fleet.arrive(turn(f"runs{number}", (f"r{number}", 20), at=0.1 * number, remaining=20))
+    for number in range(9):
+        assert fleet.arrive(turn(f"waits{number}", (f"w{number}", 60), at=1.0, remaining=20)) == []
+    comes = turn("comes", ("c", 25), at=2.0, remaining=20)
+    assert bool(fleet.arrive(told(comes) if has_history else comes)) is has_history
