@@ -17,7 +17,7 @@ from benchmarks.simulation.gate_ledger import CLEAR, LedgerFigures
 NOTE = """\
 Seconds of all sessions, sub-agents included, without a gateway; the part of them that `turns` really saved, with
 the same seeds; the part that its ledger says, saved less held; and the part that the ledger of `observe` says on
-the fleet without a gate, read as the last session ends. A difference below {clear:.0%} has no sign and no ratio."""
+the fleet without a gate, as the last session ends. A difference below {clear:.0%} has no sign and no ratio."""
 
 
 def of_fleet(name: str, cells: report.Cells) -> LedgerFigures:
