@@ -207,16 +207,17 @@ class Admission:
                 bucket = queue.held.bucket(turn.id)
                 if not bucket.is_returning and (is_awaited or turn.tenant in held_up):
                     continue
-                admitted = self._try(turn, now, not tried, turn.tenant not in tried, is_overdue)
+                pools = self._fleet.eligible(turn)
+                admitted = self._try(turn, pools, now, not tried, turn.tenant not in tried, is_overdue)
                 tried.add(turn.tenant)
                 if admitted is not None:
                     queue.remove(turn.id)
                     queue.admitted(now)
                     del self.held[turn.id]
                     return admitted
-                if not self._could_fit(turn):
+                if not self._could_fit(turn, pools):
                     continue
-                if self._is_due(turn):
+                if self._is_due(turn, pools):
                     break
                 session = self._fleet.sessions[turn.session_id]
                 if bucket.is_returning and bucket.num_begun > 1 and not session.is_presumed:
@@ -226,7 +227,13 @@ class Admission:
         return None
 
     def _try(
-        self, turn: Turn, now: float, is_first: bool, is_tenants_first: bool, is_overdue: bool
+        self,
+        turn: Turn,
+        pools: list[Pool],
+        now: float,
+        is_first: bool,
+        is_tenants_first: bool,
+        is_overdue: bool,
     ) -> Admitted | None:
         """Admit the turn where one of these holds, in this order:
 
@@ -236,7 +243,6 @@ class Admission:
         4. It is overdue, and idle residents leave for it.
         5. It does not fit beside others, and all others are idle: it gets the pool alone.
         """
-        pools = self._fleet.eligible(turn)
         fitting = [pool for pool in pools if self._fits(turn, pool, now)]
         if any(map(self.is_open, fitting)):
             return Admitted(turn, pools, Reason.OPEN)  # into any: the open one must not take the sessions of all
@@ -257,9 +263,9 @@ class Admission:
     def _is_old(self, turn: Turn, now: float) -> bool:
         return self.held[turn.id].held.since(turn.id) < now
 
-    def _is_due(self, turn: Turn) -> bool:
+    def _is_due(self, turn: Turn, pools: list[Pool]) -> bool:
         """Whether other tenants have to make room for it as soon as sessions of them are idle."""
-        for pool in self._fleet.eligible(turn) if self._fleet.tenants.are_rivals else ():
+        for pool in pools if self._fleet.tenants.are_rivals else ():
             for tenant, blocks in self._fleet.surplus(turn, pool).items():
                 part = pool.parts[tenant]
                 if part.blocks <= blocks * part.num_residents:
@@ -311,14 +317,11 @@ class Admission:
                 waiting[key] = waiting.get(key, 0.0) + part * num
         return load_of(pool, self._fleet.families, waiting)
 
-    def _could_fit(self, turn: Turn) -> bool:
+    def _could_fit(self, turn: Turn, pools: list[Pool]) -> bool:
         """Whether some pool is large enough for it. A turn that is too large for all waits for a pool of its own
         and holds up no other."""
         ceiling = self._limits.ceiling
-        return any(
-            pool.prompt_tokens(turn) <= ceiling * (pool.capacity.tokens or math.inf)
-            for pool in self._fleet.eligible(turn)
-        )
+        return any(pool.prompt_tokens(turn) <= ceiling * (pool.capacity.tokens or math.inf) for pool in pools)
 
     # ---- victims: idle residents that leave for a turn that waits
 
@@ -372,9 +375,9 @@ class Admission:
 
     def _clears(self, turn: Turn, pool: Pool, is_overdue: bool) -> bool:
         """Release all residents, if all are idle, and have ended or have to yield."""
-        idle = list(pool.idle.values())
-        if len(idle) < pool.ledger.num_residents:
+        if len(pool.idle) < pool.ledger.num_residents:
             return False
+        idle = list(pool.idle.values())
         if any(
             session.priority_class > turn.priority_class or not (is_overdue or session.is_expired)
             for session in idle

@@ -81,16 +81,24 @@ def load_of(pool: Pool, families: Mapping[FamilyId, Family], waiting: Stages) ->
     assert pool.capacity.tokens is not None
     num = own_tokens = turn_tokens = lost_tokens = num_turns = 0.0
     shared_tokens = pool.resident_tokens
+    sizes: dict[FamilyId, tuple[Family, float, float, float]] = {}
     for stages, are_residents in ((pool.reserve.stages(), True), (waiting, False)):
         for (family_id, (num_begun, declared)), weight in stages.items():
-            family = families[family_id]
-            append = append_tokens(family)
-            prompt_tokens = private_tokens(family) + max(0, num_begun - 1) * append
-            left = expected_turns(family, max(1, num_begun), declared)
+            if family_id not in sizes:
+                family = families[family_id]
+                sizes[family_id] = (
+                    family,
+                    private_tokens(family),
+                    append_tokens(family),
+                    output_tokens(family),
+                )
+            family, first_tokens, append, answer_tokens = sizes[family_id]
+            prompt_tokens = first_tokens + (num_begun - 1 if num_begun > 1 else 0) * append
+            left = expected_turns(family, num_begun if num_begun > 1 else 1, declared)
             num += weight
             num_turns += weight * (1 + left)
-            own_tokens += weight * (prompt_tokens + left / 2 * append + output_tokens(family))
-            lost_tokens += weight * left * (prompt_tokens + max(0.0, left - 1) / 2 * append)
+            own_tokens += weight * (prompt_tokens + left / 2 * append + answer_tokens)
+            lost_tokens += weight * left * (prompt_tokens + (left - 1 if left > 1 else 0.0) / 2 * append)
             turn_tokens += weight * append
             shared_tokens -= weight * prompt_tokens * are_residents
     own_tokens = max(1.0, own_tokens / num)

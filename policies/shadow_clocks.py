@@ -20,7 +20,7 @@ from policies.fleet import Fleet, Pool
 from policies.forecast import append_tokens, output_tokens
 from policies.gate_time import GateTime
 from policies.idle import Timers
-from policies.throughput import FEWEST_GAPS, Load, turns_per_s
+from policies.throughput import FEWEST_GAPS, Load, means_kept_s, turns_per_s
 from policies.types import Family, FamilyId, Session, SessionId, Turn
 
 NEAR_STEP_S = 3.0
@@ -85,7 +85,8 @@ def modelled_s(load: Load, pool: Pool, now: float) -> float:
     key = int(FINE * log(load.num_sessions)), int(FINE * log(load.own_tokens))
     known_s = pool.gate_time.known(now).get(key)
     if known_s is None:
-        turn_s = load.num_sessions / turns_per_s(load.num_sessions, load, pool.pace) - mean_gap_s(pool)
+        means_s = means_kept_s(pool.pace.gaps.ordered)
+        turn_s = load.num_sessions / turns_per_s(load.num_sessions, load, pool.pace, means_s) - means_s[-1]
         known_s = MODELLED * min(MOST_TURN_S, max(LEAST_TURN_S, turn_s))
         pool.gate_time.known(now)[key] = known_s
     return known_s

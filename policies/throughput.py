@@ -55,9 +55,9 @@ class Load:
         return min(self.num_sessions, self.room_tokens / self.own_tokens)
 
 
-def turns_per_s(num_residents: float, load: Load, pace: Pace) -> float:
-    """Return the throughput of so many residents. The pace must have seen a gap."""
-    means_s = means_kept_s(pace.gaps.ordered)
+def turns_per_s(num_residents: float, load: Load, pace: Pace, means_s: Sequence[float]) -> float:
+    """Return the throughput of so many residents. `means_s`: `means_kept_s` of the pace's gaps, of which it must
+    have seen one."""
     mean_gap_s = means_s[-1]
     one_s, two_s = pace.decode_s(1) or 1.0, pace.decode_s(2) or 1.0
     new_s = pace.prefill_token_s * load.turn_tokens + BESIDE * pace.prefill_base_s
@@ -117,9 +117,9 @@ class Switch:
 
     def judge(self, load: Load, pace: Pace, now: float) -> None:
         """Compare both numbers of residents."""
-        advantage = math.log(
-            turns_per_s(load.num_fitting, load, pace) / turns_per_s(load.num_sessions, load, pace)
-        )
+        means_s = means_kept_s(pace.gaps.ordered)
+        held, straight = (turns_per_s(num, load, pace, means_s) for num in (load.num_fitting, load.num_sessions))
+        advantage = math.log(held / straight)
         if self._advantage is not None:
             weight = 1 - math.exp((self._judged_at - now) / MEMORY_S)
             advantage = self._advantage + weight * (advantage - self._advantage)
