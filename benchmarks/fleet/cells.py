@@ -8,7 +8,7 @@ import statistics
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
 import aiohttp
@@ -68,7 +68,6 @@ def figures(
     block_tokens: int,
     preemptions: int,
     hits_answers: bool,
-    gate_s: Mapping[str, float],
 ) -> FleetFigures:
     """Of a fleet's sessions. Sub-agents are part of the sessions that wait for them: only their tokens, seconds
     of waiting and errors count."""
@@ -102,8 +101,6 @@ def figures(
         held_s=sum(turn.admitted_at - turn.wanted_at for turn in all_turns),
         mean_of_class_s={label: statistics.mean(values) for label, values in sorted(of_class.items())},
         sessions_s=sum(record.completion_s for record in records.values() if record.failure is None),
-        gate_held_s=gate_s.get("held", 0.0),
-        gate_saved_s=gate_s.get("saved", 0.0),
     )
 
 
@@ -199,13 +196,13 @@ async def run_cell(fleet_name: str, fresh: Fresh, arm_name: str, seed: int, char
         preemptions = await engine.preemptions() - earlier_preemptions
         gate_s = await _gate_seconds(base_url) if base_url != engine.base_url else {}
     block_tokens = fleet.world.spec.block_tokens
-    cell_figures = figures(runs, records, block_tokens, preemptions, engine.hits_answers, gate_s)
+    cell_figures = figures(runs, records, block_tokens, preemptions, engine.hits_answers)
     return Cell(
         arm_name,
         seed,
         load,
         late_share(),
-        cell_figures,
+        replace(cell_figures, gate_held_s=gate_s.get("held", 0.0), gate_saved_s=gate_s.get("saved", 0.0)),
         [_life(records[run.id]) for run in runs if records[run.id].failure is None],
         sorted({record.failure for record in records.values() if record.failure}),
         workload_of(fleet, seed),

@@ -32,7 +32,7 @@ def record(planned: AgentRun, first_token_at: float, failure: str | None = None)
 
 def of(planned: list[AgentRun], records: list[SessionRecord], hits_answers: bool = False) -> FleetFigures:
     of_run = {record.id: record for record in records}
-    return figures(planned, of_run, BLOCK_TOKENS, preemptions=0, hits_answers=hits_answers, gate_s={})
+    return figures(planned, of_run, BLOCK_TOKENS, preemptions=0, hits_answers=hits_answers)
 
 
 def test_floor_counts_each_distinct_prompt_token_once_in_whole_blocks() -> None:
