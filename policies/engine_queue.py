@@ -23,7 +23,7 @@ class EngineTime:
     prefill_s: float
     decode_s: float
     beside_s: float = 0.0
-    """Part of the prefill that went to prompts of other calls."""
+    """Part of the prefill that went to prompts of other calls, also while its own answer stood still for them."""
     queue_beside_s: float = 0.0
     """Part of the queue that went to them: more slots would not have shortened it."""
 
@@ -83,20 +83,22 @@ class EngineQueue:
         first_byte_at: float | None,
         ended_at: float,
         computed_tokens: float,
-        beside_tokens: float,
+        beside_s: float,
+        stalled_s: float = 0.0,
     ) -> EngineTime:
         """Return where the time of a call went.
 
         `num_polls`: at the time when it was sent; `first_byte_at`: None for an answer that came whole;
-        `computed_tokens`: of its prompt, without the cached ones; `beside_tokens`: of other prompts, computed
-        meanwhile.
+        `computed_tokens`: of its prompt, without the cached ones; `beside_s`: how long other prompts were computed
+        until its first byte; `stalled_s`: the same from then on. Its own answer stands still meanwhile, so this
+        counts as `beside`, not as decode.
 
         Where no ends of calls explain a late first byte, the time beyond the learned speed of the prefill counts
         as queue, unless the engine says that nothing waits.
         """
         until = ended_at if first_byte_at is None else first_byte_at
         queue_s = 0.0 if self.slots is None else min(self.wait_s(place, sent_at), until - sent_at)
-        expected_s, beside_s = pace.prefill_s(computed_tokens), pace.prefill_token_s * beside_tokens
+        expected_s = pace.prefill_s(computed_tokens)
         says_none = self.waiting == 0 and self.num_polls > num_polls
         if first_byte_at is not None and not queue_s and not says_none and pace.knows_prefill:
             late_s = until - sent_at - expected_s - beside_s
@@ -104,7 +106,10 @@ class EngineQueue:
         left_s = until - sent_at - queue_s
         prefill_s = left_s if first_byte_at is not None else min(left_s, expected_s)
         decode_s = ended_at - sent_at - queue_s - prefill_s
-        if not beside_s:
+        stalled_s = min(stalled_s, decode_s) if stalled_s > LEAST_S else 0.0
+        if not beside_s and not stalled_s:
             return EngineTime(queue_s, prefill_s, decode_s)
         in_prefill_s = min(beside_s, max(0.0, prefill_s - expected_s))
-        return EngineTime(queue_s, prefill_s, decode_s, in_prefill_s, min(beside_s - in_prefill_s, queue_s))
+        in_queue_s = min(beside_s - in_prefill_s, queue_s)
+        prefill_s, decode_s = prefill_s + stalled_s, decode_s - stalled_s
+        return EngineTime(queue_s, prefill_s, decode_s, in_prefill_s + stalled_s, in_queue_s)

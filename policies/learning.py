@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from policies.ledger import shared_length
@@ -19,6 +20,8 @@ MEMORY = 32
 """Samples that count, about: with each further one a sample loses this part of its weight."""
 KEEP = 1 - 1 / MEMORY
 FEWEST_PREFILLS, OUTLIER = 4, 1.25
+LONG_PREFILL_S, SLOWEST = 0.25, 8.0
+"""Prefills from this length on are timed one by one; none takes more than so many times as long as expected."""
 SLOPE = 2.0
 """Factor by which the fitted time of a token is at most below the mean: prompts may vary too little to show it."""
 LEAST_TOKEN_S, MOST_TOKEN_S = 1e-6, 0.1
@@ -82,6 +85,8 @@ class Pace:
         """The last of them, of all its sessions."""
         self.prefilled_tokens = 0.0
         """Prompt tokens that the pool has computed since the start."""
+        self.prefilled_s, self.prefilled_until = 0.0, -math.inf
+        """How long it took for that; and when the last of them was computed."""
         self._prefills, self._output_tokens = Line(), Line()
         """Seconds to the first byte by tokens computed; seconds per output token by running turns."""
         self._num_output_tokens: float | None = None
@@ -120,6 +125,15 @@ class Pace:
     def prefill_s(self, tokens: float) -> float:
         """Time to compute so many prompt tokens, with nothing beside them."""
         return self.prefill_base_s + self.prefill_token_s * tokens
+
+    def prefill_took_s(self, tokens: float, since: float, now: float) -> float:
+        """Return how long the prefill of so many tokens took that may have begun at `since`, and ends now or is
+        not over. That of a long prompt says itself how fast the engine is now, as prefills go one after the
+        other."""
+        expected_s = self.prefill_token_s * tokens
+        if expected_s < LONG_PREFILL_S:
+            return expected_s
+        return min(max(0.0, now - max(since, self.prefilled_until)), SLOWEST * expected_s)
 
     def prefill_began(self, turn_id: TurnId, is_alone: bool, now: float) -> None:
         self._alone = (turn_id, now) if is_alone else None  # a second prefill slows down the first

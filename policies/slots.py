@@ -13,7 +13,7 @@ from policies.capacity import shown_by
 from policies.engine_queue import EngineTime
 from policies.fleet import Fleet, Pool
 from policies.forecast import expected_turns, output_tokens
-from policies.learning import LEAST_OUTPUT_TOKEN_S
+from policies.learning import LEAST_OUTPUT_TOKEN_S, LONG_PREFILL_S
 from policies.reuse import Reuse
 from policies.types import (
     BLOCK_CHARS,
@@ -60,8 +60,10 @@ class RunningTurn:
     num_polls: int = 0
     """Of its engine when it began."""
     first_byte_at: float | None = None
-    beside_tokens: float = 0.0
-    """Tokens of other prompts that its replica computed until its first byte."""
+    prefilled_s: float = 0.0
+    """How long its replica had computed prompts when it began, and then its own prefill."""
+    beside_s: float = 0.0
+    """How long its replica computed prompts of others until its first byte."""
 
 
 LEAST_MS, LEAST_TOKENS = 50.0, 64.0
@@ -94,6 +96,7 @@ class Slots:
         pool.replica.occupy_slot(turn.id, round(missing_tokens))
         running = RunningTurn(turn, pool, missing_tokens, evicted_tokens, now, now, pace.prefilled_tokens)
         running.place, running.num_polls = place, pool.engine_queue.num_polls
+        running.prefilled_s = pace.prefilled_s
         self._running[turn.id] = running
         self._touch(running)
         if self._fleet.tenants.are_rivals:
@@ -153,10 +156,33 @@ class Slots:
         pace = running.pool.pace
         running.pool.replica.end_prefill(turn_id)
         running.alone_s = pace.prefill_ended(turn_id, running.missing_tokens, now)
-        own_tokens = running.missing_tokens
-        beside_tokens = pace.prefilled_tokens - own_tokens - running.prefilled_tokens
-        running.beside_tokens = beside_tokens if beside_tokens > 0.0 else 0.0
+        own_s = self._prefill_took_s(running, now)
+        running.beside_s = self._others_s(running, now)
+        pace.prefilled_s, pace.prefilled_until = pace.prefilled_s + own_s, now
+        running.prefilled_s += own_s
         running.began_at, running.prefilled_tokens, running.first_byte_at = now, pace.prefilled_tokens, now
+
+    def _prefill_took_s(self, running: RunningTurn, now: float) -> float:
+        """Return how long the prefill of a turn took that ends now, or how long it has lasted."""
+        pool = running.pool
+        begun_at = running.started_at + pool.engine_queue.wait_s(running.place, running.started_at)
+        return pool.pace.prefill_took_s(running.missing_tokens, begun_at, now)
+
+    def _others_s(self, running: RunningTurn, now: float) -> float:
+        """Return how long the replica of a turn has computed prompts of others since the turn began: those that
+        are done, and a long one that is not."""
+        pool, pace = running.pool, running.pool.pace
+        others_s = pace.prefilled_s - running.prefilled_s
+        if pace.prefill_token_s * pool.replica.queued_prefill_tokens >= LONG_PREFILL_S:
+            others = (self._running[other] for other, tokens in pool.replica.running.items() if tokens)
+            long = (
+                other
+                for other in others
+                if other is not running and pace.prefill_token_s * other.missing_tokens >= LONG_PREFILL_S
+            )
+            if (first := next(long, None)) is not None:
+                others_s += min(self._prefill_took_s(first, now), now - running.started_at)
+        return max(0.0, others_s)
 
     def engine_time(self, turn_id: TurnId, usage: Usage, is_whole: bool, now: float) -> EngineTime | None:
         """Return where the time of a call went that ends now; None when it has no slot. `is_whole`: its answer
@@ -175,7 +201,8 @@ class Slots:
             None if is_whole else running.first_byte_at,
             now,
             computed_tokens,
-            running.beside_tokens,
+            running.beside_s,
+            max(0.0, self._others_s(running, now) - running.beside_s),
         )
 
     def queued_sessions(self) -> frozenset[SessionId]:

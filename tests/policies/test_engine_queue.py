@@ -62,8 +62,7 @@ def test_the_part_of_the_queue_in_which_the_engine_computed_other_prompts_is_sai
     places = [queue.place(number) for number in range(2)]
     queue.saw(running=1, waiting=1)
     queue.ended(4.0)
-    tokens = 3.0 / pace.prefill_token_s
-    spent = queue.split(pace, places[1], 0, 0.0, 4.05, 5.0, 10.0, tokens)
+    spent = queue.split(pace, places[1], 0, 0.0, 4.05, 5.0, 10.0, 3.0)
     assert spent.queue_s == 4.0
     assert spent.queue_beside_s == pytest.approx(3.0, abs=0.05)
     assert spent.queue_s + spent.prefill_s + spent.decode_s == pytest.approx(5.0)
@@ -82,3 +81,11 @@ def test_slots_follow_what_runs_upwards_and_start_again_with_each_queue() -> Non
     ):
         queue.saw(running, waiting)
         assert queue.slots == slots
+
+
+def test_an_answer_that_stood_still_for_a_prompt_of_another_call_is_beside_it_and_not_decode() -> None:
+    spent = EngineQueue().split(Pace(), 0, 0, 0.0, 0.1, 3.0, 10.0, 0.0, 2.5)
+    assert (spent.beside_s, spent.decode_s) == pytest.approx((2.5, 0.4))
+    assert spent.prefill_s == pytest.approx(2.6)
+    short = EngineQueue().split(Pace(), 0, 0, 0.0, 0.1, 3.0, 10.0, 0.0, 0.05)
+    assert (short.beside_s, short.decode_s) == pytest.approx((0.0, 2.9))

@@ -68,3 +68,20 @@ def test_a_return_to_an_evicted_prefix_shows_what_a_miss_costs_and_not_the_speed
         engine.ran(f"e{number}", (2_400.0, 2_000.0), 400, 100)
     assert engine.pool.pace.prefill_token_s == before_s
     assert engine.pool.pace.miss_token_s < 0.3 * before_s
+
+
+@pytest.mark.parametrize("first_byte_s", [5.0, 0.2], ids=["before its first byte", "while it decodes"])
+def test_a_call_behind_a_neighbour_s_long_prompt_is_beside_it_for_the_time_that_it_really_took(
+    first_byte_s: float,
+) -> None:
+    """The engine is slower than learned; the long prompt may end a moment after the short call."""
+    engine = Engine()
+    for name, tokens, now in (("long", 16_000.0, 0.0), ("short", 50.0, 0.1)):
+        made = turn(name)
+        engine.fleet.session(made, engine.fleet.family(made)).num_running += 1
+        engine.slots.occupy(made, engine.pool, tokens, 0.0, now)
+    engine.slots.first_byte("short", first_byte_s)
+    spent = engine.slots.engine_time("short", Usage(50, 0, 4), False, 5.0)
+    assert spent is not None
+    assert spent.beside_s + spent.queue_beside_s == pytest.approx(4.9, abs=0.2)
+    assert spent.queue_s + spent.prefill_s + spent.decode_s == pytest.approx(4.9)
