@@ -50,11 +50,10 @@ async def test_a_person_sees_the_fleet_and_is_told_when_it_is_gone(
     pictures: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts.require("browser", parts.CHROMIUM_COMMAND, parts.BROWSER_PYTHON)
-    picture = pictures / "ui.png"
+    picture, upstream = pictures / "ui.png", AiohttpUpstream()
     monkeypatch.setenv("TEAM_A_KEY", KEY)
     keys = [{"key": "env:TEAM_A_KEY", "tenant": "team-a"}]
     engines = [{"url": "embedded", "name": f"gpu{number}"} for number in (1, 2)]
-    upstream = AiohttpUpstream()
     sizes = {f"{part}__capacity_tokens": CAPACITY_TOKENS for part in ("policy", "embedded")}
     sections = {"engines": engines, "keys": keys, "policy__slots_per_replica": 8} | sizes
     async with gateway(**sections) as running:
