@@ -279,6 +279,8 @@ class Exchange:
     given_id: str = ""
     """The gateway's own id for the answer. Engines that take an id receive it; the client knows it once it was
     kept waiting."""
+    bound_of: tuple[Json, int | None] | None = None
+    """The body whose bound on the output was read last, and that bound."""
     opening: Opening | None = None
     """What the client was sent while it waited, in an answer without tools of the gateway. None: nothing."""
     spent: TimeSplit = field(default_factory=TimeSplit)
@@ -323,9 +325,11 @@ class Exchange:
     @property
     def max_output_tokens(self) -> int | None:
         """The client's bound on the output. None: it sets none."""
-        body = self.payload.body
-        key = self.dialect.max_tokens_key(body)
-        return fields.integer(body, key) if key else None
+        body, known = self.payload.body, self.bound_of
+        if known is None or known[0] is not body:
+            key = self.dialect.max_tokens_key(body)
+            known = self.bound_of = body, fields.integer(body, key) if key else None
+        return known[1]
 
     @property
     def logged_model(self) -> str:

@@ -144,7 +144,8 @@ class Clocks:
         """The first turn of a session came. A sub-agent begins by the clock of its parent."""
         if not self._counts:
             return
-        self.forget(session.id)
+        if session.id in self._clocks:
+            self.forget(session.id)
         clock = self._clocks[session.id] = Clock(now, session.family_id, shared_chars)
         above = None if parent is None else self._clocks.get(parent.id)
         if parent is not None and above is not None:

@@ -76,6 +76,7 @@ the next prompt ahead. For short answers its extra request costs the others more
 4)."""
 
 
+MOST_URGENCY = 100.0
 _AGENT = TurnKind.AGENT
 """A global, as is `SIDE`."""
 
@@ -131,9 +132,10 @@ class Slots:
         family = self._fleet.families[turn.family_id]
         remaining = expected_turns(family, session.num_begun, session.remaining_turns)
         own = 0.0 if is_shared or turn.kind is SIDE else 80.0 / (1.0 + remaining)
+        urgency = own + 10 * turn.priority_class
         # By place: names take thrice the time to pass.
         return Hints(
-            round(min(100.0, max(-100.0, own + 10 * turn.priority_class))),  # urgency
+            round(urgency if abs(urgency) <= MOST_URGENCY else math.copysign(MOST_URGENCY, urgency)),  # urgency
             None if is_shared else remaining,  # remaining_turns
             None if family.output_tokens is None else round(family.output_tokens),  # expected_output_tokens
             self._may_prefill_next(turn, session, pool),  # prefills_next

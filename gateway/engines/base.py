@@ -481,6 +481,13 @@ def token_count(raw: Mapping[str, Any], key: str) -> int | None:
 
 def believed(usage: Usage, most: Usage) -> Usage:
     """Return the usage, with no count above `most`. A cached token is one of the prompt."""
+    prompt, cached, output = usage.prompt_tokens, usage.cached_tokens, usage.output_tokens
+    if (
+        (prompt is None or most.prompt_tokens is None or prompt <= most.prompt_tokens)
+        and (output is None or most.output_tokens is None or output <= most.output_tokens)
+        and (prompt is None or cached is None or cached <= prompt)
+    ):
+        return usage
     prompt_tokens = _at_most(usage.prompt_tokens, most.prompt_tokens)
     cached_tokens = _at_most(usage.cached_tokens, prompt_tokens)
     output_tokens = _at_most(usage.output_tokens, most.output_tokens)

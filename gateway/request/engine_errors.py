@@ -209,9 +209,10 @@ class Attempts:
         self._first = turn
         self._most = most
         self._chance = chance
-        deadline_at = math.inf if turn.deadline_at is None else turn.deadline_at
-        self._until = min(turn.arrived_at + turn.max_wait_s, deadline_at)
+        self._until = turn.arrived_at + turn.max_wait_s
         """The bound of the client's patience."""
+        if turn.deadline_at is not None and turn.deadline_at < self._until:
+            self._until = turn.deadline_at
         self._rests: dict[ReplicaId, float] = {}
         """Replicas that failed the call, and until when each gets it no more."""
         self._num_made = 0

@@ -150,8 +150,9 @@ def most_usage(exchange: Exchange, max_model_len: int | None) -> Usage:
     the prompts and answers of one call."""
     body, dialect = exchange.payload.body, exchange.dialect
     longest = max_model_len or MOST_UNKNOWN_TOKENS
-    num_prompts = len(dialect.prompts(body) or (None,))
-    output_tokens = min(longest, max(1, exchange.max_output_tokens or longest))
+    prompts, wanted = dialect.prompts(body), exchange.max_output_tokens
+    num_prompts = len(prompts) if prompts else 1
+    output_tokens = min(longest, max(1, wanted)) if wanted else longest
     return Usage(longest * num_prompts, None, output_tokens * num_prompts * dialect.num_answers(body))
 
 

@@ -36,9 +36,9 @@ def latest(answer: bytes) -> tuple[int, ...]:
 
 def last(text: bytes, num_bytes: int, count: int) -> tuple[int, ...]:
     """Return the last passages in the last bytes of a text, without one that is cut off there."""
-    found = passages(text[-num_bytes:])
+    found = _parts(text[-num_bytes:])
     is_cut = len(text) > num_bytes and len(found) > 1
-    return tuple(found[is_cut:][-count:])
+    return tuple(map(hash, found[is_cut:][-count:]))
 
 
 def errand(arguments: bytes) -> tuple[int, ...]:

@@ -152,8 +152,8 @@ class Prompt:
     @cached_property
     def opening(self) -> tuple[int, ...]:
         """Key of the first passage of its first message, if there is one."""
-        message = self.call.messages[0] if self.call.messages else b""
-        return tuple([own_key(self.links.chain[0], passage) for passage in opening(message)])
+        found = opening(self.call.messages[0]) if self.call.messages else ()
+        return (own_key(self.links.chain[0], found[0]),) if found else ()
 
     def num_answers(self, start: int) -> int:
         """Return how often the model may have spoken in the messages from `start` on: 0, 1, or 2 for more."""
