@@ -1,6 +1,9 @@
 """How well recorded agents are recognised, with and without their headers, and what it costs.
 
     python -m benchmarks.clients.identity
+    python -m benchmarks.clients.identity --twice
+
+`--twice`: only how well, where all runs come twice in one gateway.
 
 Score: pairs of requests of one run (or of a whole file, where sessions of many runs meet): same session or
 not. A label is the client's own session header, else the run and the first user message; it stays when the
@@ -95,6 +98,19 @@ def twins(requests: Iterable[TracedRequest], labels: dict[int, str]) -> set[int]
     for request in requests:
         by_body[json.dumps(request.body, sort_keys=True)].append(request.number)
     return {number for same in by_body.values() if len({labels[n] for n in same}) > 1 for number in same}
+
+
+def sent_beside(requests: Sequence[TracedRequest]) -> set[int]:
+    """Requests that came from another connection while the same request of their session still ran: a client that
+    has left without a word, or a second one. Nothing in them tells which."""
+    running: dict[str, TracedRequest] = {}
+    found = set()
+    for request in requests:
+        body = json.dumps([label(request), request.body], sort_keys=True)
+        first = running.setdefault(body, request)
+        if first is not request and first.arrived_s < request.arrived_s < first.arrived_s + first.took_s:
+            found.add(first.number)
+    return found
 
 
 def pairs(seen: Sequence[RecognisedRequest]) -> Pairs:
@@ -206,6 +222,36 @@ def state_bytes(size: int, num_messages: int, sessions: int = 1_000, num_turns: 
     return used / sessions
 
 
+def measure_twice() -> list[dict[str, Any]]:
+    rows = []
+    for with_headers in (True, False):
+        for client in client_names():
+            row = score_client(client, with_headers=with_headers, whole_file=True, times=2)
+            requests = list(read_trace(client))
+            seen = replay(requests, TraceReplay(with_headers=with_headers), with_headers=with_headers, times=2)
+            beside = sent_beside(requests)
+            clear = pairs([one for one in seen if one.request.number not in beside])
+            rows.append(asdict(row) | {"f1": row.score.f1, "clear_f1": clear.f1, "num_beside": len(beside)})
+    return rows
+
+
+def table_of_twice(rows: Sequence[dict[str, Any]]) -> str:
+    lines = [
+        "Each recording is sent twice to one gateway, the second time with new ids in its headers. Scored as",
+        "in [identity](identity.md), over the whole file; runs that were never answered are left out.",
+        "*Clear*: without requests that came again from another connection while they still ran, where",
+        "nothing tells a client that has left without a word from a second one (`mini~slow61`).",
+        "",
+        "| headers | client | requests | sessions | F1 | clear | merged | split |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        cells = [row[name] for name in ("headers", "client", "requests", "sessions")]
+        cells += [f"{row['f1']:.4f}", f"{row['clear_f1']:.4f}", row["score"]["merged"], row["score"]["split"]]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines)
+
+
 def measure() -> dict[str, Any]:
     rows = [
         score_client(client, with_headers=headers, with_replies=replies, whole_file=whole)
@@ -263,7 +309,13 @@ def table(result: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = command_parser(__doc__, __file__)
+    parser.add_argument("--twice", action="store_true", help="all runs come twice in one gateway")
     options = parser.parse_args()
+    if options.twice:
+        rows = measure_twice()
+        print(text := table_of_twice(rows))
+        write(options.results, "identity-twice", text, rows)
+        return
     result = measure()
     text = table(result)
     print(text)
