@@ -145,13 +145,15 @@ class Texts(Sequence[bytes]):
     def __getitem__(self, at: slice) -> tuple[bytes, ...]: ...
     def __getitem__(self, at: int | slice) -> bytes | tuple[bytes, ...]:
         found = self._texts[at]
-        if isinstance(found, bytes):
+        if type(found) is bytes:
             return found
         if isinstance(at, slice):
-            for index in range(*at.indices(len(self._texts))):
-                if self._texts[index] is None:
-                    self._texts[index] = self._write(index)
-            return tuple(self._texts[at])  # type: ignore[arg-type]  # all are written now
+            if None in found:  # type: ignore[operator]  # a list of a slice
+                for index in range(*at.indices(len(self._texts))):
+                    if self._texts[index] is None:
+                        self._texts[index] = self._write(index)
+                found = self._texts[at]
+            return tuple(found)  # type: ignore[arg-type]  # all are written now
         text = self._texts[at] = self._write(range(len(self._texts))[at])
         return text
 
