@@ -47,7 +47,10 @@ _NO_RECEIPT = Failure(404, "not_found_error", "There is no such receipt, or it i
 
 
 _NOTHING_TO_EXPLAIN = Failure(
-    404, "not_found_error", "No request of this session, agent or receipt is remembered (receipts.keep_s)."
+    404,
+    "not_found_error",
+    "No request of this session, agent or receipt is remembered (receipts.keep_s);"
+    " `turngate top` and /v1/turngate/sessions show the names.",
 )
 
 

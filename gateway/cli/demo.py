@@ -20,6 +20,7 @@ from gateway.cli.demo_fleet import (
     ModelClient,
     PlannedSession,
     SessionRecord,
+    conclusions,
     draw,
     table,
 )
@@ -89,13 +90,16 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def _fleet(png: Path, url: str | None) -> None:
     arms = await play() if url is None else await play_at(url)
-    print("\n" + table(arms))
+    print("\n" + table(arms) + "\n")
+    print("\n".join(conclusions(arms)))
     try:
         draw_png(arms[:2], png)
     except ImportError:
         print("\nFor the picture install the extra: pip install 'turngate[demo]'")
     else:
         print(f"\nTimeline: {png}")
+    if url is None:
+        print("In front of an engine of your own: turngate serve --engine vllm://host:8000")
 
 
 async def play_at(url: str) -> list[Arm]:

@@ -343,6 +343,26 @@ def table(arms: Sequence[Arm]) -> str:
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
 
 
+def conclusions(arms: Sequence[Arm]) -> list[str]:
+    """Return one sentence for each pair of (straight, gateway)."""
+    return [_conclusion(straight, gateway) for straight, gateway in zip(arms[::2], arms[1::2], strict=True)]
+
+
+NOISE = 0.02
+"""Differences below it show nothing."""
+
+
+def _conclusion(straight: Arm, gateway: Arm) -> str:
+    pool = f"With a KV pool of {straight.pool_tokens:,} tokens" if straight.pool_tokens else "On this engine"
+    if abs(gateway.mean_s / straight.mean_s - 1) < NOISE:
+        return f"{pool} the gateway changes nothing: the mean session takes {gateway.mean_s:.1f} s either way."
+    return (
+        f"{pool} the mean session takes {gateway.mean_s:.1f} s through the gateway, and {straight.mean_s:.1f} s"
+        f" without it; {gateway.recomputed_tokens:,} tokens are computed again, and"
+        f" {straight.recomputed_tokens:,}."
+    )
+
+
 def _row(arm: Arm) -> tuple[str, ...]:
     return (
         f"{arm.pool_tokens:,}" if arm.pool_tokens else "its own",

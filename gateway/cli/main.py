@@ -88,6 +88,9 @@ def parser(detailed: Collection[str] = tuple(COMMANDS)) -> argparse.ArgumentPars
 def main(argv: Sequence[str] | None = None) -> int:
     """Return the exit status: 0 done, 1 failed, 2 wrong arguments or configuration, 130 interrupted."""
     typed = list(sys.argv[1:] if argv is None else argv)
+    if not typed:
+        parser(()).print_help(sys.stderr)
+        return 2
     arguments = parser(typed[:1]).parse_args(typed)
     arguments.typed = typed
     from gateway.core.errors import ConfigError

@@ -20,7 +20,13 @@ _CALLER = Context("command line")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=("list", "call"), help="list all tools, or call one")
+    parser.add_argument(
+        "action",
+        nargs="?",
+        default="list",
+        choices=("list", "call"),
+        help="list all tools (the default), or call one",
+    )
     parser.add_argument("name", nargs="?", help="name of the tool to call")
     parser.add_argument(
         "arguments", nargs="?", default="{}", help="its arguments as a JSON object (default: %(default)s)"

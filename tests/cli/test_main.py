@@ -30,6 +30,13 @@ def exit_of(*argv: str) -> int:
     return caught.value.code
 
 
+def test_without_a_command_the_help_is_shown_and_the_status_is_that_of_wrong_arguments(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main.main([]) == 2
+    assert "turngate demo" in capsys.readouterr().err
+
+
 def test_help_lists_every_command_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_of("--help") == 0
     text = capsys.readouterr().out
@@ -63,7 +70,7 @@ def test_the_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().out.startswith("turngate ")
 
 
-@pytest.mark.parametrize("argv", [[], ["sevre"], ["serve", "--set", "novalue"], ["serve", "--nonsense"]])
+@pytest.mark.parametrize("argv", [["sevre"], ["serve", "--set", "novalue"], ["serve", "--nonsense"]])
 def test_wrong_arguments_end_with_2(argv: list[str]) -> None:
     assert exit_of(*argv) == 2
 
