@@ -9,6 +9,9 @@ import orjson
 
 ID = "@" * 16
 """The load generator puts the number of a conversation here, so that none comes twice."""
+CALL_ID = "chatcmpl-tool-0123456789abcdef"
+"""Of each tool call that the engine (`upstream.c`) answers. Every client sends it back. A history with another one
+is that of another agent, which the gateway looks for among all that share a message with it."""
 TURNS = 8
 
 _WORDS = (
@@ -55,11 +58,10 @@ def write(folder: Path, name: str, bodies: list[bytes]) -> list[Path]:
 
 def _round(turn: int, size: int) -> list[dict[str, Any]]:
     arguments = orjson.dumps({"path": f"src/app/module_{turn}.py", "offset": 0, "limit": 200}).decode()
-    call_id = f"chatcmpl-tool-{turn:016x}"
-    call = {"id": call_id, "type": "function", "function": {"name": "tool_0", "arguments": arguments}}
+    call = {"id": CALL_ID, "type": "function", "function": {"name": "tool_0", "arguments": arguments}}
     return [
         {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": call_id, "content": text(size, f"result {turn}")},
+        {"role": "tool", "tool_call_id": CALL_ID, "content": text(size, f"result {turn}")},
     ]
 
 

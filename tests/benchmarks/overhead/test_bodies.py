@@ -7,8 +7,8 @@ from itertools import pairwise
 import orjson
 import pytest
 
-from benchmarks.overhead.bodies import ID, conversation
-from benchmarks.overhead.cells import SIZES
+from benchmarks.overhead.bodies import CALL_ID, ID, conversation
+from benchmarks.overhead.cells import HERE, SIZES
 
 
 @pytest.mark.parametrize("size_bytes", SIZES.values())
@@ -19,3 +19,9 @@ def test_conversations_grow_only_at_their_end_and_have_their_size(size_bytes: in
     for earlier, later in pairwise(parsed):
         assert later["messages"][: len(earlier["messages"])] == earlier["messages"]
     assert all(body.count(ID.encode()) == 1 for body in bodies)
+
+
+def test_a_history_carries_the_calls_that_the_engine_answered() -> None:
+    assert f'\\"{CALL_ID}\\"' in (HERE / "upstream.c").read_text(encoding="utf-8")
+    for message in orjson.loads(conversation(SIZES["b"])[-1])["messages"]:
+        assert all(call["id"] == CALL_ID for call in message.get("tool_calls", ()))
