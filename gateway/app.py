@@ -27,6 +27,7 @@ from gateway.cluster.workers import WorkerIdentity, is_member
 from gateway.config import loading
 from gateway.config.live_settings import LiveSettings
 from gateway.config.loading import refuse_missing
+from gateway.config.memory import MemoryBounds
 from gateway.config.settings import Policy, Settings
 from gateway.core.transport import Handler, Server
 from gateway.engines.base import EngineAddress
@@ -176,7 +177,9 @@ class App:
     def _build(self, addresses: list[EngineAddress], upstream: ProviderUpstream) -> Parts:
         settings, clock = self.settings.current, self._clock
         observer, gate = self._observer(), Gate(self._scheduler, clock)
-        identity = Identity(lineage_of(settings.identity.max_sessions), self._secret)
+        bounds = MemoryBounds.of(settings)
+        lineage = lineage_of(settings.identity.max_sessions, bounds.recognition)
+        identity = Identity(lineage, self._secret, max_tool_bytes=bounds.tool_lists)
         monitor = self._monitor(addresses, upstream, gate, observer, identity)
         forward = Forward(upstream, monitor, observer, clock)
         client = EngineClient(upstream, settings.probing.timeout_s)
@@ -185,13 +188,13 @@ class App:
         kv_events = KvEventHearing(gate.tell, observer.evicted)
         tools = self._own_tools(upstream, observer)
         toolbox = tools.toolbox(identity.residency) if tools else None
-        stored = StoredResponses(Homes(), monitor, client, self._keys)
+        stored = StoredResponses(Homes(max_bytes=bounds.response_places), monitor, client, self._keys)
         turns = TurnHandler(
             clock=clock,
             monitor=monitor,
             identity=identity,
             sessions=self._sessions(identity, gate, observer, kv_events, toolbox),
-            breaks=PrefixBreaks(settings.identity, observer.metrics),
+            breaks=PrefixBreaks(settings.identity, observer.metrics, bounds.prefix_breaks),
             stored=stored,
             toolbox=toolbox,
             trail=self._trail,
@@ -199,6 +202,7 @@ class App:
             answering=Answering(gate, forward, observer, clock, stored.homes),
         )
         handler = self._handler(turns, forward, observer)
+        self._show_memory(handler, bounds)
         return Parts(
             upstream=upstream,
             observer=observer,
@@ -213,9 +217,27 @@ class App:
             views=self._views(handler),
         )
 
+    def _show_memory(self, handler: RequestHandler, bounds: MemoryBounds) -> None:
+        """Show who keeps what beyond a request; batches show their own."""
+        turns, observer, bodies = handler.turns, handler.observer, handler.bodies
+        identity, sessions, breaks, homes = turns.identity, turns.sessions, turns.breaks, turns.stored.homes
+        show = observer.metrics.memory.show_owner
+        show("incoming_bodies", bounds.incoming_bodies, lambda: bodies.num_bytes)
+        show("receipts", bounds.receipts, lambda: observer.receipt_bytes)
+        show("tool_lists", bounds.tool_lists, lambda: identity.num_tool_bytes)
+        show("prefix_breaks", bounds.prefix_breaks, lambda: breaks.num_bytes)
+        show("families", bounds.families, lambda: self._scheduler.family_bytes)
+        show("response_places", bounds.response_places, lambda: homes.num_bytes)
+        show("recognition", bounds.recognition, lambda: identity.num_bytes)
+        show("sessions", bounds.sessions, lambda: sessions.num_bytes)
+        if (toolbox := turns.toolbox) is not None:
+            show("hidden_results", bounds.hidden_results, lambda: toolbox.num_hidden_bytes)
+            show("tool_results", bounds.tool_results, lambda: toolbox.num_cached_bytes)
+
     def _sessions(self, identity: Identity, *shared: SessionPart | None) -> SessionTable:
         section, parts = self.settings.current.identity, [part for part in shared if part is not None]
-        return SessionTable(section.max_sessions, section.session_ttl_s, [identity], parts)
+        max_bytes = MemoryBounds.of(self.settings.current).sessions
+        return SessionTable(section.max_sessions, section.session_ttl_s, [identity], parts, max_bytes)
 
     def _monitor(
         self,
@@ -245,7 +267,7 @@ class App:
     def _observer(self) -> Observer:
         settings, kept = self.settings.current, self.settings.current.receipts
         facts = FactLog(Path(settings.logging.facts), recorded(settings)) if settings.logging.facts else None
-        receipts = Receipts(kept.keep_s, kept.max_kept, kept.max_bytes)
+        receipts = Receipts(kept.keep_s, kept.max_kept, MemoryBounds.of(settings).receipts)
         return Observer(self._clock, receipts, facts, tracing_of(settings.tracing, self._clock))
 
     def _handler(self, turns: TurnHandler, forward: Forward, observer: Observer) -> RequestHandler:
@@ -286,8 +308,9 @@ class App:
         from gateway.tools.wiring import OwnTools
 
         shared = results_of(settings, self._secret, self._exits)
-        registry = observer.metrics.registry
-        tools = OwnTools(settings.tools, upstream, registry, self._clock, shared)
+        bounds, registry = MemoryBounds.of(settings), observer.metrics.registry
+        bounded = {"hidden_bytes": bounds.hidden_results, "cache_bytes": bounds.tool_results}
+        tools = OwnTools(settings.tools.model_copy(update=bounded), upstream, registry, self._clock, shared)
         self._exits.push_async_callback(tools.stop)
         return tools
 

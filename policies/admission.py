@@ -33,6 +33,8 @@ class Limits:
     """Turns at the gate; more are refused."""
     max_sessions: int = 50_000
     """Sessions, and families, that are remembered."""
+    max_family_bytes: float = math.inf
+    """Memory of families without sessions."""
     tries: int = 4
     """Buckets that one pass looks at behind a head that does not fit, and idle residents that it considers as
     victims."""

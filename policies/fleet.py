@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import islice, takewhile
 
+from policies import learning
 from policies.capacity import Capacity, Concurrency
 from policies.dispatch_queue import DispatchQueue
 from policies.engine_queue import EngineQueue
@@ -153,12 +154,26 @@ class Pool:
         return missing_tokens if missing_tokens > 0.0 else 0.0
 
 
+_GAP_BYTES = 5_000
+"""Of the idle times after one tool, at most."""
+
+
+def _lesson_bytes(family: Family) -> int:
+    """Return about the memory of what a family has learned and can forget."""
+    return 8 * len(family.first_blocks) + _GAP_BYTES * len(family.gaps_s)
+
+
 class Fleet:
     """Finds sessions, families and pools, and keeps the books of residency. It decides nothing."""
 
-    def __init__(self, forecast: Forecast, max_sessions: int) -> None:
+    def __init__(self, forecast: Forecast, max_sessions: int, max_family_bytes: float = math.inf) -> None:
+        """`max_family_bytes`: of what families without sessions hold beside their names."""
         self._forecast = forecast
         self._max_sessions = max_sessions
+        self._max_family_bytes = max_family_bytes
+        self.family_bytes = 0
+        self._idle_families: OrderedDict[FamilyId, int] = OrderedDict()
+        """Families without sessions, and their bytes; the one that has been so for longest is first."""
         self.sessions: OrderedDict[SessionId, Session] = OrderedDict()
         self.families: OrderedDict[FamilyId, Family] = OrderedDict()
         self.pools: dict[ReplicaId, Pool] = {}
@@ -255,6 +270,8 @@ class Fleet:
             session = Session(turn.session_id, turn.family_id, turn.tenant, turn.parent_id)
             self.sessions[turn.session_id] = session
             family.num_sessions += 1
+            if family.num_sessions == 1:
+                self.family_bytes -= self._idle_families.pop(family.id, 0)
             self._presume(session, turn, family)
             if (pool := self.pools.get(turn.cached_at or "")) is not None:
                 _suppose_cached(pool, session, turn.blocks)
@@ -328,7 +345,22 @@ class Fleet:
             pool.ledger.forget(session.id)
             pool.reuse.forget(session.id)
         del self.sessions[session.id]
-        self.families[session.family_id].num_sessions -= 1
+        family = self.families[session.family_id]
+        family.num_sessions -= 1
+        self.weigh(family)
+
+    def weigh(self, family: Family) -> None:
+        """Count what a family without sessions holds. Beyond the bound those without sessions for longest forget
+        their lessons; their records stay, as turns may refer to them."""
+        if family.num_sessions:
+            return
+        num_bytes = _lesson_bytes(family)
+        self.family_bytes += num_bytes - self._idle_families.pop(family.id, 0)
+        self._idle_families[family.id] = num_bytes
+        while self._idle_families and self.family_bytes > self._max_family_bytes:
+            family_id, num_bytes = self._idle_families.popitem(last=False)
+            self.family_bytes -= num_bytes
+            learning.forget(self.families[family_id])
 
     def beyond_bound(self) -> list[Session]:
         """Return the idle sessions beyond the bound, least recently used first. Families without sessions beyond
@@ -344,6 +376,7 @@ class Fleet:
             family = next(iter(self.families.values()))
             if family.num_sessions:
                 break
+            self.family_bytes -= self._idle_families.pop(family.id, 0)
             del self.families[family.id]
 
     def _cut(self, pool: Pool, kept_tokens: Mapping[SessionId, int] | None) -> None:

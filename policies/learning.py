@@ -22,6 +22,8 @@ KEEP = 1 - 1 / MEMORY
 FEWEST_PREFILLS, OUTLIER = 4, 1.25
 LONG_PREFILL_S, SLOWEST = 0.25, 8.0
 """Prefills from this length on are timed one by one; none takes more than so many times as long as expected."""
+MOST_FIRST_BLOCKS = 4_096
+"""Of a first prompt that are compared with the next one: 2 MB."""
 SLOPE = 2.0
 """Factor by which the fitted time of a token is at most below the mean: prompts may vary too little to show it."""
 LEAST_TOKEN_S, MOST_TOKEN_S = 1e-6, 0.1
@@ -269,8 +271,14 @@ def saw_first_prompt(family: Family, turn: Turn, parent: Session | None, has_his
     if family.first_chars:
         own_chars = max(0, first_chars - shared_blocks * BLOCK_CHARS)
         family.private_chars = blend(family.private_chars, own_chars)
-    family.first_blocks, family.first_chars = turn.blocks, first_chars
+    family.first_blocks, family.first_chars = turn.blocks[:MOST_FIRST_BLOCKS], first_chars
     return shared_blocks
+
+
+def forget(family: Family) -> None:
+    """Drop the lessons of a family that take much memory."""
+    family.first_blocks, family.first_chars = (), 0
+    family.gaps_s.clear()
 
 
 def saw_answer(

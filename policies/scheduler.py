@@ -86,7 +86,7 @@ class Scheduler:
 
     def __init__(self, policy: Policy, limits: Limits) -> None:
         self._policy, self._limits = policy, limits
-        self._fleet = Fleet(policy.forecast, limits.max_sessions)
+        self._fleet = Fleet(policy.forecast, limits.max_sessions, limits.max_family_bytes)
         self._admission = Admission(self._fleet, policy, limits)
         self._ready: dict[TurnId, _Ready] = {}
         """Turns that wait for a slot only: (pool, reason, tokens that its cache should miss, those of them that it
@@ -109,6 +109,11 @@ class Scheduler:
         self._wake_at: float | None = None
         """As returned last."""
         self._num_placed = 0
+
+    @property
+    def family_bytes(self) -> int:
+        """About the memory of what families without sessions have learned."""
+        return self._fleet.family_bytes
 
     def tell(self, fact: Fact, now: float) -> tuple[list[Decision], float | None]:
         """Take a fact in. Return the decisions, and when to send a Tick if no other fact comes before."""
@@ -238,6 +243,7 @@ class Scheduler:
             family.tokens_per_char = self._fleet.tokens_per_char(turn)
             shared_blocks = learning.saw_first_prompt(family, turn, parent, has_history=session.num_earlier > 0)
             session.num_begun = session.num_earlier
+            self._fleet.weigh(family)
             self._clocks.began(session, shared_blocks * BLOCK_CHARS, parent, now)
         self._clocks.wants(session, family, turn, now)
         session.num_begun += 1

@@ -97,6 +97,11 @@ class ToolRuntime:
         """The present tools by name."""
         self._serve(self._with([], tools))
 
+    @property
+    def num_cached_bytes(self) -> int:
+        """About the memory of results that are served again."""
+        return self._cache.num_bytes
+
     def replace(self, source: str, tools: Iterable[Tool]) -> None:
         """Make `tools` all the tools of one source, e.g. when an MCP server starts, ends or changes its list.
 

@@ -74,7 +74,8 @@ class Views:
         if viewer is None:
             return json_page({"status": "ok"})
         status = "draining" if self.drain.is_on else "ok"
-        return json_page({"status": status, "engines": list(map(health_row, self.monitor.engines))})
+        engines, memory = list(map(health_row, self.monitor.engines)), self.observer.metrics.memory.page()
+        return json_page({"status": status, "engines": engines, "memory": memory})
 
     def ready(self, request: Request, viewer: Viewer | None) -> Page:
         is_ready = not self.drain.is_on and any(engine.is_up for engine in self.monitor.engines)

@@ -23,6 +23,7 @@ from gateway.batches.runner import BatchMetrics, Ownership, Runner
 from gateway.batches.sqlite import SqliteStore
 from gateway.config import loading
 from gateway.config.live_settings import LiveSettings
+from gateway.config.memory import MemoryBounds
 from gateway.dialects import BY_PATH
 from gateway.request.handler import RequestHandler
 from gateway.sessions.identity import Identity, lineage_of
@@ -100,8 +101,14 @@ def path_of_lines(path: RequestHandler, settings: LiveSettings, secret: bytes) -
     tens of thousands of lines must not evict the sessions of agents."""
     at_start = settings.current
     max_sessions, ttl_s = 4 * at_start.batches.in_flight, at_start.identity.session_ttl_s
-    identity = Identity(lineage_of(max_sessions), secret)
-    sessions = path.turns.sessions.beside(max_sessions, ttl_s, identity)
+    max_bytes = MemoryBounds.of(at_start).batch_lines
+    identity = Identity(lineage_of(max_sessions, max_bytes / 2), secret, max_tool_bytes=max_bytes // 4)
+    sessions = path.turns.sessions.beside(max_sessions, ttl_s, identity, max_bytes / 4)
+
+    def used_bytes() -> int:
+        return identity.num_bytes + identity.num_tool_bytes + sessions.num_bytes
+
+    path.observer.metrics.memory.show_owner("batch_lines", max_bytes, used_bytes)
     identity.tools_first = path.turns.identity.tools_first
     return replace(
         path,

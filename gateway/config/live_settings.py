@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from gateway.config.memory import MemoryBounds
 from gateway.config.settings import Models, Policy, RequestLimits, Settings, Stream
 from gateway.core.transport import Timeouts
 
@@ -34,7 +35,7 @@ class RequestSettings:
         policy, times = settings.policy, settings.timeouts
         return RequestSettings(
             settings.models,
-            settings.limits,
+            settings.limits.model_copy(update={"incoming_bytes": MemoryBounds.of(settings).large_bodies}),
             settings.stream,
             policy.max_wait_s,
             policy.max_wait_plain_s,

@@ -301,6 +301,11 @@ class RequestLimits(Section):
     incoming_bytes: Count = 256 * 2**20
     """Bytes of bodies above 256 KiB that may be on their way in at once. One key may use a quarter. Further bodies
     wait for at most 30 s, and each has to come at 64 KiB/s, with 30 s more."""
+    memory_bytes: Annotated[int, Field(ge=16 * 2**20)] = 2**30
+    """Memory in bytes of one process for all that outlives a request: the memory of sessions, receipts,
+    results of tools, and bodies that are on their way in. Where `limits.incoming_bytes`,
+    `receipts.max_bytes`, `tools.hidden_bytes` and `tools.cache_bytes` would take more than about half of it, they
+    are less, in proportion. What was used least recently is forgotten first."""
     queue_turns: Count = 10_000
     """Turns that may wait at once. Further turns are refused with 429."""
     messages: Count = 10_000
@@ -534,8 +539,8 @@ class ToolSettings(Section):
     max_calls: Count = 32
     """Calls of the gateway's tools in one model call. Further calls are refused."""
     hidden_bytes: Count = 64 * 2**20
-    """Memory in bytes per tenant for calls and results that clients do not see. They are put back when the next
-    request of their conversation arrives."""
+    """Memory in bytes for calls and results that clients do not see. They are put back when the next request of
+    their conversation arrives. The tenant with the most of them loses its least recently used ones first."""
     hidden_ttl_s: Seconds = 3600
     """Seconds after which such calls and results are forgotten if no request has needed them."""
     cache_bytes: Count = 64 * 2**20

@@ -34,6 +34,9 @@ class ToolList:
         return sum(map(getsizeof, self.texts)) + sum(map(getsizeof, self.names))
 
 
+_SHORT_BYTES = 2_048
+
+
 def dump(given: Any) -> bytes:
     """Return compact JSON with sorted keys."""
     try:
@@ -44,7 +47,8 @@ def dump(given: Any) -> bytes:
 
 def message(role: str, members: Mapping[str, Any]) -> bytes:
     """Return one message: its role, then its members without empty ones."""
-    return dump([role, {key: member for key, member in members.items() if member not in (None, "", [])}])
+    text = dump([role, {key: member for key, member in members.items() if member not in (None, "", [])}])
+    return trimmed(text) if len(text) < _SHORT_BYTES else text  # ten thousand short ones would hold 40 MB
 
 
 def clean(given: Mapping[str, Any]) -> Json:

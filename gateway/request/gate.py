@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import Any, TypeAlias, cast
 
 from gateway.config import loading, settings
+from gateway.config.memory import MemoryBounds
 from gateway.config.settings import Settings
 from gateway.core.errors import ConfigError, Failure, Outcome, Refused
 from gateway.telemetry.factlog import Header
@@ -111,6 +112,7 @@ def limits_of(settings: Settings) -> Limits:
         hold_bound_s=settings.policy.hold_bound_s,
         max_queue=settings.limits.queue_turns,
         max_sessions=settings.identity.max_sessions,
+        max_family_bytes=MemoryBounds.of(settings).families,
         sub_agents_return=settings.policy.sub_agents_return,
     )
 

@@ -197,6 +197,7 @@ class TurnHandler:
         self.sessions.open_request(exchange, now)
         tools_first = exchange.payload.engine_model in self.identity.tools_first
         exchange.prefix_break = self.breaks.recognised(exchange, script, tools_first)
+        del script  # its texts are as long as the body, and the answer may take minutes
         is_complete = False
         try:
             exchange.payload = self._for_side_model(exchange, recognition)

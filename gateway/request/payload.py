@@ -16,15 +16,13 @@ from gateway.core.transport import BodyTooLarge, Request
 from gateway.dialects.base import Dialect
 from gateway.engines.poller import RunningEngine
 from gateway.exchange import Payload
-from gateway.request.incoming_bodies import IncomingBodies, is_small
+from gateway.request.incoming_bodies import IncomingBodies
 
 
 async def read_body(request: Request, limits: RequestLimits, bodies: IncomingBodies, key: str) -> bytes:
     """Return the bytes of a body. `key`: the name of the caller's key. Raises Refused."""
     most_bytes = limits.body_bytes
     try:
-        if is_small(request):
-            return await request.read(most_bytes)
         return await bodies.read(request, most_bytes, limits.incoming_bytes, key)
     except BodyTooLarge:
         text = f"The body is longer than {limits.body_bytes} bytes (limits.body_bytes)."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -30,15 +31,21 @@ class Homes:
     """The places of stored answers (`/v1/responses`) by id; the oldest is forgotten first. A tenant sees its
     own."""
 
-    def __init__(self, max_kept: int = 100_000) -> None:
+    def __init__(self, max_kept: int = 100_000, max_bytes: float = math.inf) -> None:
         self._max_kept = max_kept
+        self._max_bytes = max_bytes
+        self.num_bytes = 0
         self._homes: OrderedDict[str, tuple[str, Home]] = OrderedDict()
 
     def remember(self, tenant: str, answer_id: str, home: Home) -> None:
         """Keep where an answer is. `answer_id`: the id by which its client knows it."""
+        if (before := self._homes.get(answer_id)) is not None:
+            self.num_bytes -= _size_bytes(answer_id, before[1])
         self._homes[answer_id] = (tenant, home)
-        if len(self._homes) > self._max_kept:
-            self._homes.popitem(last=False)
+        self.num_bytes += _size_bytes(answer_id, home)
+        while len(self._homes) > self._max_kept or self.num_bytes > self._max_bytes:
+            oldest_id, (_, oldest) = self._homes.popitem(last=False)
+            self.num_bytes -= _size_bytes(oldest_id, oldest)
 
     def home(self, tenant: str, answer_id: str) -> Home | None:
         """Return where an answer is. None: not known here, or another tenant's."""
@@ -52,6 +59,14 @@ class Homes:
     def is_anothers(self, tenant: str, answer_id: str) -> bool:
         """Return whether an answer is known to be another tenant's, which engines cannot know."""
         return answer_id in self._homes and self._homes[answer_id][0] != tenant
+
+
+_PLACE_BYTES = 220
+"""Of a place without its two ids, and of the table that holds it."""
+
+
+def _size_bytes(answer_id: str, home: Home) -> int:
+    return _PLACE_BYTES + len(answer_id) + len(home.engine_id)
 
 
 @dataclass(frozen=True, slots=True)

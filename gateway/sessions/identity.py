@@ -120,17 +120,30 @@ class Identity:
     """
 
     def __init__(
-        self, lineage: Lineage | None = None, secret: bytes | None = None, cutter: Cutter | None = None
+        self,
+        lineage: Lineage | None = None,
+        secret: bytes | None = None,
+        cutter: Cutter | None = None,
+        max_tool_bytes: int = MAX_TOOL_BYTES,
     ) -> None:
         self._lineage = lineage or Lineage()
         self._cutter = cutter or Cutter()
-        self._tools = _ToolLists()
+        self._tools = _ToolLists(max_tool_bytes)
         self._keys: dict[tuple[str, str], tuple[bytes, bytes]] = {}
         self._secret = (secret or os.urandom(32))[:64]
         self._open: dict[str, Sighting] = {}
         self.tools_first: set[str] = set()
         """Engine models whose template renders tools before the system text; for others the system comes first,
         which counts less as shared and so is safe."""
+
+    @property
+    def num_bytes(self) -> int:
+        """About the memory of recognition, without tool lists."""
+        return self._lineage.num_bytes
+
+    @property
+    def num_tool_bytes(self) -> int:
+        return self._tools.num_bytes
 
     @property
     def num_sessions(self) -> int:
@@ -252,27 +265,28 @@ class Identity:
         return chains.name(self._secret, tenant.encode(), id_.encode())
 
 
-def lineage_of(max_sessions: int) -> Lineage:
+def lineage_of(max_sessions: int, max_bytes: float = math.inf) -> Lineage:
     """Return the memory of a table of so many sessions. The table decides when one is forgotten. The bound here is
     for sessions of several conversations, as those are whose client gives one id to many side requests."""
-    return Lineage(max_sessions, math.inf, max_conversations=2 * max_sessions)
+    return Lineage(max_sessions, math.inf, max_conversations=2 * max_sessions, max_bytes=max_bytes)
 
 
 class _ToolLists:
     """The latest tool lists, by tenant and fingerprint; bounded in number and bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
         self._kept: OrderedDict[tuple[str, int], ToolList] = OrderedDict()
-        self._num_bytes = 0
+        self.num_bytes = 0
 
     def get(self, key: tuple[str, int]) -> ToolList | None:
         return self._kept.get(key)
 
     def put(self, key: tuple[str, int], tools: ToolList) -> None:
         self._kept[key] = tools
-        self._num_bytes += tools.size_bytes
-        while len(self._kept) > MAX_TOOL_LISTS or self._num_bytes > MAX_TOOL_BYTES:
-            self._num_bytes -= self._kept.popitem(last=False)[1].size_bytes
+        self.num_bytes += tools.size_bytes
+        while len(self._kept) > MAX_TOOL_LISTS or self.num_bytes > self._max_bytes:
+            self.num_bytes -= self._kept.popitem(last=False)[1].size_bytes
 
 
 def _model(exchange: Exchange) -> str:

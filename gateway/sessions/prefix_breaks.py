@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
@@ -43,14 +44,19 @@ class BreakTally:
 class PrefixBreaks:
     """The one owner of detector, tallies and rewrite. Synchronous, bounded, never keeps content."""
 
-    def __init__(self, settings: IdentitySettings, metrics: Metrics) -> None:
-        self._breaks = Breaks(MAX_FAMILIES)
+    def __init__(self, settings: IdentitySettings, metrics: Metrics, max_bytes: float = math.inf) -> None:
+        self._breaks = Breaks(MAX_FAMILIES, max_bytes)
         self._tallies: OrderedDict[str, BreakTally] = OrderedDict()
         self._metrics = metrics
         self._rewrite: Rewrite | None = None
         if settings.volatile_spans != "report":
             moves = settings.volatile_spans == "move"
             self._rewrite = Rewrite(moves, settings.volatile_patterns, settings.volatile_learned)
+
+    @property
+    def num_bytes(self) -> int:
+        """About the memory of the prompts that are compared."""
+        return self._breaks.num_bytes
 
     def prepare(self, exchange: Exchange) -> Payload:
         """Return the payload without volatile spans, if the settings say so. Call it before the conversation is

@@ -7,6 +7,7 @@ session, all parts do. No content is kept here.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,10 @@ from gateway.exchange import Exchange, Recognition
 from policies.types import SIDE, SessionId, SessionState, TurnKind
 
 MAX_TURNS = 5_000
+SESSION_BYTES = 5_000
+"""About what a session takes in the table, the Scheduler and other parts, without its prompt."""
+BLOCK_BYTES = 8
+"""Of a block of its latest prompt."""
 ENDED_KEPT_S = 60.0
 """How long a session is remembered after its client said that it has ended: some clients go on all the same."""
 
@@ -118,6 +123,7 @@ class SessionEntry:
     """These three as in a Recognition, of the latest request that gave them."""
     open: tuple[Exchange, ...] = ()
     """Its requests that are in the gateway now."""
+    num_bytes: int = 0
 
     @property
     def id(self) -> SessionId:
@@ -146,16 +152,24 @@ _FORGOTTEN = Recognition(
 
 
 class SessionTable:
-    """Holds at most `limit` sessions, and none that had no request for `ttl_s`; the least recently used one is
-    forgotten first. A session with a request in the gateway is never forgotten."""
+    """Holds at most `limit` sessions, about `max_bytes` of them in all parts but recognition, and none that had no
+    request for `ttl_s`; the least recently used one is forgotten first. A session with a request in the gateway is
+    never forgotten."""
 
     def __init__(
-        self, limit: int, ttl_s: float, own: Sequence[SessionPart] = (), shared: Sequence[SessionPart] = ()
+        self,
+        limit: int,
+        ttl_s: float,
+        own: Sequence[SessionPart] = (),
+        shared: Sequence[SessionPart] = (),
+        max_bytes: float = math.inf,
     ) -> None:
         """`own`: parts that hold sessions of this table alone; `shared`: those that hold sessions of others,
         too."""
         self._limit = limit
         self._ttl_s = ttl_s
+        self._max_bytes = max_bytes
+        self.num_bytes = 0
         self._own, self._shared = own, shared
         self._entries: OrderedDict[SessionId, SessionEntry] = OrderedDict()
         self._busy: dict[SessionId, SessionEntry] = {}
@@ -164,9 +178,9 @@ class SessionTable:
         """Sessions whose clients said that they have ended, and when."""
         self.timeline = Timeline(min(MAX_TURNS, limit))
 
-    def beside(self, limit: int, ttl_s: float, identity: SessionPart) -> SessionTable:
+    def beside(self, limit: int, ttl_s: float, identity: SessionPart, max_bytes: float = math.inf) -> SessionTable:
         """Return a table with other bounds and another identity, for sessions that must not displace these."""
-        return SessionTable(limit, ttl_s, [identity], self._shared)
+        return SessionTable(limit, ttl_s, [identity], self._shared, max_bytes)
 
     def open_request(self, exchange: Exchange, now: float) -> None:
         """Record the arrival of a request; its session is remembered from now on."""
@@ -186,6 +200,9 @@ class SessionTable:
             entry.client_session, entry.client_hash = recognition.client_session, recognition.client_hash
         entry.model = exchange.payload.engine_model
         entry.open = (*entry.open, exchange)
+        num_bytes = SESSION_BYTES + BLOCK_BYTES * len(recognition.blocks)
+        self.num_bytes += num_bytes - entry.num_bytes
+        entry.num_bytes = num_bytes
         self._busy[session_id] = entry
         entry.last_at = now
         self._entries.move_to_end(session_id)
@@ -241,13 +258,18 @@ class SessionTable:
             oldest = next(iter(self._entries.values()))
             if oldest.open:
                 self._entries.move_to_end(oldest.id)
-            elif len(self._entries) > self._limit or oldest.last_at < now - self._ttl_s:
+            elif (
+                len(self._entries) > self._limit
+                or self.num_bytes > self._max_bytes
+                or oldest.last_at < now - self._ttl_s
+            ):
                 self._forget(oldest)
             else:
                 return
 
     def _forget(self, entry: SessionEntry) -> None:
         del self._entries[entry.id]
+        self.num_bytes -= entry.num_bytes
         self._ended.pop(entry.id, None)
         for part in (*self._own, *self._shared):
             part.forget_session(entry.tenant, entry.id)

@@ -23,6 +23,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from gateway.exchange import TimeSplit
+from gateway.telemetry.memory import KeptMemory
 from policies.fleet import FleetView
 from policies.types import Hold, SessionState
 
@@ -264,6 +265,8 @@ class Metrics:
         self.limited = counter("limited", "Requests refused by a limit of their key", "limit")
         self.faults = counter("engine_faults", "What engines did wrong, by kind", "engine", "kind")
         self.retries = counter("retries", "Model calls tried again", "cause")
+        registry.register(memory := KeptMemory())
+        self.memory = memory
 
     def show_fleet(self, view: Callable[[], FleetView], fleet: WatchedFleet) -> None:
         """Add gauges of the fleet, read at each scrape."""

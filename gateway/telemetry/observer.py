@@ -69,6 +69,11 @@ class Observer:
         self._tracing = tracing
         self._recomputation = Recomputation()
 
+    @property
+    def receipt_bytes(self) -> int:
+        """About the memory of all receipts."""
+        return self._receipts.num_bytes
+
     def trace(self, exchange: Exchange) -> Trace | None:
         """Return the trace of an exchange that begins. None: it is not traced."""
         return self._tracing.trace(exchange) if self._tracing is not None else None

@@ -44,12 +44,14 @@ class _Tenant:
 
 
 class HiddenHistory:
-    """Holds at most `max_bytes` per tenant, and each session until it was not used for `ttl_s`."""
+    """Holds at most `max_bytes`, and each session until it was not used for `ttl_s`. Beyond the bound the tenant
+    with the most bytes loses its least recently used sessions."""
 
     def __init__(self, max_bytes: int, ttl_s: float) -> None:
         self._max_bytes = max_bytes
         self._ttl_s = ttl_s
         self._tenants: dict[str, _Tenant] = {}
+        self.all_bytes = 0
 
     def num_bytes(self, tenant: str) -> int:
         return self._tenants[tenant].num_bytes if tenant in self._tenants else 0
@@ -88,6 +90,7 @@ class HiddenHistory:
         session.said[chain] = text
         session.num_bytes += grown
         kept.num_bytes += grown
+        self.all_bytes += grown
         self._used(kept, session_id, now)
 
     def put_stored(self, tenant: str, public_id: str, engine_id: str, results: Sequence[Json], now: float) -> None:
@@ -108,6 +111,7 @@ class HiddenHistory:
         kept = self._tenants.get(tenant)
         if kept is not None and (session := kept.sessions.pop(session_id, None)) is not None:
             kept.num_bytes -= session.num_bytes
+            self.all_bytes -= session.num_bytes
 
     def _session(self, tenant: str, session_id: str, parent_id: str | None, now: float) -> _Session | None:
         """Return what is kept of a session. A fork begins with the answers of its parent."""
@@ -119,6 +123,7 @@ class HiddenHistory:
         if session_id not in kept.sessions and parent is not None:
             kept.sessions[session_id] = _Session(dict(parent.said), parent.num_bytes)
             kept.num_bytes += parent.num_bytes
+            self.all_bytes += parent.num_bytes
         session = kept.sessions.get(session_id)
         if session is not None:
             self._used(kept, session_id, now)
@@ -130,11 +135,15 @@ class HiddenHistory:
         self._forget(kept, now)
 
     def _forget(self, kept: _Tenant, now: float) -> None:
-        while kept.sessions:
-            oldest = next(iter(kept.sessions.values()))
-            if kept.num_bytes <= self._max_bytes and oldest.until > now:
-                return
-            kept.num_bytes -= kept.sessions.popitem(last=False)[1].num_bytes
+        while kept.sessions and next(iter(kept.sessions.values())).until <= now:
+            self._drop_oldest(kept)
+        while self.all_bytes > self._max_bytes:
+            self._drop_oldest(max(self._tenants.values(), key=lambda tenant: tenant.num_bytes))
+
+    def _drop_oldest(self, kept: _Tenant) -> None:
+        num_bytes = kept.sessions.popitem(last=False)[1].num_bytes
+        kept.num_bytes -= num_bytes
+        self.all_bytes -= num_bytes
 
 
 def follow(chain: bytes, mark: bytes) -> bytes:

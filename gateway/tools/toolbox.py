@@ -92,6 +92,14 @@ class Toolbox:
     catalog: ToolCatalog
     context: ToolContext
 
+    @property
+    def num_hidden_bytes(self) -> int:
+        return self.context.hidden.all_bytes
+
+    @property
+    def num_cached_bytes(self) -> int:
+        return self.context.runtime.num_cached_bytes
+
     def open_loop(self, turn: Turn, payload: Payload, exchange: Exchange) -> tuple[ToolLoop, Turn] | None:
         """Return the loop of an exchange that may call tools of the gateway or has called one, and its turn as the
         loop changes it. `payload`: what the engine would be sent without tools."""

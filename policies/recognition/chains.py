@@ -10,6 +10,7 @@ process. Ids that leave it are made by `digest`. Characters are counted in UTF-8
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -172,11 +173,20 @@ def size_of(messages: Sequence[bytes], stop: int | None = None) -> int:
     return sum(sizes[:stop])
 
 
-class Beginnings:
-    """Links of the latest prompts, by the fingerprint of their raw text; at most `limit`."""
+LINK_BYTES = 8
+"""Of one link, one hash, or one block of a chain."""
+_BEGINNING_BYTES = 400
+"""Of a `Known` and its place in a table, without its numbers."""
 
-    def __init__(self, limit: int) -> None:
+
+class Beginnings:
+    """Links of the latest prompts, by the fingerprint of their raw text; at most `limit`, and `max_bytes`."""
+
+    def __init__(self, limit: int, max_bytes: float = math.inf) -> None:
         self._limit = limit
+        self._max_bytes = max_bytes
+        self.num_bytes = 0
+        """As if no conversation held the same links."""
         self._known: OrderedDict[int, Known] = OrderedDict()
 
     def links(self, key: bytes, messages: Sequence[bytes]) -> Links:
@@ -197,12 +207,19 @@ class Beginnings:
             known = self._known.get(fingerprints[at])
             if known is not None:
                 if at < len(fingerprints) - 1:
-                    del self._known[fingerprints[at]]
+                    self.num_bytes -= _size_bytes(self._known.pop(fingerprints[at]))
                 return known
         return None
 
     def _keep(self, fingerprint: int, known: Known) -> None:
+        if (before := self._known.get(fingerprint)) is not None:
+            self.num_bytes -= _size_bytes(before)
         self._known[fingerprint] = known
+        self.num_bytes += _size_bytes(known)
         self._known.move_to_end(fingerprint)
-        if len(self._known) > self._limit:
-            self._known.popitem(last=False)
+        while len(self._known) > self._limit or self.num_bytes > self._max_bytes:
+            self.num_bytes -= _size_bytes(self._known.popitem(last=False)[1])
+
+
+def _size_bytes(known: Known) -> int:
+    return _BEGINNING_BYTES + (2 * LINK_BYTES + known.sizes.itemsize) * len(known.sizes)

@@ -1,5 +1,5 @@
 """The memory of lineage: one Conversation per session, found by its prompts and answers, bounded in
-number and age.
+number, bytes and age.
 
 Of a session it holds 20 bytes per message and 8 per block of its latest prompt, and at most RECENT + _PAST_ENDS +
 _MOST_MARKS + _MOST_ERRANDS + 8 entries of the indexes, however long it is.
@@ -7,6 +7,7 @@ _MOST_MARKS + _MOST_ERRANDS + 8 entries of the indexes, however long it is.
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence, Set
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Generic, TypeVar
 
-from policies.recognition.chains import Links, own_key
+from policies.recognition.chains import LINK_BYTES, Links, own_key
 from policies.recognition.families import FamilyRecord
 from policies.types import Blocks, SessionId, TurnKind
 
@@ -31,6 +32,10 @@ _MOST_MARKS = 8
 _MOST_ERRANDS = 16
 """Calls of its latest answers by which the parent of a sub-agent is found, per session."""
 NO_LINKS = Links(array("q"), array("q"))
+_OWN_BYTES = 4_000
+"""Of a conversation and its entries of the indexes, without what follows."""
+_NUMBER_BYTES = 40
+"""Of a number in a tuple."""
 
 
 @dataclass(slots=True, eq=False)
@@ -96,6 +101,8 @@ class Conversation:
     """Where the index knows it: the opening of its first prompt, see `passages.opening`."""
     errands: tuple[tuple[int, ...], ...] = ()
     """Where the index knows it, by the first passage: what its latest calls said, see `passages.errand`."""
+    num_bytes: int = 0
+    """As it was weighed last."""
 
     @property
     def first(self) -> int:
@@ -154,11 +161,14 @@ class Index(Generic[_Key]):
 
 
 class Conversations:
-    """All conversations, least recently used first; at most `limit`, none idle for longer than `ttl_s`."""
+    """All conversations, least recently used first; at most `limit` and `max_bytes`, none idle for longer than
+    `ttl_s`."""
 
-    def __init__(self, limit: int, ttl_s: float) -> None:
+    def __init__(self, limit: int, ttl_s: float, max_bytes: float = math.inf) -> None:
         self._limit = limit
         self._ttl_s = ttl_s
+        self._max_bytes = max_bytes
+        self.num_bytes = 0
         self._by_age: OrderedDict[int, Conversation] = OrderedDict()
         self.standing: Index[int] = Index()
         """By the link at which its latest prompt ends."""
@@ -231,6 +241,14 @@ class Conversations:
         conversation.links = links
         self.touch(conversation, now)
 
+    def weigh(self, conversation: Conversation) -> None:
+        """Count its bytes again, after it has changed."""
+        num_bytes = _OWN_BYTES + LINK_BYTES * (2 * len(conversation.links.hashes) + len(conversation.blocks))
+        if conversation.errands:
+            num_bytes += _NUMBER_BYTES * sum(map(len, conversation.errands))
+        self.num_bytes += num_bytes - conversation.num_bytes
+        conversation.num_bytes = num_bytes
+
     def put_answer(self, conversation: Conversation, errands: Sequence[tuple[int, ...]]) -> None:
         """It is found by the ids of its latest calls from now on, and by what its latest ones said."""
         for mark in conversation.ids:
@@ -257,6 +275,7 @@ class Conversations:
         for errand in kept[:-_MOST_ERRANDS]:
             if errand[0] not in left:
                 self.sent.take(errand[0], conversation)
+        self.weigh(conversation)
 
     def put_opening(self, conversation: Conversation, opening: tuple[int, ...]) -> None:
         """It is found by the first words of its first prompt."""
@@ -279,10 +298,11 @@ class Conversations:
         self._by_age.move_to_end(conversation.serial)
 
     def forget(self, now: float) -> None:
-        """Drop what is too old or too many."""
+        """Drop what is too old, too many or too large."""
         while self._by_age:
             conversation = next(iter(self._by_age.values()))
-            if len(self._by_age) <= self._limit and conversation.seen_at >= now - self._ttl_s:
+            is_over = len(self._by_age) > self._limit or self.num_bytes > self._max_bytes
+            if not is_over and conversation.seen_at >= now - self._ttl_s:
                 return
             self._drop(conversation)
 
@@ -293,6 +313,7 @@ class Conversations:
 
     def _drop(self, conversation: Conversation) -> None:
         del self._by_age[conversation.serial]
+        self.num_bytes -= conversation.num_bytes
         self._by_id.take(conversation.id, conversation)
         if conversation.links.chain:
             self.standing.take(conversation.links.chain[-1], conversation)

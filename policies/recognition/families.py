@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from policies.recognition.chains import Chain, block_chain, digest, name
+from policies.recognition.chains import LINK_BYTES, Chain, block_chain, digest, name
 from policies.types import BLOCK_CHARS, FamilyId
 
 MAX_HEADS = 512
+_HEAD_BYTES = 600
+"""Without its blocks."""
 
 
 class Head:
     """Hashes of a system text and of tools; no content."""
 
-    __slots__ = ("_system_first", "family_id", "static", "system_hash")
+    __slots__ = ("_system_first", "family_id", "num_bytes", "static", "system_hash")
 
     def __init__(self, key: bytes, tools: Sequence[bytes], system: bytes) -> None:
         self.static = block_chain(key, (*tools, system))
         self.system_hash = digest(key, b"system", system)
         self.family_id: FamilyId = name(key, b"family", system[:BLOCK_CHARS], *tools)
         self._system_first = block_chain(key, (system, *tools)) if tools else self.static
+        self.num_bytes = _HEAD_BYTES + LINK_BYTES * len(self.static) * (2 if tools else 1)
 
     def blocks(self, tools_first: bool) -> Chain:
         """Its whole blocks, in the order in which the model renders."""
@@ -29,9 +33,11 @@ class Head:
 
 
 class Heads:
-    """The heads of the latest prompts."""
+    """The heads of the latest prompts, at most `max_bytes`."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: float = math.inf) -> None:
+        self._max_bytes = max_bytes
+        self.num_bytes = 0
         self._known: OrderedDict[int, Head] = OrderedDict()
 
     def of(self, key: bytes, tools: tuple[bytes, ...], system: bytes) -> Head:
@@ -40,8 +46,9 @@ class Heads:
         head = known.get(seen)
         if head is None:
             head = known[seen] = Head(key, tools, system)
-            if len(known) > MAX_HEADS:
-                known.popitem(last=False)
+            self.num_bytes += head.num_bytes
+            while len(known) > MAX_HEADS or self.num_bytes > self._max_bytes:
+                self.num_bytes -= known.popitem(last=False)[1].num_bytes
         else:
             known.move_to_end(seen)
         return head
@@ -52,6 +59,8 @@ class Heads:
 _LEAST_BLOCKS = 2
 _MOST_JOINS_BITS = 8
 """A family is found by at most two to the power of this many links."""
+_RECORD_BYTES, _MARK_BYTES = 500, 150
+"""Of a record, and of each mark in it and in the index."""
 
 
 @dataclass(slots=True, eq=False)
@@ -75,17 +84,24 @@ class FamilyRecord:
 
 
 class Families:
-    """Known families of all tenants, at most `limit`; the least recently used one is forgotten first."""
+    """Known families of all tenants, at most `limit` and, with their heads, about `max_bytes`; the least recently
+    used one is forgotten first."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, max_bytes: float = math.inf) -> None:
         self._limit = limit
+        self._max_record_bytes = max_bytes / 2
+        self._record_bytes = 0
         self._by_id: OrderedDict[FamilyId, FamilyRecord] = OrderedDict()
         self._by_mark: dict[int, FamilyRecord] = {}
         self._by_group: OrderedDict[int, FamilyId] = OrderedDict()
-        self.heads = Heads()
+        self.heads = Heads(max_bytes / 2)
 
     def __len__(self) -> int:
         return len(self._by_id)
+
+    @property
+    def num_bytes(self) -> int:
+        return self._record_bytes + self.heads.num_bytes
 
     def find(
         self, key: bytes, tools: tuple[bytes, ...], system: bytes, messages: Sequence[bytes], group: bytes | None
@@ -110,6 +126,7 @@ class Families:
             family = self._join(digest(key, group), family, id_)
         if family is None:
             family = self._by_id[id_] = FamilyRecord(id_, bool(tools), tuple(marks), has_own_text)
+            self._record_bytes += _size_bytes(family)
             for mark in family.marks:
                 self._by_mark.setdefault(mark, family)
             self._forget()
@@ -131,11 +148,18 @@ class Families:
         return family
 
     def _forget(self) -> None:
-        if len(self._by_id) > self._limit:
+        while len(self._by_id) > self._limit or (
+            self._record_bytes > self._max_record_bytes and len(self._by_id) > 1
+        ):
             _, family = self._by_id.popitem(last=False)
+            self._record_bytes -= _size_bytes(family)
             for mark in family.marks:
                 if self._by_mark.get(mark) is family:
                     del self._by_mark[mark]
+
+
+def _size_bytes(family: FamilyRecord) -> int:
+    return _RECORD_BYTES + _MARK_BYTES * len(family.marks)
 
 
 def _joins(links: Sequence[int]) -> list[int]:

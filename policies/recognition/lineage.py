@@ -3,6 +3,7 @@ one."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from policies.recognition.chains import Beginnings, Chain, Texts, block_chain, common, own_name, size_of
@@ -52,6 +53,8 @@ _BEGINS_ALONE = frozenset((Rule.NEW, Rule.SIBLING))
 _GROWS = frozenset((Rule.NEXT, Rule.EDITED))
 _FORK, _SERVES, _SINGLE = Rule.FORK, Rule.SIDE, TurnKind.SINGLE
 """Globals, as is `SIDE`."""
+_BEGINNINGS, _FAMILIES = 0.25, 0.125
+"""Shares of the bytes; the rest is for conversations."""
 
 
 class Lineage:
@@ -63,12 +66,21 @@ class Lineage:
         ttl_s: float = 4 * 3600.0,
         max_families: int = 2_000,
         max_conversations: int | None = None,
+        max_bytes: float = math.inf,
     ) -> None:
-        """`max_conversations`: where several may have the id of one session; None: as many as sessions."""
-        self._conversations = Conversations(max_conversations or max_sessions, ttl_s)
-        self._families = Families(max_families)
-        self._beginnings = Beginnings(max_sessions)
+        """`max_conversations`: where several may have the id of one session; None: as many as sessions.
+        `max_bytes`: of the numbers that all of them hold."""
+        self._conversations = Conversations(
+            max_conversations or max_sessions, ttl_s, max_bytes * (1 - _BEGINNINGS - _FAMILIES)
+        )
+        self._families = Families(max_families, max_bytes * _FAMILIES)
+        self._beginnings = Beginnings(max_sessions, max_bytes * _BEGINNINGS)
         self._summaries = Summaries()
+
+    @property
+    def num_bytes(self) -> int:
+        """About the memory of conversations, beginnings and families."""
+        return self._conversations.num_bytes + self._beginnings.num_bytes + self._families.num_bytes
 
     @property
     def num_sessions(self) -> int:
@@ -241,6 +253,7 @@ class Lineage:
             shadow.attempt = shadow.running = 1
             self._conversations.add(shadow, now)
             self._conversations.advance(shadow, prompt.links, now)
+            self._conversations.weigh(shadow)
         blocks = self._blocks(call)
         return Sighting(
             session_id=conversation.id,
@@ -290,6 +303,7 @@ class Lineage:
         if call.name is None and not prompt.tools and rule not in _GROWS:
             request = prompt.asks or summary_request(self._conversations, prompt)
         conversation.blocks = blocks
+        self._conversations.weigh(conversation)
         conversation.tools_first = call.tools_first
         conversation.attempt += 1
         conversation.running += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from array import array
 from collections import Counter, OrderedDict
@@ -141,6 +142,12 @@ LEAST_SHARED_CHARS = 1024
 
 MAX_TEXT_CHUNKS = 2**20
 """Of all system texts that are remembered for later turns, each once."""
+_TEXT_CHUNKS = 32
+"""As many as the rest of such a text counts for."""
+OF_TEXTS = 0.5
+"""Share of these texts in all bytes."""
+_SIBLINGS_BYTES = 3_000
+"""Of a family without its variants."""
 MAX_VARIANTS = 3
 """First prompts remembered per family: only what none of them shares is wasted."""
 CHECKED_ALL = 256
@@ -209,6 +216,8 @@ class _Siblings:
     num_seen: int = 0
     num_changed: int = 0
     """Later turns with another system text."""
+    num_bytes: int = 0
+    """As they were weighed last."""
 
 
 @value
@@ -230,18 +239,23 @@ class _Head:
 class _Texts:
     """Chunks of the latest system texts, by the hash of the text; eight bytes each."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: float) -> None:
+        self._max_chunks = min(MAX_TEXT_CHUNKS, max_bytes // 8)
         self._known: OrderedDict[int, array[int]] = OrderedDict()
         self._num_chunks = 0
+
+    @property
+    def num_bytes(self) -> int:
+        return 8 * self._num_chunks
 
     def keep(self, text: int, system: bytes) -> None:
         if text in self._known:
             self._known.move_to_end(text)
             return
         chunks = self._known[text] = array("q", map(hash, chunks_of(system[:HEAD_CHARS])))
-        self._num_chunks += len(chunks)
-        while self._num_chunks > MAX_TEXT_CHUNKS:
-            self._num_chunks -= len(self._known.popitem(last=False)[1])
+        self._num_chunks += len(chunks) + _TEXT_CHUNKS
+        while self._num_chunks > self._max_chunks:
+            self._num_chunks -= len(self._known.popitem(last=False)[1]) + _TEXT_CHUNKS
 
     def get(self, text: int) -> array[int] | None:
         return self._known.get(text)
@@ -252,11 +266,18 @@ class Breaks:
     before. At most `max_families`, the least recently seen goes first; each keeps up to three heads of eight bytes
     per chunk (4 KB for 30 KB of prompt)."""
 
-    def __init__(self, max_families: int = 512) -> None:
+    def __init__(self, max_families: int = 512, max_bytes: float = math.inf) -> None:
         self._max_families = max_families
-        self._texts = _Texts()
+        self._texts = _Texts(max_bytes * OF_TEXTS)
+        self._max_bytes = max_bytes * (1 - OF_TEXTS)
+        self._head_bytes = 0
         self._by_family: OrderedDict[FamilyId, _Siblings] = OrderedDict()
         self._by_anchor: dict[int, _Siblings] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        """About the memory of heads and texts."""
+        return self._head_bytes + self._texts.num_bytes
 
     def saw(
         self,
@@ -281,7 +302,9 @@ class Breaks:
         if not weight:
             return None
         head = head or _head(tools, system, messages, tools_first)
-        return Found(siblings.family_id, weight, _compared(head, siblings, owner))
+        broken = _compared(head, siblings, owner)
+        self._weigh(siblings)
+        return Found(siblings.family_id, weight, broken)
 
     def changed(
         self,
@@ -338,11 +361,22 @@ class Breaks:
         for anchor in anchors:
             self._by_anchor.setdefault(anchor, siblings)
         if len(self._by_family) > self._max_families:
-            _, gone = self._by_family.popitem(last=False)
-            for anchor in gone.anchors:
-                if self._by_anchor.get(anchor) is gone:
-                    del self._by_anchor[anchor]
+            self._drop_oldest()
         return siblings
+
+    def _weigh(self, siblings: _Siblings) -> None:
+        num_bytes = _SIBLINGS_BYTES + sum([8 * len(variant) for variant in siblings.variants])
+        self._head_bytes += num_bytes - siblings.num_bytes
+        siblings.num_bytes = num_bytes
+        while self._head_bytes > self._max_bytes and len(self._by_family) > 1:
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        _, gone = self._by_family.popitem(last=False)
+        self._head_bytes -= gone.num_bytes
+        for anchor in gone.anchors:
+            if self._by_anchor.get(anchor) is gone:
+                del self._by_anchor[anchor]
 
 
 def _weight(number: int) -> int:

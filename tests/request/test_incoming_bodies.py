@@ -9,7 +9,7 @@ import pytest
 
 from gateway.core.errors import Refused
 from gateway.core.transport import BodyTooLarge, HeaderList
-from gateway.request.incoming_bodies import SMALL_BYTES, IncomingBodies
+from gateway.request.incoming_bodies import FEWEST_WAITING, SMALL_BYTES, SMALL_SHARE, TINY_BYTES, IncomingBodies
 from tests.clock import Clock
 from tests.clock import clock as clock
 
@@ -35,9 +35,9 @@ class Body:
         return bytes(self.num_bytes)
 
     async def chunks(self, limit_bytes: int) -> AsyncIterator[bytes]:
-        yield bytes(min(self.num_bytes, SMALL_BYTES + 1))
-        if self.num_bytes > SMALL_BYTES + 1:
-            yield (await self.read(limit_bytes))[SMALL_BYTES + 1 :]
+        yield bytes(min(self.num_bytes, TINY_BYTES + 1))
+        if self.num_bytes > TINY_BYTES + 1:
+            yield (await self.read(limit_bytes))[TINY_BYTES + 1 :]
 
 
 async def begin(bodies: IncomingBodies, key: str, *sent: Body) -> list[asyncio.Task[bytes]]:
@@ -77,11 +77,35 @@ async def test_a_body_as_long_as_is_allowed_is_read_whatever_the_bound_is() -> N
 async def test_small_bodies_wait_for_nothing() -> None:
     bodies = IncomingBodies()
     tasks = await begin(bodies, "", *[Body(8 * MB) for _ in range(9)])
-    for small in (Body(SMALL_BYTES), Body(SMALL_BYTES, has_length=False)):
+    for small in (Body(SMALL_BYTES), Body(TINY_BYTES, has_length=False)):
         small.has_come.set()
-        assert len(await bodies.read(small, MOST, ROOM, "")) == SMALL_BYTES
+        assert len(await bodies.read(small, MOST, ROOM, "")) == small.num_bytes
     for task in tasks:
         task.cancel()
+
+
+async def test_no_more_wait_for_room_than_would_fill_it_and_other_keys_have_their_own_places() -> None:
+    bodies, sent = IncomingBodies(), [Body(8 * MB) for _ in range(1 + FEWEST_WAITING)]
+    tasks = await begin(bodies, "flood", *sent)
+    with pytest.raises(Refused):
+        await bodies.read(Body(8 * MB), MOST, ROOM, "flood")
+    tasks += await begin(bodies, "other", other := Body(8 * MB))
+    assert other.is_read
+    for task in tasks:
+        task.cancel()
+
+
+async def test_many_small_bodies_need_room_like_large_ones() -> None:
+    bodies, room = IncomingBodies(), 4 * MB
+    sent = [Body(SMALL_BYTES) for _ in range(40)]
+    tasks = [asyncio.create_task(bodies.read(body, MOST, room, "")) for body in sent]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert sum(body.is_read for body in sent) * SMALL_BYTES == (1 + SMALL_SHARE) * room == bodies.num_bytes
+    for body in sent:
+        body.has_come.set()
+    assert [len(body) for body in await asyncio.gather(*tasks)] == [SMALL_BYTES] * 40
+    assert bodies.num_bytes == 0
 
 
 async def test_a_body_without_a_length_takes_the_room_of_the_longest() -> None:

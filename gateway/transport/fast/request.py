@@ -12,7 +12,7 @@ from gateway.core.transport import BodyBroken, BodyTooLarge, HeaderList, by_name
 from gateway.transport.edge import MAX_HEAD_BYTES, MAX_HEADERS, fault_of
 from gateway.transport.fast.head import RawHeaders, decoded, size_bytes
 
-BUFFER_BYTES = 256 * 1024
+BUFFER_BYTES = 64 * 1024
 """Bytes that are held of a body before the handler reads it. Then reading from the connection pauses."""
 SMALL_BYTES = 1024
 """Smaller pieces of a body are joined as they come."""
