@@ -56,21 +56,27 @@ async def serve(
     reads the configuration again."""
     from gateway.app import App
     from gateway.reload import Reloading
+    from gateway.telemetry.loop_watch import LoopWatch
 
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # its default ends the process, and Reloading starts later
     loading.refuse_exposure(settings)
     process.lift_file_limit()
     process.give_memory_back()
     app, stop = App(settings, worker=place), stop or process.stop_signal()
+    watch: LoopWatch | None = None
     try:
         await app.start()
         process.spare_collections()
+        watch = LoopWatch(app.parts.observer.metrics.loop_lag.observe)
+        watch.start()
         with Reloading(app, read):
             print(app.banner(), flush=True)
             await stop.wait()
     except OSError as error:
         return process.cannot_start(error)
     finally:
+        if watch is not None:
+            watch.stop()
         await app.stop()
     return 0
 

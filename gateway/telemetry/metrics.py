@@ -177,6 +177,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 WAIT_BUCKETS_S = (0.001, 0.01, 0.1, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 90, 150, 300, 600)
 TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 300, 600)
 OVERHEAD_BUCKETS_S = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 2)
+LAG_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2)
 POLICY_BUCKETS_S = (0.00001, 0.00003, 0.0001, 0.0003, 0.001, 0.003, 0.01, 0.1)
 
 M = TypeVar("M")
@@ -247,6 +248,8 @@ class Metrics:
         self.ttft = histogram("ttft_seconds", "Request in to first byte out", TTFT_BUCKETS_S, "turn")
         overhead = "Time spent in the gateway: all but queue and engine"
         self.overhead = histogram("overhead_seconds", overhead, OVERHEAD_BUCKETS_S)
+        lag = "Lateness of a beat of the event loop: the length of the step before it"
+        self.loop_lag = histogram("loop_lag_seconds", lag, LAG_BUCKETS_S)
         self.policy = histogram("policy_seconds", "Time to decide on one fact", POLICY_BUCKETS_S)
         tokens = "tokens of answers, as engines reported them"
         self.prompt_tokens = counter("prompt_tokens", f"Prompt {tokens}", "model", "tenant")

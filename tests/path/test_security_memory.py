@@ -67,7 +67,7 @@ def system_text(number: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("made", "count"),
-    [(tiny_messages, 60), (tool_list, 25), (system_text, 400)],
+    [(tiny_messages, 25), (tool_list, 8), (system_text, 60)],
     ids=["messages", "tools", "system"],
 )
 async def test_sessions_and_tool_lists_of_any_size_are_bounded_in_bytes(
@@ -84,7 +84,7 @@ async def test_sessions_and_tool_lists_of_any_size_are_bounded_in_bytes(
 
 async def test_one_id_for_many_conversations_is_bounded_in_bytes_too(start: Start, engine: FakeEngine) -> None:
     gateway = await bounded(start, engine)
-    for number in range(60):
+    for number in range(25):
         assert (await gateway.ask(tiny_messages(number), X_Turngate_Session="one")).status == 200
     owners = (await memory_of(gateway))["owners"]
     assert owners["recognition"]["bytes"] <= owners["recognition"]["limit_bytes"] + 2**20
