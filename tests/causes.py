@@ -118,6 +118,15 @@ class Front:
             while await self._phase(name, headers) not in phases:
                 await asyncio.sleep(POLL_S)
 
+    async def until_sent(self, names: Sequence[str]) -> None:
+        """Wait until the gateway has sent a call of each session."""
+        async with asyncio.timeout(DEADLINE_S):
+            while True:
+                rows = (await self.page("/v1/turngate/live?limit=1000"))["sessions"]
+                if {row.get("client_session") for row in rows if row["phase"] != "waiting"}.issuperset(names):
+                    return
+                await asyncio.sleep(POLL_S)
+
     async def _phase(self, name: str, headers: Mapping[str, str]) -> str:
         rows = (await self.page("/v1/turngate/live", headers))["sessions"]
         return next((str(row["phase"]) for row in rows if row.get("client_session") == name), "")
@@ -162,25 +171,23 @@ async def gate_full(site: Site) -> None:
 
 
 async def slots_full(site: Site) -> None:
-    """Three calls for each slot of the engine, which the gateway does not know."""
-    num_calls = 3 * site.slots
+    """A call for which the engine has no slot, which the gateway does not know."""
     async with front(site, policy__slots_per_replica=1_000) as gateway:
         await gateway.learn()
         before_s = await site.queue_s()
-        calls = [
-            gateway.begin(f"call-{n}", gateway.prompt(f"c{n}", 100), site.num_output) for n in range(num_calls)
-        ]
-        answers = await asyncio.gather(*calls)
-        pages = [await gateway.why(f"call-{number}", 1) for number in range(num_calls)]
-        slowest = max(range(num_calls), key=lambda number: answers[number].ended_at - answers[number].began_at)
-        assert_explained(pages[slowest], "engine_queue", answers[slowest].began_at, answers[slowest].ended_at)
-        assert "--max-num-seqs" in pages[slowest]["remedy"]
+        names = [f"call-{number}" for number in range(site.slots + 1)]
+        calls = [gateway.begin(name, gateway.prompt(name, 100), site.num_output) for name in names]
+        await gateway.until_sent(names)
+        last = await gateway.ask("last", gateway.prompt("last", 100), site.num_output)
+        await asyncio.gather(*calls)
+        page = await gateway.why("last", 1)
+        assert_explained(page, "engine_queue", last.began_at, last.ended_at)
+        assert "--max-num-seqs" in page["remedy"]
         after_s = await site.queue_s()
         if before_s is not None and after_s is not None:
-            ours_s = sum(page["split"].get("engine_queue", 0.0) for page in pages) / 1000
-            assert ours_s == pytest.approx(after_s - before_s, rel=SAME_QUEUE), [
-                page["timeline"] for page in pages
-            ]
+            pages = [page, *[await gateway.why(name, 1) for name in names]]
+            ours_s = sum(one["split"].get("engine_queue", 0.0) for one in pages) / 1000
+            assert ours_s == pytest.approx(after_s - before_s, rel=SAME_QUEUE), [one["timeline"] for one in pages]
 
 
 async def long_prefill(site: Site) -> None:
@@ -204,6 +211,7 @@ async def slow_tool(site: Site) -> None:
     async with front(site) as gateway:
         prompt = gateway.prompt("task", 100)
         first = await gateway.ask("agent", prompt, 200, tools=TOOLS, **site.calls_tool)
+        assert "tool_calls" in first.message, first.message
         [call] = first.message["tool_calls"]
         tool_s = 3 * (first.ended_at - first.began_at) + 1
         await asyncio.sleep(tool_s)
