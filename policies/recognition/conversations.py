@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from itertools import islice
 from typing import Generic, TypeVar
@@ -138,6 +138,18 @@ class Index(Generic[_Key]):
             if not there:
                 del self.there[key]
 
+    def move(self, before: Iterable[_Key], now: Iterable[_Key], conversation: Conversation) -> None:
+        """Take it from its earlier keys and put it at others. Most keys have one: these are moved here."""
+        there = self.there
+        for key in before:
+            if there.get(key) is conversation:
+                del there[key]
+            else:
+                self.take(key, conversation)
+        for key in now:
+            if there.setdefault(key, conversation) is not conversation:
+                self.put(key, conversation)
+
     def at(self, key: _Key, limit: int = SEARCHED) -> Sequence[Conversation]:
         """Return the latest ones at a key, the latest first."""
         there = self.there.get(key)
@@ -233,10 +245,7 @@ class Conversations:
                 conversation.ends = (first, *later)
         self.standing.put(links.chain[-1], conversation)
         before, recents = conversation.recents, set(links.hashes[-RECENT:])
-        for message in before - recents:
-            self.recent.take(message, conversation)
-        for message in recents - before:
-            self.recent.put(message, conversation)
+        self.recent.move(before - recents, recents - before, conversation)
         conversation.recents = recents
         conversation.links = links
         self.touch(conversation, now)
@@ -251,15 +260,11 @@ class Conversations:
 
     def put_answer(self, conversation: Conversation, errands: Sequence[tuple[int, ...]]) -> None:
         """It is found by the ids of its latest calls from now on, and by what its latest ones said."""
-        for mark in conversation.ids:
-            self.answered.take(mark, conversation)
+        before, conversation.ids = conversation.ids, ()
         if conversation.has_calls:
             tenant = conversation.links.chain[0]
             conversation.ids = tuple([hash((tenant, hash(mark))) for mark in conversation.marks[:_MOST_MARKS]])
-            for mark in conversation.ids:
-                self.answered.put(mark, conversation)
-        elif conversation.ids:
-            conversation.ids = ()
+        self.answered.move(before, conversation.ids, conversation)
         if errands:
             tenant = conversation.links.chain[0]
             self._put_errands(
@@ -287,11 +292,8 @@ class Conversations:
     def put_clues(self, conversation: Conversation, clues: tuple[int, ...]) -> None:
         """It is found by these from now on, and no longer by earlier ones."""
         tenant = conversation.links.chain[0]
-        for clue in conversation.clues:
-            self.clued.take(clue, conversation)
-        conversation.clues = tuple({hash((tenant, clue)) for clue in clues})
-        for clue in conversation.clues:
-            self.clued.put(clue, conversation)
+        before, conversation.clues = conversation.clues, tuple({hash((tenant, clue)) for clue in clues})
+        self.clued.move(before, conversation.clues, conversation)
 
     def touch(self, conversation: Conversation, now: float) -> None:
         conversation.seen_at = now
