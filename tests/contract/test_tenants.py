@@ -68,6 +68,44 @@ def test_one_agent_has_its_turns_beside_a_flood(shape: str) -> None:
     assert max(beside.waited_s[QUIET]) < 3.0
 
 
+BUSY = [Agents(f"busy{number}", 8, num_turns=6, gap_s=0.2) for number in range(3)]
+FLOODS = {
+    "nothing": Declared(),
+    "no turns to follow": Declared(remaining=0),
+    "sub-agents that end": Declared(names_parent=True, remaining=999, is_final=True),
+    "side requests": Declared(is_side=True),
+}
+
+
+@cache
+def beside(shape: str, flood: Agents) -> Tenants:
+    """Three tenants that always have work, and one more."""
+    play = Tenants(Turns(), [flood, *BUSY], **SHAPES[shape])
+    play.play(60.0)
+    return play
+
+
+def p99_s(waits_s: list[float]) -> float:
+    return sorted(waits_s)[int(0.99 * len(waits_s))]
+
+
+@pytest.mark.parametrize("declared", FLOODS.values(), ids=FLOODS)
+@pytest.mark.parametrize(("shape", "least"), [("few slots", 0.9), ("small cache", 0.85)])
+def test_a_flood_leaves_each_of_four_tenants_its_part_of_the_tokens_and_its_wait(
+    shape: str, least: float, declared: Declared
+) -> None:
+    """Tokens that the engine computes, of turns alike. Slots are shared by time: beside a flood with prompts five
+    times as long each other tenant has its part of the slots, and 0.6 of its part of the tokens."""
+    calm, flooded = (
+        beside(shape, replace(BUSY[0], tenant=FLOOD)),
+        beside(shape, Agents(FLOOD, 80, declared=declared)),
+    )
+    part = sum(flooded.computed_tokens.values()) / 4
+    for one in BUSY:
+        assert flooded.computed_tokens[one.tenant] >= least * part
+        assert p99_s(flooded.waited_s[one.tenant]) <= 2 * p99_s(calm.waited_s[one.tenant])
+
+
 @pytest.mark.parametrize("make", POLICIES[2:], ids=IDS[2:])
 def test_tenants_that_all_have_work_get_slots_by_their_weights(make: Callable[[], Policy]) -> None:
     agents = [

@@ -112,6 +112,8 @@ class Tenants:
     """The same in their order."""
     waited_s: dict[str, list[float]] = field(default_factory=dict)
     """At the gate, by tenant."""
+    computed_tokens: Counter[str] = field(default_factory=Counter)
+    """Tokens that the engine computed for answers, by tenant: of prompts that it did not find, and of answers."""
     refused: Counter[str] = field(default_factory=Counter)
     open_at: list[float] = field(default_factory=list)
     """When turns passed an open gate."""
@@ -230,6 +232,8 @@ class Tenants:
         for turn_id in step.finished:
             sent = self._open.pop(turn_id)
             self.done[sent.turn.tenant] += 1
+            output_tokens = sent.lane.agents.output_tokens
+            self.computed_tokens[sent.turn.tenant] += sent.prompt_tokens - sent.cached_tokens + output_tokens
             self.done_at.append((self._now, sent.turn.tenant))
             usage = Usage(sent.prompt_tokens, sent.cached_tokens, sent.lane.agents.output_tokens)
             self._tell(Left(turn_id, Ending.COMPLETE, usage))
