@@ -128,6 +128,8 @@ class Abilities:
     preemption_gap: int | None = None
     """The engine preempts a running request for one whose priority is higher by more than this. None: it never
     does, or it is not known."""
+    parses_reasoning: bool | None = None
+    """Whether it takes apart an answer's thoughts. None: not known."""
     kv_event_ports: tuple[tuple[int, int | None], ...] = ()
     """Where it publishes KV events, one per data-parallel rank, by its own account: the port, and that of the
     replay."""
@@ -352,7 +354,7 @@ class EngineAdapter:
         made = Claims(self.claim_keys.intersection(request.body), self.claim_headers.intersection(request.headers))
         return (made, NO_CLAIMS) if request.may_prioritise else (NO_CLAIMS, made)
 
-    def repaired(self, path: str, body: Json) -> Repair:
+    def repaired(self, path: str, body: Json, abilities: Abilities) -> Repair:
         """What must change in a client's body because this kind is known to refuse it as it is."""
         return NO_REPAIR
 

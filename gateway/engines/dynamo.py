@@ -149,7 +149,7 @@ class Dynamo(EngineAdapter):
             reads_back="extra_fields" in nvext,
         )
 
-    def repaired(self, path: str, body: Json) -> Repair:
+    def repaired(self, path: str, body: Json, abilities: Abilities) -> Repair:
         return typed_messages(path, body) | _without_refused_tools(body) if path == RESPONSES else NO_REPAIR
 
     def refused_fields(self, status: int, message: str, sent: Outgoing) -> frozenset[str]:

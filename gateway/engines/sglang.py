@@ -13,6 +13,7 @@ from gateway.engines.base import (
     CONVERSATIONS,
     EMBEDDINGS,
     MESSAGES,
+    NO_REPAIR,
     RESPONSES,
     Abilities,
     Advice,
@@ -21,6 +22,7 @@ from gateway.engines.base import (
     Outgoing,
     OutgoingRequest,
     PolledPool,
+    Repair,
     Report,
 )
 from gateway.engines.pages import Sample, is_at_least, json_object, json_page, read_models, samples, total
@@ -45,6 +47,7 @@ _LEVELS = (0, 10, 20, 40)
 The levels are close, as it preempts running calls for a difference above 10. An agent turn with at most one turn
 to follow has the highest level; batches are below the lowest."""
 SPAN = len(_LEVELS)
+_NO_THOUGHTS = "disabled"
 _ANY_HOST = ("*", "0.0.0.0", "::", "[::]")  # noqa: S104
 _PROMPT = "sglang:prompt_tokens_total"
 _CACHED = "sglang:cached_tokens_total"
@@ -83,6 +86,8 @@ class SGLang(EngineAdapter):
         abilities.ranks_unset_last = "default_priority_value" in info and info["default_priority_value"] is None
         if not fields.flag(info, "disable_priority_preemption"):
             abilities.preemption_gap = fields.integer(info, "priority_scheduling_preemption_threshold")
+        if "reasoning_parser" in info:
+            abilities.parses_reasoning = info["reasoning_parser"] is not None
         abilities.kv_event_ports = _kv_event_ports(fields.obj(info, "kv_events"))
         if fields.flag(info, "enable_session_radix_cache"):
             abilities.refused_fields.discard("session_id")
@@ -124,6 +129,14 @@ class SGLang(EngineAdapter):
         if pin:
             headers.append((pin, pool))
         return Outgoing(tuple(headers), added, dropped.keys.difference(added), names, dropped.headers, pin=pin)
+
+    def repaired(self, path: str, body: Json, abilities: Abilities) -> Repair:
+        """Claude Code always wants thoughts, and SGLang refuses that wish without a `--reasoning-parser`."""
+        if path != MESSAGES or abilities.parses_reasoning is not False:
+            return NO_REPAIR
+        if fields.text(fields.obj(body, "thinking"), "type") in (None, _NO_THOUGHTS):
+            return NO_REPAIR
+        return Repair({"thinking": {"type": _NO_THOUGHTS}}, ("thinking: the engine has no --reasoning-parser",))
 
     def closing(self, session_id: str, abilities: Abilities) -> tuple[str, dict[str, str]] | None:
         """Drop the references of the session radix cache (SGLang's pull request 29173)."""

@@ -115,7 +115,7 @@ class Vllm(EngineAdapter):
             headers.append((pin, pool))
         return Outgoing(tuple(headers), put, dropped.keys.difference(put), tuple(names), dropped.headers, pin=pin)
 
-    def repaired(self, path: str, body: Json) -> Repair:
+    def repaired(self, path: str, body: Json, abilities: Abilities) -> Repair:
         return typed_messages(path, body) | _without_grammars(body) if path == RESPONSES else NO_REPAIR
 
     def refused_fields(self, status: int, message: str, sent: Outgoing) -> frozenset[str]:

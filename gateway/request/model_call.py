@@ -73,7 +73,8 @@ class ModelCall:
         self._target = forward.monitor.target(dispatch.replica_id)
         self._answer: UpstreamResponse | None = None
         forward.begin_attempt(exchange, self._target.engine, number, dispatch)
-        self._repair = self._target.engine.adapter.repaired(exchange.request.path, payload.body)
+        engine = self._target.engine
+        self._repair = engine.adapter.repaired(exchange.request.path, payload.body, engine.abilities)
         for note in self._repair.notes:
             exchange.note(note)
 

@@ -14,6 +14,8 @@ VLLM_BLOCKS = 4000
 
 
 SGLANG_TOKENS = VLLM_BLOCKS * 32
+SGLANG_CONTEXT_TOKENS = 48_000
+"""More than the 32,768 of its model: by its small vocabulary the first prompt of Claude Code is that long."""
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -31,7 +33,8 @@ async def vllm(vllm_process: Vllm) -> Vllm:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def sglang_process() -> AsyncIterator[Sglang]:
-    async with sglang_server(SglangOptions(capacity_tokens=SGLANG_TOKENS)) as running:
+    context = ("--context-length", str(SGLANG_CONTEXT_TOKENS))
+    async with sglang_server(SglangOptions(capacity_tokens=SGLANG_TOKENS, extra_arguments=context)) as running:
         yield running
 
 

@@ -5,11 +5,13 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from urllib.parse import quote
 
 from tests.real.scripts import Answer, Body, Script, hermes, num_turns
 from tests.real.shim import Headers, Request, Rewrite
 
 GENERATION_PATHS = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
+SCRIPT_HEADER = "x-scripted-regex"
 IDENTITY_HEADER_PREFIXES = ("x-session-", "x-parent-session-", "x-codex-", "x-opencode-", "x-claude-code-")
 IDENTITY_HEADERS = frozenset(
     {"session-id", "session_id", "thread-id", "x-client-request-id", "x-openai-subagent"}
@@ -27,13 +29,17 @@ def forced(answer: Answer, kind: str = "vllm") -> Body:
 
 
 def scripted(script: Script, kind: str = "vllm") -> Rewrite:
-    """Make an engine of this kind emit `script(body, turn)`. SGLang takes a grammar on chat completions only."""
+    """Make an engine of this kind emit `script(body, turn)`. SGLang takes a grammar in bodies of chat completions
+    only; on other paths a header has it, which `inside/sglang_cpu.py` reads."""
 
     def rewrite(request: Request) -> Request:
         body = _generation_body(request)
         if body is None:
             return request
-        return _with_json(request, body | forced(script(body, num_turns(body)), kind))
+        fields = forced(script(body, num_turns(body)), kind)
+        if kind == "sglang" and not request.path.startswith("/v1/chat"):
+            return replace(request, headers=(*request.headers, (SCRIPT_HEADER, quote(fields["regex"]))))
+        return _with_json(request, body | fields)
 
     return rewrite
 

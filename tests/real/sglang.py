@@ -91,7 +91,10 @@ async def sglang_server(options: SglangOptions = SglangOptions()) -> AsyncIterat
 
     with tempfile.TemporaryDirectory(prefix="turngate-sglang-") as log_dir:
         command = _command(options, port)
-        environment = {"SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES": str(int(options.header_overrides))}
+        environment = {
+            "SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES": str(int(options.header_overrides)),
+            "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",
+        }
         async with server("sglang", command, environment, Path(log_dir)) as running:
             await running.wait_until_ready(is_healthy, READY_DEADLINE_S)
             yield Sglang(base_url, options.model_name, running, options)

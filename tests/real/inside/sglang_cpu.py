@@ -16,6 +16,7 @@ import sys
 import types
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import unquote
 
 for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "DO_NOT_TRACK", "SGLANG_USE_CPU_ENGINE"):
     os.environ.setdefault(name, "1")
@@ -23,6 +24,8 @@ os.environ.setdefault(
     "OMP_NUM_THREADS", "1"
 )  # two threads on two busy cores wait for each other: 100 times slower
 
+SCRIPT_HEADER = "x-scripted-regex"
+GRAMMARS = ("json_schema", "ebnf", "structural_tag", "regex")
 STUBBED = "torchvision"
 """Imported for images, which no test sends."""
 DEFAULTS = {
@@ -103,6 +106,21 @@ def fork_instead_of_spawn() -> None:
     multiprocessing.set_start_method = forked
 
 
+def script_by_header() -> None:
+    """Take a grammar from a header of any request. SGLang's own dialects take one on chat completions only."""
+    from sglang.srt.managers.tokenizer_manager import TokenizerManager
+
+    generate = TokenizerManager.generate_request
+
+    def generate_request(self: Any, obj: Any, request: Any = None) -> Any:
+        if request is not None and (regex := request.headers.get(SCRIPT_HEADER)):
+            kept = {name: value for name, value in obj.sampling_params.items() if name not in GRAMMARS}
+            obj.sampling_params = {**kept, "regex": unquote(regex), "temperature": 0}
+        return generate(self, obj, request)
+
+    TokenizerManager.generate_request = generate_request
+
+
 def main() -> None:
     given = sys.argv[1:]
     named = {argument.partition("=")[0] for argument in given}
@@ -115,6 +133,7 @@ def main() -> None:
     from sglang.srt.utils import kill_process_tree
 
     fork_instead_of_spawn()
+    script_by_header()
     try:
         run_server(prepare_server_args(given))
     finally:
