@@ -173,17 +173,19 @@ async def bench(arguments: argparse.Namespace, settings: Settings) -> int:
 
 
 def _fleet(arguments: argparse.Namespace, ground: _Ground, left_s: float) -> BenchFleet:
-    most_run_s = left_s / (len(ARMS) * SOUGHT_REPEATS)
+    most_run_s = left_s / len(ARMS)
+    sought_run_s = most_run_s / SOUGHT_REPEATS
     if arguments.facts is not None:
         try:
-            return fleet_of_facts(factlog.lines(arguments.facts), most_run_s / FACTS_STRETCH)
+            return fleet_of_facts(factlog.lines(arguments.facts), sought_run_s / FACTS_STRETCH)
         except (OSError, ValueError) as error:
             raise ConfigError(f"--facts {arguments.facts}: {error}") from None
     if ground.pool_tokens is None:
         raise ConfigError(
             "the engine does not state the size of its KV pool: give it as --set policy.capacity_tokens=NUMBER"
         )
-    return fleet_of_pool(ground.pool_tokens, ground.context_tokens, ground.speed, arguments.agents, most_run_s)
+    terms = ground.pool_tokens, ground.context_tokens, ground.speed, arguments.agents
+    return fleet_of_pool(*terms, sought_run_s, most_run_s)
 
 
 async def _runs(

@@ -90,17 +90,22 @@ def _largest_tokens(session: PlannedSession) -> int:
 
 
 def fleet_of_pool(
-    pool_tokens: int, context_tokens: int | None, speed: EngineSpeed, num_agents: int | None, most_run_s: float
+    pool_tokens: int,
+    context_tokens: int | None,
+    speed: EngineSpeed,
+    num_agents: int | None,
+    sought_run_s: float,
+    most_run_s: float,
 ) -> BenchFleet:
     """Return a fleet whose contexts grow to twice the pool, or one of so many agents of that size.
 
-    It has fewer turns where a run would take longer than `most_run_s`. Raises RuntimeError where even two turns
-    would."""
+    It has fewer turns where a run would take longer than `sought_run_s`. Raises RuntimeError where one of the
+    fewest would take longer than `most_run_s`."""
     for num_turns in TURN_COUNTS:
         shape = _shape(pool_tokens, context_tokens, num_agents, num_turns)
         sessions = tuple(draw(shape, seed=1))
         run_s = speed.run_s(sessions)
-        if run_s <= most_run_s:
+        if run_s <= (most_run_s if num_turns == TURN_COUNTS[-1] else sought_run_s):
             return BenchFleet(sessions, shape)
     raise RuntimeError(
         f"one run would take about {run_s:,.0f} s, as the engine computes {1 / speed.prefill_token_s:,.0f} tokens "

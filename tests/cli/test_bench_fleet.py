@@ -17,8 +17,8 @@ Line = Header | tuple[float, Fact, list[Decision]]
 
 
 def of_pool(pool_tokens: int, **more: Any) -> BenchFleet:
-    terms: dict[str, Any] = {"context_tokens": None, "speed": FAST, "num_agents": None, "most_run_s": 60.0}
-    return fleet_of_pool(pool_tokens, **terms | more)
+    terms: dict[str, Any] = {"context_tokens": None, "speed": FAST, "num_agents": None, "sought_run_s": 60.0}
+    return fleet_of_pool(pool_tokens, **{"most_run_s": 180.0} | terms | more)
 
 
 @pytest.mark.parametrize("pool_tokens", [8_000, 40_000, 500_000, 3_000_000])
@@ -44,11 +44,11 @@ def test_asked_for_fewer_agents_they_keep_their_size() -> None:
 
 def test_a_slow_engine_gets_fewer_turns_of_the_same_contexts_and_then_a_reason() -> None:
     slow = replace(FAST, prefill_token_s=2e-4)
-    usual, short = of_pool(40_000, speed=slow), of_pool(40_000, speed=slow, most_run_s=35.0)
+    usual, short = of_pool(40_000, speed=slow), of_pool(40_000, speed=slow, sought_run_s=35.0)
     assert (usual.num_turns, short.num_turns) == (4 * len(usual.sessions), 2 * len(short.sessions))
     assert short.peak_tokens == pytest.approx(usual.peak_tokens, rel=0.15)
     with pytest.raises(RuntimeError, match="5,000 tokens of prompts per second and its pool has 40,000"):
-        of_pool(40_000, speed=slow, most_run_s=10.0)
+        of_pool(40_000, speed=slow, sought_run_s=3.0, most_run_s=10.0)
 
 
 def test_runs_share_no_text_and_repeats_of_all_arms_the_same_sizes() -> None:
