@@ -376,18 +376,20 @@ def title_of(conversations: Conversations, prompt: Prompt) -> Conversation | Non
         return None
     for conversation in _tasked(conversations, prompt):
         is_fresh = not conversation.is_taken and prompt.now - conversation.seen_at <= _TITLE_S
-        is_one = not conversation.tools and conversation.num_turns == 1 and conversation.name is None
+        is_one = conversation.num_turns == 1 and conversation.name is None
         if is_fresh and is_one and conversation.system != prompt.system:
             return conversation
     return None
 
 
 def _tasked(conversations: Conversations, prompt: Prompt) -> Iterator[Conversation]:
-    """Sessions that were sent the last message of a first prompt, or at last another one of its first messages."""
+    """Sessions without tools that were sent the last message of a first prompt, or another one of its first
+    messages at last."""
     *others, last = prompt.links.hashes[:_TASK_MESSAGES] or (0,)
-    yield from conversations.recent.at(last)
+    yield from [one for one in conversations.recent.at(last) if not one.tools]  # twins with tools may be many
     for message in others:
-        yield from (one for one in conversations.recent.at(message) if one.links.hashes[-1] == message)
+        there = conversations.recent.at(message)
+        yield from [one for one in there if not one.tools and one.links.hashes[-1] == message]
 
 
 def parent_of(conversations: Conversations, prompt: Prompt) -> Conversation | None:
