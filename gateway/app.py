@@ -181,11 +181,9 @@ class App:
         lineage = lineage_of(settings.identity.max_sessions, bounds.recognition)
         identity = Identity(lineage, self._secret, max_tool_bytes=bounds.tool_lists)
         monitor = self._monitor(addresses, upstream, gate, observer, identity)
-        forward = Forward(upstream, monitor, observer, clock)
-        client = EngineClient(upstream, settings.probing.timeout_s)
-        background_calls = BackgroundCalls(monitor, client)
+        forward, client = self._callers(upstream, monitor, observer)
+        background_calls, kv_events = BackgroundCalls(monitor, client), KvEventHearing(gate.tell, observer.evicted)
         gate.connect(background_calls.release, observer.record_decisions)
-        kv_events = KvEventHearing(gate.tell, observer.evicted)
         tools = self._own_tools(upstream, observer)
         toolbox = tools.toolbox(identity.residency) if tools else None
         stored = StoredResponses(Homes(max_bytes=bounds.response_places), monitor, client, self._keys)
@@ -216,6 +214,13 @@ class App:
             handler=handler,
             views=self._views(handler),
         )
+
+    def _callers(
+        self, upstream: ProviderUpstream, monitor: Monitor, observer: Observer
+    ) -> tuple[Forward, EngineClient]:
+        """Return what sends the clients' requests, and what sends the gateway's own."""
+        client = EngineClient(upstream, self.settings.current.probing.timeout_s)
+        return Forward(upstream, monitor, observer, self._clock), client
 
     def _show_memory(self, handler: RequestHandler, bounds: MemoryBounds) -> None:
         """Show who keeps what beyond a request; batches show their own."""

@@ -25,7 +25,7 @@ from gateway.batches.files import (
     boundary_of,
     is_disk_full,
 )
-from gateway.batches.objects import FULL_CODE, Batch, File, LineFault, NotAllowed, Status, new_id
+from gateway.batches.objects import FULL_CODE, NEXT, Batch, File, LineFault, NotAllowed, Status, new_id
 from gateway.batches.store import ListPage, Store
 from gateway.core import fields
 from gateway.core.errors import Failure, Outcome, Refused
@@ -195,8 +195,9 @@ class Api:
         return _listed(list(map(self._shown, found)), page)
 
     def _shown(self, batch: Batch) -> Json:
-        """Return a batch, with the reason why the work on it waits."""
-        row, fault = batch.as_json(), self.problem(batch.id)
+        """Return a batch, with the reason why the work on it waits if it has not ended."""
+        row = batch.as_json()
+        fault = self.problem(batch.id) if NEXT[batch.status] else None
         if fault is not None and row["errors"] is None:
             row["errors"] = {"object": "list", "data": [fault.as_json()]}
         return row

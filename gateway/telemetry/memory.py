@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.registry import Collector
+from prometheus_client.registry import Collector, CollectorRegistry
 
 from gateway.core.fields import Json
 
@@ -14,8 +14,9 @@ class KeptMemory(Collector):
     """Owners with their bounds. An owner counts its bytes by itself, as they come and go; the counts are estimates
     from above, of objects and not of what the allocator holds for them."""
 
-    def __init__(self) -> None:
+    def __init__(self, registry: CollectorRegistry) -> None:
         self._owners: dict[str, tuple[int, Callable[[], int]]] = {}
+        registry.register(self)
 
     def show_owner(self, owner: str, bound_bytes: int, used_bytes: Callable[[], int]) -> None:
         """Show an owner from now on."""

@@ -248,17 +248,14 @@ class Metrics:
         self.ttft = histogram("ttft_seconds", "Request in to first byte out", TTFT_BUCKETS_S, "turn")
         overhead = "Time spent in the gateway: all but queue and engine"
         self.overhead = histogram("overhead_seconds", overhead, OVERHEAD_BUCKETS_S)
-        lag = "Lateness of a beat of the event loop: the length of the step before it"
-        self.loop_lag = histogram("loop_lag_seconds", lag, LAG_BUCKETS_S)
+        self.loop_lag = histogram("loop_lag_seconds", "Lateness of the event loop's beats", LAG_BUCKETS_S)
         self.policy = histogram("policy_seconds", "Time to decide on one fact", POLICY_BUCKETS_S)
         tokens = "tokens of answers, as engines reported them"
         self.prompt_tokens = counter("prompt_tokens", f"Prompt {tokens}", "model", "tenant")
         self.output_tokens = counter("output_tokens", f"Output {tokens}", "model", "tenant")
         self.cached_tokens = counter("cached_tokens", "Prompt tokens cached, foreseen and real", "replica", "kind")
-        recomputed = "Prompt tokens of a session's earlier turn prefilled again"
-        self.recomputed_tokens = counter("recomputed_tokens", recomputed, "replica")
-        evicted = "KV blocks evicted, where engines publish events"
-        self.kv_evicted_blocks = counter("kv_evicted_blocks", evicted, "replica")
+        self.recomputed_tokens = counter("recomputed_tokens", "Prompt tokens of earlier turns again", "replica")
+        self.kv_evicted_blocks = counter("kv_evicted_blocks", "KV blocks evicted, by their events", "replica")
         horizon = "Idle time that nine in ten evicted prefixes had reached, where engines publish events"
         self.kv_horizon = Bounded(Gauge("turngate_kv_horizon_seconds", horizon, ("replica",), registry=registry))
         self.hints = counter("hints", "Hints by what became of them", "engine", "hint", "result")
@@ -268,8 +265,7 @@ class Metrics:
         self.limited = counter("limited", "Requests refused by a limit of their key", "limit")
         self.faults = counter("engine_faults", "What engines did wrong, by kind", "engine", "kind")
         self.retries = counter("retries", "Model calls tried again", "cause")
-        registry.register(memory := KeptMemory())
-        self.memory = memory
+        self.memory = KeptMemory(registry)
 
     def show_fleet(self, view: Callable[[], FleetView], fleet: WatchedFleet) -> None:
         """Add gauges of the fleet, read at each scrape."""
