@@ -299,8 +299,9 @@ class RequestLimits(Section):
     body_bytes: Count = 32 * 2**20
     """Largest request body in bytes."""
     incoming_bytes: Count = 256 * 2**20
-    """Bytes of bodies above 256 KiB that may be on their way in at once. One key may use a quarter. Further bodies
-    wait for at most 30 s, and each has to come at 64 KiB/s, with 30 s more."""
+    """Bytes of bodies above 256 KiB that may be on their way in at once; those above 64 KiB may take a sixteenth
+    more. One key may use a quarter. Further bodies wait for at most 30 s, and each has to come at 64 KiB/s, with
+    30 s more."""
     memory_bytes: Annotated[int, Field(ge=16 * 2**20)] = 2**30
     """Memory in bytes of one process for all that outlives a request: the memory of sessions, receipts,
     results of tools, and bodies that are on their way in. Where `limits.incoming_bytes`,
