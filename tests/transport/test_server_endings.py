@@ -17,8 +17,10 @@ from tests.transport.conftest import Serve, raw, within
 PHASES = ["reading", "waiting", "started", "streaming"]
 
 
+@pytest.mark.parametrize("num_bytes", [0, 100_000, 250_000, 1_000_000])
 @pytest.mark.parametrize("phase", PHASES)
-async def test_a_client_that_leaves_cancels_its_handler(serve: Serve, phase: str) -> None:
+async def test_a_client_that_leaves_cancels_its_handler(serve: Serve, phase: str, num_bytes: int) -> None:
+    """Also one whose body filled the buffer of its connection, which then was not read for a while."""
     reached, ended = asyncio.Event(), asyncio.Event()
     endings: list[BaseException] = []
 
@@ -26,7 +28,7 @@ async def test_a_client_that_leaves_cancels_its_handler(serve: Serve, phase: str
         try:
             if phase == "reading":
                 reached.set()
-            await request.read(1000)
+            await request.read(num_bytes + 1)
             if phase in ("started", "streaming"):
                 await responder.open_stream(200, [])
             if phase == "streaming":
@@ -38,10 +40,9 @@ async def test_a_client_that_leaves_cancels_its_handler(serve: Serve, phase: str
             ended.set()
             raise
 
-    length = 1 if phase == "reading" else 0
-    _, writer = await raw(
-        await serve(handler), b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n" % length
-    )
+    length = num_bytes + (phase == "reading")
+    head = b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n" % length
+    _, writer = await raw(await serve(handler), head + b"x" * num_bytes)
     await within(reached.wait())
     writer.close()
     await within(ended.wait())

@@ -105,7 +105,9 @@ class FastRequest:
                 self._source.pause_body()
 
     def finish(self) -> None:
+        """Note that all of the body has come. From now on its connection is read for the client's end."""
         self.is_complete = True
+        self._source.resume_body()
         self._wake()
 
     def fail(self, fault: str) -> None:
