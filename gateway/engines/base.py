@@ -189,6 +189,8 @@ class Outgoing:
     """Lower-case names of headers by which a client without the permission would jump queues or pick workers."""
     pin: str = ""
     """Name of the header that addresses the pool. Empty: the engine chooses."""
+    names_hits: bool = False
+    """The answer names its cached tokens, and names none where there are none."""
     reads_back: bool = False
     """The answer will say more than the client asked for: send it through `EngineAdapter.without_read_back`."""
 
@@ -494,6 +496,19 @@ def believed(usage: Usage, most: Usage) -> Usage:
     cached_tokens = _at_most(usage.cached_tokens, prompt_tokens)
     output_tokens = _at_most(usage.output_tokens, most.output_tokens)
     return Usage(prompt_tokens, cached_tokens, output_tokens)
+
+
+def joined(usage: Usage, earlier: Usage) -> Usage:
+    """Return the usage, with the counts of an earlier event of the same answer where it has none: a stream of
+    Anthropic's format may name the prompt only where it begins, and the answer only where it ends."""
+    prompt, cached, output = usage.prompt_tokens, usage.cached_tokens, usage.output_tokens
+    if prompt is not None and cached is not None and output is not None:
+        return usage
+    return Usage(
+        earlier.prompt_tokens if prompt is None else prompt,
+        earlier.cached_tokens if cached is None else cached,
+        earlier.output_tokens if output is None else output,
+    )
 
 
 def _at_most(count: int | None, most: int | None) -> int | None:

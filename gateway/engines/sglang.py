@@ -128,7 +128,15 @@ class SGLang(EngineAdapter):
         pin = RANK_HEADER if pool and pins and not places_itself else ""
         if pin:
             headers.append((pin, pool))
-        return Outgoing(tuple(headers), added, dropped.keys.difference(added), names, dropped.headers, pin=pin)
+        return Outgoing(
+            tuple(headers),
+            added,
+            dropped.keys.difference(added),
+            names,
+            dropped.headers,
+            pin=pin,
+            names_hits=path == MESSAGES and abilities.reports_cached_tokens is True,
+        )
 
     def repaired(self, path: str, body: Json, abilities: Abilities) -> Repair:
         """Claude Code always wants thoughts, and SGLang refuses that wish without a `--reasoning-parser`."""

@@ -18,7 +18,7 @@ from gateway.core.reply import Reply
 from gateway.core.sse import EventSplitter, EventTooLong, data_of
 from gateway.core.transport import HOP_BY_HOP, Direct, HeaderList, Pushing, Responder, UpstreamCut, UpstreamReply
 from gateway.dialects.base import Dialect, Opening
-from gateway.engines.base import EngineAdapter, believed
+from gateway.engines.base import EngineAdapter, believed, joined
 from gateway.exchange import Exchange
 from gateway.request import engine_errors
 from gateway.request.upstream_request import NO_BOUND, Call, end_to_end
@@ -298,11 +298,16 @@ def read_into(reply: Reply, event: Json, dialect: Dialect, engine: EngineAdapter
     dialect.read(event, reply)
     usage = engine.usage(event)
     if usage is not None:
-        reply.usage = believed(usage, most)
+        reply.usage = believed(joined(usage, reply.usage), most)
     if reply.served_by is None:
         reply.served_by = engine.served_by(event)
     if not reply.id:
         reply.id = fields.text(fields.obj(event, "response") or event, "id") or ""
+
+
+def nothing_read(call: Call) -> Usage:
+    """Return the usage of an answer of which nothing has been read."""
+    return Usage(cached_tokens=0) if call.added.names_hits else Usage()
 
 
 # ---- one answer, from its first byte to its end
@@ -339,6 +344,7 @@ class UpstreamResponse:
         content_type = reply.headers.get("content-type", "")
         is_stream = exchange.payload.wants_stream and content_type.startswith("text/event-stream")
         self._round = exchange.loop.round() if exchange.loop is not None else None
+        exchange.reply.usage = nothing_read(call)
         self._relay = (
             StreamRelay(exchange.dialect, engine, exchange.reply, call, self._round, lambda: exchange.opening)
             if is_stream
