@@ -1,4 +1,4 @@
-"""What the clients ask: conversations of agents that grow from turn to turn, in three sizes."""
+"""What the clients ask: conversations of agents that grow from turn to turn, and first turns."""
 
 from __future__ import annotations
 
@@ -47,6 +47,16 @@ def conversation(size_bytes: int, **options: Any) -> list[bytes]:
         bodies.append(orjson.dumps(head | {"messages": messages, "tools": tools}))
         messages = [*messages, *_round(turn, step_bytes)]
     return bodies
+
+
+def first_turn(size_bytes: int, **options: Any) -> list[bytes]:
+    """The body of a conversation of one turn: half of it every conversation shares, half is a task of its own."""
+    messages = [
+        {"role": "system", "content": text(size_bytes // 2, "system")},
+        {"role": "user", "content": f"Task {ID}: {text(size_bytes // 2 - 7_000, 'task')}"},
+    ]
+    tools = [_tool(number) for number in range(10)]
+    return [orjson.dumps({"model": "fake", **options, "messages": messages, "tools": tools})]
 
 
 def write(folder: Path, name: str, bodies: list[bytes]) -> list[Path]:

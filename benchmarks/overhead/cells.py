@@ -10,11 +10,12 @@ from pathlib import Path
 
 import orjson
 
-from benchmarks.overhead.bodies import conversation, write
+from benchmarks.overhead.bodies import conversation, first_turn, write
 from benchmarks.overhead.peers import RunningPeer
 
 HERE = Path(__file__).parent
-SIZES = {"s": 874, "b": 57_771, "h": 600_000}
+SIZES = {"s": 874, "b": 57_771, "h": 600_000, "m": 1_000_000}
+FIRST_TURN_BYTES = SIZES["b"]
 LOAD_CORE, PEER_CORE = min(os.sched_getaffinity(0)), max(os.sched_getaffinity(0))
 TIMEOUT_S = 180.0
 
@@ -43,18 +44,20 @@ class Reading:
     p50_ms: float
     """Of the whole answer, or, in streams, of one chunk."""
     p99_ms: float
-    first_p99_ms: float
+    first_p50_ms: float
     """Request to first event."""
+    first_p99_ms: float
     errors: int
 
 
 def cells(folder: Path, is_quick: bool) -> list[LoadCell]:
     seconds = 0.7 if is_quick else 1.0
     measured = []
-    for size, size_bytes in SIZES.items():
-        paths = tuple(write(folder, size, conversation(size_bytes)))
+    bodies = {size: conversation(size_bytes) for size, size_bytes in SIZES.items()}
+    for size, asked in (bodies | {"f": first_turn(FIRST_TURN_BYTES)}).items():
+        paths = tuple(write(folder, size, asked))
         for connections in (32,) if is_quick else (1, 32, 500):
-            if size == "h" and (is_quick or connections == 500):
+            if size in "hm" and (is_quick or connections == 500):
                 continue  # 600 KB on 500 connections measures the kernel's buffers
             measured.append(LoadCell(f"{size}{connections}", connections, seconds, paths, connections == 32))
     streams = [("st", 50, 50 if is_quick else 200, 20)]
@@ -88,6 +91,7 @@ def reading(load: Path, cell: LoadCell, started: RunningPeer) -> Reading:
         per_s=count / max(1e-3, counts["seconds"]),
         p50_ms=counts[f"{kind}_p50_us"] / 1000,
         p99_ms=counts[f"{kind}_p99_us"] / 1000,
+        first_p50_ms=counts["first_p50_us"] / 1000,
         first_p99_ms=counts["first_p99_us"] / 1000,
         errors=int(counts["errors"]),
     )

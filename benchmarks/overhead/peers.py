@@ -21,9 +21,10 @@ NGINX = """
 worker_processes 1; daemon off; pid {folder}/nginx.pid; error_log stderr error;
 events {{ worker_connections 4096; }}
 http {{
-  access_log off; client_max_body_size 0; client_body_buffer_size 1m; client_body_temp_path {folder};
+  access_log off; keepalive_requests 10000000;
+  client_max_body_size 0; client_body_buffer_size 1m; client_body_temp_path {folder};
   proxy_temp_path {folder}; fastcgi_temp_path {folder}; uwsgi_temp_path {folder}; scgi_temp_path {folder};
-  upstream engine {{ server {upstream}; keepalive 1024; }}
+  upstream engine {{ server {upstream}; keepalive 1024; keepalive_requests 10000000; }}
   server {{
     listen 127.0.0.1:{port} backlog=1024;
     location / {{

@@ -29,15 +29,17 @@ def table(figures: OverheadFigures) -> str:
     rounds = max((len(rows) for rows in figures.rounds.values()), default=0)
     left_out = f" Left out, not installed: {', '.join(figures.missing)}." if figures.missing else ""
     parts = [
-        f"{rounds} interleaved rounds; s, b, h: bodies of 1 KB, 58 KB, 600 KB, answered whole; st: 20 ms (50 "
-        "streams) or 200 ms (500) between chunks; burst: 2,000 chunks at once; the number is that of "
-        f"connections.{left_out}",
+        f"{rounds} interleaved rounds; s, b, h, m: turns of growing conversations, bodies of 1 KB, 58 KB, 600 KB, "
+        "1 MB, answered whole; f: first turns of 58 KB; st: 20 ms (50 streams) or 200 ms (500) between chunks; "
+        f"burst: 2,000 chunks at once; the number is that of connections.{left_out}",
         "## CPU microseconds per request, or per streamed chunk (median)",
         _grid(peers, cells, lambda peer, cell: _median(figures, cell, peer, lambda one, row: one.cpu_us)),
         "## Ratio of that to the peer above, in the same round: median [least-most]",
         *(_ratios(figures, cells, mine) for mine in peers if mine.startswith("turngate")),
         "## Added milliseconds, p50 / p99, of an answer or of a chunk (median)",
         _grid(peers, cells, lambda peer, cell: _added(figures, cell, peer)),
+        "## First event, milliseconds after the request, p50 / p99 (median)",
+        _grid([DIRECT, *peers], _streams(cells), lambda peer, cell: _first_event(figures, cell, peer)),
         "## Requests or chunks per second (median)",
         _grid(
             [DIRECT, *peers],
@@ -88,6 +90,15 @@ def _added(figures: OverheadFigures, cell: str, peer: str) -> str:
     p50 = _median(figures, cell, peer, lambda one, row: added(one, row, "p50_ms"), "{:.2f}")
     p99 = _median(figures, cell, peer, lambda one, row: added(one, row, "p99_ms"), "{:.1f}")
     return f"{p50} / {p99}" if p50 else ""
+
+
+def _streams(cells: Sequence[str]) -> list[str]:
+    return [cell for cell in cells if cell.startswith(("st", "burst"))]
+
+
+def _first_event(figures: OverheadFigures, cell: str, peer: str) -> str:
+    p50 = _median(figures, cell, peer, lambda one, row: one.first_p50_ms, "{:.1f}")
+    return f"{p50} / {_median(figures, cell, peer, lambda one, row: one.first_p99_ms, '{:.0f}')}" if p50 else ""
 
 
 def _median(

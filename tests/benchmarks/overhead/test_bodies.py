@@ -7,8 +7,8 @@ from itertools import pairwise
 import orjson
 import pytest
 
-from benchmarks.overhead.bodies import CALL_ID, ID, conversation
-from benchmarks.overhead.cells import HERE, SIZES
+from benchmarks.overhead.bodies import CALL_ID, ID, conversation, first_turn
+from benchmarks.overhead.cells import FIRST_TURN_BYTES, HERE, SIZES
 
 
 @pytest.mark.parametrize("size_bytes", SIZES.values())
@@ -25,3 +25,9 @@ def test_a_history_carries_the_calls_that_the_engine_answered() -> None:
     assert f'\\"{CALL_ID}\\"' in (HERE / "upstream.c").read_text(encoding="utf-8")
     for message in orjson.loads(conversation(SIZES["b"])[-1])["messages"]:
         assert all(call["id"] == CALL_ID for call in message.get("tool_calls", ()))
+
+
+def test_a_first_turn_has_its_size_and_a_number_of_its_own() -> None:
+    (body,) = first_turn(FIRST_TURN_BYTES)
+    assert len(body) == pytest.approx(FIRST_TURN_BYTES, rel=0.05)
+    assert body.count(ID.encode()) == 1

@@ -8,7 +8,7 @@ from benchmarks.overhead.report import OverheadFigures, table
 
 def test_a_ratio_is_taken_inside_one_round_and_shown_with_its_range() -> None:
     def one(cpu_us: float) -> Reading:
-        return Reading(cpu_us, 1.0, 2.0, 3.0, 4.0, 0)
+        return Reading(cpu_us, 1.0, 2.0, 3.0, 4.0, 5.0, 0)
 
     rounds = [{"vllm-router": one(100.0), "turngate-fast": one(ours)} for ours in (50.0, 100.0, 300.0)]
     figures = OverheadFigures(["nginx"], {"s32": rounds})
