@@ -35,7 +35,7 @@ def splice(raw: bytes, body: Mapping[str, Any], put: Mapping[str, Any], drop: Co
         return raw
     end = raw.rindex(b"}")
     comma = b"," if len(body) > len(dropped) else b""
-    return b"".join((raw[:end], comma, b",".join(added), raw[end:]))
+    return b"".join((memoryview(raw)[:end], comma, b",".join(added), raw[end:]))
 
 
 def _change(raw: bytes, replaced: Mapping[str, Any], dropped: Collection[str]) -> bytes:

@@ -16,6 +16,8 @@ BUFFER_BYTES = 64 * 1024
 """Bytes that are held of a body before the handler reads it. Then reading from the connection pauses."""
 SMALL_BYTES = 1024
 """Smaller pieces of a body are joined as they come."""
+COUNTED_BYTES = 64 * 1024
+"""From this length on, what comes of a body after its first block is counted here: a parser would copy it."""
 
 
 class ByteSource(Protocol):
@@ -208,6 +210,8 @@ class RequestReader:
         """Bytes that have come since the last byte of a body."""
         self._incoming: FastRequest | None = None
         """The request whose body is coming."""
+        self._left_bytes = 0
+        """Bytes of its body that are still to come, where they are counted here."""
 
     @property
     def is_open(self) -> bool:
@@ -225,6 +229,10 @@ class RequestReader:
         parser = self._parser
         if parser is None:
             return
+        if self._left_bytes:
+            data = self._feed_counted(data)
+            if not data or (parser := self._parser) is None:
+                return
         self._block_bytes = len(data)
         self._bodiless_bytes += len(data)
         try:
@@ -274,11 +282,17 @@ class RequestReader:
             headers,
             version == "1.1" and parser.should_keep_alive(),
         )
+        # After a last request, and after an upgrade, the parser says what may follow.
+        if self._incoming.is_kept_alive and not parser.should_upgrade():
+            length_bytes = int(headers.get("content-length", 0))
+            self._left_bytes = length_bytes if length_bytes >= COUNTED_BYTES else 0
         self._sink.head_received(self._incoming)
 
     def on_body(self, data: bytes) -> None:
         self._bodiless_bytes = 0
         assert self._incoming is not None
+        if self._left_bytes:
+            self._left_bytes -= len(data)
         self._incoming.feed(data)
 
     def on_message_complete(self) -> None:
@@ -293,6 +307,17 @@ class RequestReader:
         self._target, self._headers, self._num_headers, self._bodiless_bytes = b"", [], 0, 0
         request.finish()
         self._sink.request_received(request)
+
+    def _feed_counted(self, data: bytes) -> bytes:
+        """Feed what belongs to a body whose length is counted here, and return the rest."""
+        assert self._incoming is not None
+        taken = data if len(data) <= self._left_bytes else data[: self._left_bytes]
+        self._left_bytes -= len(taken)
+        self._incoming.feed(taken)
+        if not self._left_bytes:
+            self._parser = HttpRequestParser(self)  # the one before still waits for this body
+            self.on_message_complete()
+        return data[len(taken) :]
 
     def _after_upgrade(self, rest: bytes) -> None:
         """Read on after a head with `Upgrade`, which makes no difference here. Its parser has stopped, and a new

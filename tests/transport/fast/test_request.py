@@ -1,4 +1,4 @@
-"""What a body takes in memory while it comes."""
+"""Requests from bytes, however the bytes are cut, and what a body takes in memory while it comes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.transport.fast.request import FastRequest
+from gateway.transport.fast.request import COUNTED_BYTES, FastRequest, RequestReader
 
 
 class Source:
@@ -42,3 +42,57 @@ async def test_the_pieces_of_a_body_are_one_in_their_order(pieces: list[bytes]) 
     body = await held.read(2**20)
     assert type(body) is bytes
     assert body == b"".join(pieces)
+
+
+class Sink(Source):
+    """Records what a reader finds."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[str, bytes, bool]] = []
+        self.faults: list[str] = []
+
+    def head_received(self, request: FastRequest) -> None: ...
+
+    def request_received(self, request: FastRequest) -> None:
+        body = b"".join(cast(Any, request)._parts)
+        self.found.append((request.path, body, request.is_kept_alive))
+
+    def read_failed(self, fault: str, request: FastRequest | None) -> None:
+        self.faults.append(fault)
+
+
+@st.composite
+def on_the_wire(draw: st.DrawFn) -> bytes:
+    """A request with a body around the length from which it is counted, or none, in each framing."""
+    size = draw(st.sampled_from([0, 5, COUNTED_BYTES - 1, COUNTED_BYTES, COUNTED_BYTES + 1, 3 * COUNTED_BYTES]))
+    body = bytes([draw(st.integers(97, 122))]) * size
+    extra = draw(st.sampled_from(["", "", "", "Connection: close\r\n", "Connection: Upgrade\r\nUpgrade: h2c\r\n"]))
+    head = f"POST /{size} HTTP/1.1\r\nHost: a\r\n{extra}"
+    if draw(st.booleans()):
+        return f"{head}Content-Length: {size}\r\n\r\n".encode() + body
+    chunk = b"%x\r\n%b\r\n" % (size, body) if size else b""
+    return f"{head}Transfer-Encoding: chunked\r\n\r\n".encode() + chunk + b"0\r\n\r\n"
+
+
+@given(st.lists(on_the_wire(), min_size=1, max_size=4), st.lists(st.integers(0, 10**6), max_size=6))
+def test_requests_are_the_same_however_their_bytes_are_cut(requests: list[bytes], cuts: list[int]) -> None:
+    sent = b"".join(requests)
+    at = sorted({cut % len(sent) for cut in cuts} | {0})
+    whole, pieces = Sink(), Sink()
+    RequestReader(whole).feed(sent)
+    reader = RequestReader(pieces)
+    for start, end in zip(at, [*at[1:], len(sent)], strict=True):
+        reader.feed(sent[start:end])
+    assert pieces.found == whole.found
+    assert pieces.faults == whole.faults
+    assert len(whole.found) >= 1
+
+
+def test_what_follows_a_counted_body_is_read_as_the_next_request() -> None:
+    sink = Sink()
+    reader = RequestReader(sink)
+    head = b"POST /a HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % COUNTED_BYTES
+    reader.feed(head)
+    reader.feed(b"x" * COUNTED_BYTES + b"no request\r\n\r\n")
+    assert [len(body) for _, body, _ in sink.found] == [COUNTED_BYTES]
+    assert len(sink.faults) == 1
