@@ -81,6 +81,7 @@ async def _gateway_in_process(backend: str) -> AsyncIterator[str]:
             {
                 "listen": {"host": "127.0.0.1", "port": 0},
                 "engines": [_engine(backend)],
+                "probing": {"start_waits": False},
                 "timeouts": {"shutdown_grace_s": 0},
             }
         )

@@ -261,6 +261,7 @@ class App:
             interval_s=probing.interval_s,
             timeout_s=probing.timeout_s,
             probes_hints=probing.hints,
+            start_waits=probing.start_waits,
             rules=BreakerRules(probing.breaker_failures, probing.breaker_window_s, probing.breaker_open_s),
             faulted=observer.faulted,
             amend=ReportAmender(upstream, identity, settings.policy).amended,

@@ -197,6 +197,8 @@ class Probing(Section):
     hints: bool = True
     """Whether a few one-token requests at start find out which hints each engine honours. None go to a
     rented one."""
+    start_waits: bool = True
+    """Whether a start waits for those requests. Else they go out with the second poll."""
     breaker_failures: Count = 5
     """Failed calls after which a replica is left alone, if they are at least half of its calls within
     `breaker_window_s`. The last replica of a model is never left alone."""

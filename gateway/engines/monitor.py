@@ -59,6 +59,7 @@ class Monitor:
         interval_s: float = 1.0,
         timeout_s: float = 5.0,
         probes_hints: bool = True,
+        start_waits: bool = True,
         rules: BreakerRules = USUAL,
         faulted: Callable[[str, EngineFault], None] = _uncounted,
         amend: Callable[[ReplicaReported, RunningEngine], ReplicaReported] = _as_reported,
@@ -67,7 +68,9 @@ class Monitor:
     ) -> None:
         """`came_up` is awaited after an engine came up. Raises ValueError for a kind that does not exist."""
         client = EngineClient(upstream, timeout_s)
-        self._context = PollerContext(client, tell, faulted, clock, rules, probes_hints, amend, came_up)
+        self._context = PollerContext(
+            client, tell, faulted, clock, rules, probes_hints, start_waits, amend, came_up
+        )
         self._pollers = {address.name: EnginePoller(address, self._context) for address in addresses}
         self.engines = [poller.engine for poller in self._pollers.values()]
         """Those that are configured now."""

@@ -104,6 +104,8 @@ class PollerContext:
     rules: BreakerRules
     """Of the circuit breakers."""
     probes_hints: bool
+    start_waits: bool
+    """Whether hints are probed in the poll that finds the engine up, else in the next one."""
     amend: Callable[[ReplicaReported, RunningEngine], ReplicaReported]
     """Returns a report with what the gateway knows better than the engine."""
     came_up: Callable[[], Awaitable[None]]
@@ -130,6 +132,8 @@ class EnginePoller:
         """Pages that it gave: when one of them goes, that is a fault."""
         self._due_at = 0.0
         """When the pages of a rented engine are read again."""
+        self._is_unprobed = False
+        """Whether it came up and its hints have not been probed since."""
         self._started_at = ""
         """Start of its process, as its metrics state it. Empty: they do not."""
 
@@ -207,7 +211,9 @@ class EnginePoller:
         self._due_at = self._clock() + RENTED_POLL_S
         if has_come_back:
             await self._context.came_up()
-        if has_come_back and self._context.probes_hints and not engine.is_rented:
+            self._is_unprobed = self._context.probes_hints and not engine.is_rented
+        if self._is_unprobed and (self._context.start_waits or not has_come_back):
+            self._is_unprobed = False
             await self._probe()
             if engine.is_up:  # once more: a reader of the fact reads the abilities too
                 self._report_replicas()

@@ -223,6 +223,19 @@ async def test_the_engines_key_is_sent(watched: Watched, new_engine: NewEngine) 
     assert {headers["Authorization"] for _, headers, _ in engine.posts} == {"Bearer secret"}
 
 
+async def test_hints_are_probed_once_by_the_second_poll_where_a_start_does_not_wait_for_them(
+    watched: Watched, new_engine: NewEngine
+) -> None:
+    engine = new_engine("vllm-0.32")
+    await watched.start(engine, probes=True, start_waits=False)
+    assert not engine.posts
+    await watched.ticks.next_poll()
+    num_posts = len(engine.posts)
+    assert num_posts > 0
+    await watched.ticks.next_poll()
+    assert len(engine.posts) == num_posts
+
+
 async def test_stop_ends_every_task(watched: Watched, new_engine: NewEngine) -> None:
     monitor = await watched.start(new_engine("vllm-0.32"))
     await monitor.stop()

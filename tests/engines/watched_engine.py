@@ -120,7 +120,11 @@ class Watched:
         self.num_came_up += 1
 
     async def start(
-        self, *engines: FakeEngine | EngineAddress, kind: str = "vllm", probes: bool = False
+        self,
+        *engines: FakeEngine | EngineAddress,
+        kind: str = "vllm",
+        probes: bool = False,
+        start_waits: bool = True,
     ) -> Monitor:
         addresses = []
         for number, engine in enumerate(engines):
@@ -134,6 +138,7 @@ class Watched:
             self.facts.append,
             lambda: self.now,
             probes_hints=probes,
+            start_waits=start_waits,
             faulted=lambda engine, fault: self.faults.append(fault),
             came_up=self._came_up,
             sleep=self.ticks.sleep,
