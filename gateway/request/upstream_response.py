@@ -305,9 +305,10 @@ def read_into(reply: Reply, event: Json, dialect: Dialect, engine: EngineAdapter
         reply.id = fields.text(fields.obj(event, "response") or event, "id") or ""
 
 
-def nothing_read(call: Call) -> Usage:
-    """Return the usage of an answer of which nothing has been read."""
-    return Usage(cached_tokens=0) if call.added.names_hits else Usage()
+def read_nothing(reply: Reply, call: Call) -> None:
+    """Note what an answer says by leaving it out, before any of it is read."""
+    if call.added.names_hits:
+        reply.usage = Usage(cached_tokens=0)
 
 
 # ---- one answer, from its first byte to its end
@@ -344,7 +345,7 @@ class UpstreamResponse:
         content_type = reply.headers.get("content-type", "")
         is_stream = exchange.payload.wants_stream and content_type.startswith("text/event-stream")
         self._round = exchange.loop.round() if exchange.loop is not None else None
-        exchange.reply.usage = nothing_read(call)
+        read_nothing(exchange.reply, call)
         self._relay = (
             StreamRelay(exchange.dialect, engine, exchange.reply, call, self._round, lambda: exchange.opening)
             if is_stream

@@ -9,7 +9,7 @@ from gateway.dialects import BY_PATH
 from gateway.engines.base import MESSAGES, Abilities, Outgoing, OutgoingRequest
 from gateway.engines.sglang import SGLang
 from gateway.request.upstream_request import Call
-from gateway.request.upstream_response import StreamRelay, nothing_read
+from gateway.request.upstream_response import StreamRelay, read_nothing
 from policies.types import Hints, Usage
 from tests.engines.recorded import text
 
@@ -17,7 +17,8 @@ from tests.engines.recorded import text
 def usage_of_stream(name: str, added: Outgoing) -> Usage:
     """As read from a stream that SGLang 0.5.23 sent for `/v1/messages`."""
     call = Call("POST", "", (), None, added)
-    reply = Reply(usage=nothing_read(call))
+    reply = Reply()
+    read_nothing(reply, call)
     relay = StreamRelay(BY_PATH[MESSAGES], SGLang(), reply, call)
     relay.feed(text("sglang-0.5.23", name).encode())
     return reply.usage
