@@ -7,6 +7,7 @@ builds them: together they are a fifth of the start.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -44,6 +45,7 @@ from gateway.request.background_calls import BackgroundCalls
 from gateway.request.gate import Drain, Gate, limits_of, policy_of, recorded
 from gateway.request.handler import RequestHandler, TurnHandler
 from gateway.request.incoming_bodies import IncomingBodies
+from gateway.request.learned import LearnedFile
 from gateway.request.model_call import Forward
 from gateway.request.stateless import StatelessCalls
 from gateway.request.stored_responses import Homes, StoredResponses
@@ -61,6 +63,9 @@ from policies.types import ReplicaReported
 if TYPE_CHECKING:
     from gateway.cluster.service import Joined
     from gateway.tools.wiring import OwnTools
+
+
+LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +107,7 @@ class App:
         self._counters = counters_of(self._keys, is_shared=self._trail is not None)
         self._secret = loading.identity_secret(settings) or (worker.secret.encode() if worker else os.urandom(32))
         self._scheduler = Scheduler(policy_of(settings.policy), limits_of(settings))
+        self._learned = self._learned_file()
         self._drain = Drain()
         self._exits = AsyncExitStack()
         """Stops what has started, in reverse."""
@@ -134,12 +140,17 @@ class App:
         exits.push_async_callback(parts.monitor.stop)
         exits.push_async_callback(parts.services.stop)
         await parts.kv_events.follow(parts.monitor.engines)
+        if self._learned is not None:
+            parts.gate.tell(self._learned.read())
         starting = [parts.monitor.start(), *([parts.tools.start()] if parts.tools is not None else [])]
         await asyncio.gather(*starting)  # engines are probed while MCP servers start: each may take seconds
         await self.follow_services()
         access = Access.of(self.settings.current, self._keys)
         public = Router(parts.handler.handle, parts.views, await self._batches(parts), access)
         await self._listen(public.handle, replace(public, is_admin=True).handle)
+        if self._learned is not None:
+            self._learned.start()
+            exits.push_async_callback(self._learned.stop)
 
     async def stop(self) -> None:
         """Turn waiting and new requests away, let answers finish for the grace period, then end everything."""
@@ -264,11 +275,20 @@ class App:
             start_waits=probing.start_waits,
             rules=BreakerRules(probing.breaker_failures, probing.breaker_window_s, probing.breaker_open_s),
             faulted=observer.faulted,
-            amend=ReportAmender(upstream, identity, settings.policy).amended,
+            amend=ReportAmender(upstream, identity, settings.policy, self._learned).amended,
             came_up=self.follow_kv_events,
         )
         observer.metrics.show_fleet(gate.view, monitor)
         return monitor
+
+    def _learned_file(self) -> LearnedFile | None:
+        settings = self.settings.current
+        if settings.learned_file is None:
+            return None
+        keeps_families = settings.identity.secret is not None
+        if not keeps_families:
+            LOG.info("learned_file: what is learned of families is not kept, since `identity.secret` is not set")
+        return LearnedFile(Path(settings.learned_file), self._scheduler, time.time, keeps_families)
 
     def _observer(self) -> Observer:
         settings, kept = self.settings.current, self.settings.current.receipts
@@ -392,6 +412,7 @@ class ReportAmender:
     upstream: ProviderUpstream
     identity: Identity
     policy: Policy
+    learned: LearnedFile | None = None
 
     def amended(self, fact: ReplicaReported, engine: RunningEngine) -> ReplicaReported:
         """Return the report with the limits of a rented engine, and those that the configuration sets."""
@@ -402,4 +423,4 @@ class ReportAmender:
             fact = replace(fact, capacity_tokens=self.policy.capacity_tokens)
         if engine.abilities.system_before_tools is False:
             self.identity.tools_first.update(fact.models or ())
-        return fact
+        return fact if self.learned is None else self.learned.completed(fact, engine.adapter.kind)

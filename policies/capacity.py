@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections import deque
+from collections.abc import Iterable
 from typing import NamedTuple
 
 MOST_SHOWN = 128
@@ -96,6 +97,25 @@ class Capacity:
             self.stated_tokens = tokens
             self._shown.clear()
             self._believe(tokens)
+
+    @property
+    def lessons(self) -> tuple[int | None, float | None, tuple[tuple[float, float | None], ...]]:
+        """(stated size, believed size, bounds) of the whole pool; `recall` takes them back."""
+        shown = (
+            (one.least_tokens, None if one.most_tokens == math.inf else one.most_tokens) for one in self._shown
+        )
+        return self.stated_tokens, self._whole_tokens, tuple(shown)
+
+    def recall(
+        self,
+        stated_tokens: int | None,
+        whole_tokens: float | None,
+        shown: Iterable[tuple[float, float | None]],
+    ) -> None:
+        """Take in the lessons of an earlier gateway. An engine that states another size has them dropped."""
+        self.stated_tokens = stated_tokens
+        self._shown.extend(Shown(least, math.inf if most is None else most) for least, most in shown)
+        self._believe(whole_tokens)
 
     def _believe(self, whole_tokens: float | None) -> None:
         self._whole_tokens = whole_tokens

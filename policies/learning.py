@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from policies.ledger import shared_length
-from policies.types import BLOCK_CHARS, Family, IdleTimes, Session, Turn, TurnId
+from policies.types import BLOCK_CHARS, Family, IdleTimes, PaceLessons, Session, Turn, TurnId
 
 PREFILL_TOKEN_S, OUTPUT_TOKEN_S = 1.25e-4, 0.018
 CYCLE_S = 3.0
@@ -41,6 +41,14 @@ class Line:
 
     def __init__(self) -> None:
         self.num = self._x = self._xx = self._xy = self._y = 0.0
+
+    @property
+    def sums(self) -> tuple[float, ...]:
+        """All that it knows; `recall` takes it back."""
+        return self.num, self._x, self._y, self._xx, self._xy
+
+    def recall(self, sums: Sequence[float]) -> None:
+        self.num, self._x, self._y, self._xx, self._xy = sums
 
     @property
     def mean(self) -> float | None:
@@ -173,6 +181,31 @@ class Pace:
         own_s = max(0.0, decode_s - self.prefill_token_s * others_tokens)
         self._output_tokens.saw(num_running, own_s / output_tokens)
         self._num_output_tokens = blend(self._num_output_tokens, output_tokens)
+
+    @property
+    def lessons(self) -> PaceLessons:
+        """What is worth keeping over a restart of the gateway: all but what runs now."""
+        return PaceLessons(
+            prefill_base_s=self.prefill_base_s,
+            prefill_token_s=self.prefill_token_s,
+            prefills=self._prefills.sums,
+            decodes=self._output_tokens.sums,
+            output_tokens=self._num_output_tokens,
+            cycle_s=self.cycle_s,
+            gap_s=self.gap_s,
+            gaps_s=self.gaps.recent,
+            returns=(self._num_returns, self._evicted_tokens, self._reload_s),
+            counts_cached=self.counts_cached,
+        )
+
+    def recall(self, lessons: PaceLessons) -> None:
+        """Take in the lessons of an earlier gateway, in the place of the guesses."""
+        self.prefill_base_s, self.prefill_token_s = lessons.prefill_base_s, lessons.prefill_token_s
+        self._prefills.recall(lessons.prefills)
+        self._output_tokens.recall(lessons.decodes)
+        self._num_output_tokens, self.cycle_s, self.gap_s = lessons.output_tokens, lessons.cycle_s, lessons.gap_s
+        self.gaps, self.counts_cached = IdleTimes(lessons.gaps_s), lessons.counts_cached
+        self._num_returns, self._evicted_tokens, self._reload_s = lessons.returns
 
     def saw_cycle(self, decode_s: float, gap_s: float) -> None:
         """Record the cycle of a session that came back. Queues and its own prefill are not in it."""
@@ -312,6 +345,15 @@ class TokenRatio:
         self.value = self.PRIOR
         self._tokens = self._chars = 0.0
         """Of prompts that were answered; forgotten like samples."""
+
+    @property
+    def sums(self) -> tuple[float, float]:
+        """(tokens, characters) of prompts that were answered; zeros: it is a guess."""
+        return self._tokens, self._chars
+
+    def recall(self, sums: tuple[float, float]) -> None:
+        self._tokens, self._chars = sums
+        self.value = _bounded(self._tokens / self._chars)
 
     def suppose(self, value: float) -> None:
         """Take the ratio of a sample, unless answers have shown a better one."""

@@ -13,6 +13,7 @@ Laws (tests/contract):
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -31,6 +32,7 @@ from policies.fleet import (
 )
 from policies.idle import IdleSessions, Timers
 from policies.ledger import shared_length
+from policies.lessons import family_lessons, pool_lessons, recall_family, recall_pool
 from policies.observed_gate import ObservedGate
 from policies.policy import Policy
 from policies.shadow_clocks import Clocks
@@ -44,10 +46,13 @@ from policies.types import (
     Decision,
     Dispatch,
     Fact,
+    FamiliesRecalled,
     Family,
+    FamilyLessons,
     FirstByte,
     Hold,
     Left,
+    PoolLessons,
     Reason,
     Refusal,
     Reject,
@@ -160,6 +165,14 @@ class Scheduler:
         queued = self._slots.queued_sessions() if named else frozenset()
         return view_of(self._fleet, waiting, self._limits.ceiling, self._gate, counts_sessions, named, queued)
 
+    def pool_lessons(self) -> Iterator[PoolLessons]:
+        """Yield what the pools have learned. Take it before the next fact."""
+        return pool_lessons(self._fleet)
+
+    def family_lessons(self) -> Iterator[FamilyLessons]:
+        """Yield what the families have learned, the last used one first. Take it before the next fact."""
+        return family_lessons(self._fleet)
+
     def expected_wait_s(self, turn_id: TurnId, now: float) -> float:
         """Estimate the further wait of a turn at the gate; 0 for one that only waits for a slot."""
         return self._admission.expected_wait_of_s(turn_id, now)
@@ -175,7 +188,12 @@ class Scheduler:
         """Take in a fact about replicas or sessions."""
         match fact:
             case ReplicaReported() | CacheLost():
+                if isinstance(fact, ReplicaReported) and fact.lessons is not None:
+                    recall_pool(self._fleet.pool(fact.replica_id), fact.lessons)
                 self._fleet.reported(fact)
+            case FamiliesRecalled(families):
+                for lessons in families:
+                    recall_family(self._fleet, lessons)
             case ReplicaLost(replica_id):
                 self._lost(self._fleet.pool(replica_id), now, decisions)
             case SessionEnded(session_id) | SessionForgotten(session_id):

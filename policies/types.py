@@ -289,6 +289,66 @@ COMPLETE = Ending.COMPLETE
 """As `SIDE`."""
 
 
+# ---- what was learned, as it is kept over a restart: numbers and names of tools; no content
+
+
+@value
+class PaceLessons:
+    """Of `learning.Pace`."""
+
+    prefill_base_s: float
+    prefill_token_s: float
+    prefills: tuple[float, ...]
+    """The sums of a `learning.Line`, as are `decodes`."""
+    decodes: tuple[float, ...]
+    output_tokens: float | None
+    cycle_s: float
+    gap_s: float | None
+    gaps_s: tuple[float, ...]
+    returns: tuple[float, float, float]
+    counts_cached: bool
+
+
+@value
+class PoolLessons:
+    """Of one replica."""
+
+    replica_id: ReplicaId
+    models: frozenset[str]
+    ratio: tuple[float, float]
+    """Tokens and characters of answered prompts."""
+    pace: PaceLessons
+    grain_tokens: int
+    kept_answers: float | None
+    stated_tokens: int | None
+    capacity_tokens: float | None
+    """Of the whole pool, as it was believed."""
+    shown: tuple[tuple[float, float | None], ...]
+    """Bounds of that size. None: infinite."""
+    slots: int | None
+
+
+@value
+class FamilyLessons:
+    """Of one family; the names are those of `Family`."""
+
+    id: FamilyId
+    ended: tuple[int, ...]
+    continued: tuple[int, ...]
+    append_tokens: float | None
+    private_chars: float | None
+    tokens_per_char: float
+    output_tokens: float | None
+    most_output_tokens: int | None
+    gaps_s: tuple[tuple[str, tuple[float, ...]], ...]
+    calls_tools: bool
+    num_closed: int
+    num_reopened: int
+    found_share: float | None
+    num_unfound: int
+    num_lessons: int
+
+
 # ---- facts: events, in the past tense
 
 
@@ -333,6 +393,7 @@ class ReplicaReported:
     has_strangers: bool | None = None  # whether other gateways may send it turns of other tenants
     running: int | None = None
     is_on_trial: bool | None = None  # whether it gets one call at a time, since too many failed
+    lessons: PoolLessons | None = None  # of an earlier gateway, where nothing has been learned here
 
 
 @value
@@ -366,12 +427,28 @@ class SessionForgotten:
 
 
 @value
+class FamiliesRecalled:
+    """The lessons of an earlier gateway, told before any turn."""
+
+    families: tuple[FamilyLessons, ...]
+
+
+@value
 class Tick:
     """The time has come that `Scheduler.tell` returned last."""
 
 
 Fact: TypeAlias = (
-    Arrived | FirstByte | Left | ReplicaReported | ReplicaLost | CacheLost | SessionEnded | SessionForgotten | Tick
+    Arrived
+    | FirstByte
+    | Left
+    | ReplicaReported
+    | ReplicaLost
+    | CacheLost
+    | SessionEnded
+    | SessionForgotten
+    | FamiliesRecalled
+    | Tick
 )
 
 
@@ -512,6 +589,11 @@ class IdleTimes:
             del self._ordered[bisect_left(self._ordered, self._recent.popleft())]
         self._recent.append(gap_s)
         insort(self._ordered, gap_s)
+
+    @property
+    def recent(self) -> tuple[float, ...]:
+        """The oldest first."""
+        return tuple(self._recent)
 
     @property
     def ordered(self) -> Sequence[float]:

@@ -105,12 +105,14 @@ ARMS = {
         "Turngate, placement in turn", gateway("policy.placement=benchmarks.simulation.placement:round_robin")
     ),
     "turns-replaced": Arm(
-        "Turngate, default settings, replaced 12 s after the start as in a rolling update, clients that retry",
+        "Turngate, learned_file and identity.secret set, replaced 12 s after the start as in a rolling update,"
+        " clients that retry",
         restarted(is_killed=False),
         lambda setting: RetryingClient(),
     ),
     "turns-killed": Arm(
-        "Turngate, default settings, killed and started again 12 s after the start, clients that retry",
+        "Turngate, learned_file and identity.secret set, killed and started again 12 s after the start, clients"
+        " that retry",
         restarted(is_killed=True),
         lambda setting: RetryingClient(),
     ),

@@ -6,6 +6,9 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from secrets import token_hex
+from tempfile import TemporaryDirectory
 
 from benchmarks.fleet.engines import Engine
 from gateway.cli.demo_process import command
@@ -71,18 +74,27 @@ async def _passed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
             await writer.drain()
 
 
+def _arguments(engine: Engine, folder: Path) -> list[str]:
+    """Of both processes."""
+    (folder / "secret").write_text(token_hex())
+    kept = [f"identity.secret=file:{folder / 'secret'}", f"learned_file={folder / 'learned'}"]
+    settings = [part for setting in kept for part in ("--set", setting)]
+    return ["serve", "--port", "0", "--engine", engine.base_url.replace("http", engine.kind, 1), *settings]
+
+
 def restarted(is_killed: bool) -> Callable[[Engine], AbstractAsyncContextManager[str]]:
     """Turngate in front, with its defaults, and another process of it after RESTARTED_AFTER_S.
 
     Killed: the next one starts when the first is dead. Else it is up before, gets all new connections, and the
-    first one ends its answers, as in a rolling update.
+    first one ends its answers, as in a rolling update. Both have one `learned_file` and one secret, as a
+    deployment has.
     """
 
     @asynccontextmanager
     async def serve(engine: Engine) -> AsyncIterator[str]:
-        arguments = ["serve", "--port", "0", "--engine", engine.base_url.replace("http", engine.kind, 1)]
-        balancer = Balancer()
+        balancer, folder = Balancer(), TemporaryDirectory()
         async with AsyncExitStack() as stack, AsyncExitStack() as first, balancer.serving() as base_url:
+            arguments = _arguments(engine, Path(stack.enter_context(folder)))
             stop = signal.SIGKILL if is_killed else signal.SIGTERM
             balancer.point_at(await first.enter_async_context(command(arguments, stop, DRAINED_WITHIN_S)))
 

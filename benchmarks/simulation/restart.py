@@ -42,10 +42,11 @@ class RestartFigures:
 
 def restart(seeds: Sequence[int]) -> Outcome:
     """Both ways to restart, with histories and without, beside a proxy that has no memory to lose."""
-    ways: dict[str, tuple[type[Simulation], ArmFactory]] = {
-        "turns": (Simulation, lambda _runs, _world: Scheduler(Turns(), Limits())),
-        "turns, histories not read": (Unread, lambda _runs, _world: Scheduler(Turns(), Limits())),
-        "straight": (Simulation, lambda _runs, _world: Ungated()),
+    ways: dict[str, tuple[type[Simulation], ArmFactory, bool]] = {
+        "turns": (Simulation, lambda _runs, _world: Scheduler(Turns(), Limits()), False),
+        "turns, lessons kept": (Simulation, lambda _runs, _world: Scheduler(Turns(), Limits()), True),
+        "turns, histories not read": (Unread, lambda _runs, _world: Scheduler(Turns(), Limits()), False),
+        "straight": (Simulation, lambda _runs, _world: Ungated(), False),
     }
     found = {
         f"{name}, {'killed' if is_killed else 'replaced'}: {way}": _measured(
@@ -60,7 +61,8 @@ def restart(seeds: Sequence[int]) -> Outcome:
         "completion are parts of those without a restart, summed over the seeds. *Replaced*: as in a "
         "rolling update the new gateway is up before, and the old one ends the turns that run. *Killed*: it"
         " is back after 1 s, all open calls die, and SDKs send them again; turns that ran are computed "
-        "again, which costs a proxy without memory (straight) as much.",
+        "again, which costs a proxy without memory (straight) as much. *Lessons kept*: the new one reads what the"
+        " old one has learned (`learned_file`).",
         ["fleet", "all", *(f"at {share:g}" for share in SHARES)],
         [
             [name, _pair(one.makespan, one.mean), *map(_pair, one.makespans, one.means)]
@@ -89,6 +91,7 @@ def _measured(
     fleets: Sequence[Sequence[AgentRun]],
     simulation: type[Simulation],
     make: ArmFactory,
+    keeps_lessons: bool,
     is_killed: bool,
 ) -> RestartFigures:
     whole = [simulation(make(runs, world), world).run(runs) for runs in fleets]
@@ -98,7 +101,12 @@ def _measured(
             simulation(
                 make(runs, world),
                 world,
-                Restart(share * base.makespan_s, lambda runs=runs: make(runs, world), is_killed),  # type: ignore[misc]
+                Restart(
+                    share * base.makespan_s,
+                    lambda runs=runs: make(runs, world),  # type: ignore[misc]
+                    is_killed,
+                    keeps_lessons,
+                ),
             ).run(runs)
             for runs, base in zip(fleets, whole, strict=True)
         ]

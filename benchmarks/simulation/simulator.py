@@ -19,15 +19,18 @@ from benchmarks.simulation.router import ROUTED, KvRouter
 from benchmarks.simulation.workloads import AgentRun, ModelCall
 from gateway.embedded.model import EngineModel, EngineSpec, ModelRequest, Step
 from gateway.request.gate import TURNED_AWAY_S
+from policies.scheduler import Scheduler
 from policies.types import (
     BLOCK_CHARS,
     Arrived,
     Decision,
     Ending,
     Fact,
+    FamiliesRecalled,
     FirstByte,
     History,
     Left,
+    PoolLessons,
     Reject,
     Release,
     ReplicaReported,
@@ -100,6 +103,8 @@ class Restart:
     make: Callable[[], Decider]
     """The new Scheduler."""
     is_killed: bool = False
+    keeps_lessons: bool = False
+    """Whether the new one reads what the old one has learned (`learned_file`)."""
 
 
 @dataclass(slots=True)
@@ -197,6 +202,8 @@ class Simulation:
         self._world = world
         self._restart = restart
         self._is_down = False
+        self._kept: dict[str, PoolLessons] = {}
+        """Lessons of the gateway before, by replica."""
         self._served: set[str] = set()
         """Sessions that the gateway has seen since its start."""
         self._rng = random.Random(0)
@@ -252,6 +259,7 @@ class Simulation:
                     slots=world.spec.max_num_seqs,
                     waiting=0,
                     tokens_per_char=None if sample is None else 1 / sample,
+                    lessons=self._kept.get(replica_id),
                 )
             )
 
@@ -435,9 +443,14 @@ class Simulation:
 
     def _come_back(self) -> None:
         assert self._restart is not None
+        before = self._scheduler
         self._is_down, self._wake_at, self._scheduler = False, None, self._restart.make()
         self._served.clear()
+        if self._restart.keeps_lessons and isinstance(before, Scheduler):
+            self._kept = {lessons.replica_id: lessons for lessons in before.pool_lessons()}
+            self._tell(FamiliesRecalled(tuple(before.family_lessons())))
         self._report()
+        self._kept.clear()
 
     # ---- engines
 

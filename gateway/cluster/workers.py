@@ -58,6 +58,8 @@ class WorkerIdentity:
             if settings.logging.facts:
                 facts = f"{settings.logging.facts}.{self.worker}"
                 changes["logging"] = settings.logging.model_copy(update={"facts": facts})
+            if settings.learned_file:
+                changes["learned_file"] = f"{settings.learned_file}.{self.worker}"
         return settings.model_copy(update=changes)
 
 

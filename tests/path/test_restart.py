@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+from tests.deadline import DEADLINE_S
 from tests.path.conftest import Start
 from tests.path.fake_engine import FakeEngine
 
@@ -36,3 +41,41 @@ async def test_a_session_comes_back_to_a_gateway_that_was_restarted_as_one_in_mi
     assert told["new"]["expected_cached_tokens"] == 0 < told["back"]["expected_cached_tokens"]
     scheduler = after.app.parts.gate._scheduler
     assert scheduler._fleet.sessions[told["back"]["session"]].num_begun == 5
+
+
+async def test_a_gateway_begins_with_what_the_last_one_learned(
+    start: Start, engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET", "the same at each start")
+    kept = {"learned_file": str(tmp_path / "learned"), "identity": {"secret": "env:SECRET"}}
+    before = await start(engine, **kept)
+    for num_turns in range(3):
+        assert (await before.ask(call("fix", num_turns))).status == 200
+    await before.app.stop()
+    after = await start(engine, **kept)
+    old, new = (each.app.parts.gate._scheduler for each in (before, after))
+    assert list(new.pool_lessons()) == list(old.pool_lessons()) != []
+    assert list(new.family_lessons()) == list(old.family_lessons()) != []
+    first = (await after.ask(call("other", 0))).headers["X-Turngate-Receipt"]
+    async with after.get(f"/v1/turngate/receipts/{first}") as response:
+        assert (await response.json())["family"] in {lessons.id for lessons in old.family_lessons()}
+    assert b"fix" not in (tmp_path / "learned").read_bytes()
+
+
+async def test_a_gateway_that_is_killed_leaves_what_it_learned_some_seconds_before(
+    start: Start, engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.request.learned.WRITTEN_EVERY_S", 0.01)
+    before = await start(engine, learned_file=str(tmp_path / "learned"))
+    assert (await before.ask(call("fix", 0))).status == 200
+    async with asyncio.timeout(DEADLINE_S):
+        while b'"ratio"' not in (written := read_bytes(tmp_path / "learned")):
+            await asyncio.sleep(0.01)
+    (tmp_path / "copy").write_bytes(written)
+    after = await start(engine, learned_file=str(tmp_path / "copy"))
+    old, new = (each.app.parts.gate._scheduler for each in (before, after))
+    assert list(new.pool_lessons()) == list(old.pool_lessons())
+
+
+def read_bytes(path: Path) -> bytes:
+    return path.read_bytes() if path.exists() else b""
