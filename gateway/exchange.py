@@ -145,6 +145,8 @@ class TimeSplit:
     """Part of the prefill that went to prompts of other calls."""
     queue_beside_s: float = 0.0
     """The same part of the queues."""
+    queue_unclear_s: float = 0.0
+    """By how much `queue_s` may be wrong."""
     decode_s: float = 0.0
     failed_s: float = 0.0
     """At replicas that failed before an answer began."""
@@ -166,6 +168,7 @@ class TimeSplit:
         self.prefill_s += spent.prefill_s
         self.beside_s += spent.beside_s
         self.queue_beside_s += spent.queue_beside_s
+        self.queue_unclear_s += spent.unclear_s
         self.decode_s += spent.decode_s
 
     def saw_failure(self, seconds: float) -> None:

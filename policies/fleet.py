@@ -190,7 +190,7 @@ class Fleet:
             self.pools[replica_id] = Pool(Replica(replica_id), Reserve(self._forecast))
         return self.pools[replica_id]
 
-    def reported(self, fact: ReplicaReported | CacheLost) -> None:
+    def reported(self, fact: ReplicaReported | CacheLost, now: float) -> None:
         """Take a replica's report in; a replica that reports is healthy."""
         pool = self.pool(fact.replica_id)
         if isinstance(fact, CacheLost):
@@ -209,7 +209,7 @@ class Fleet:
             self.has_strangers = fact.has_strangers
         self._resize(pool, fact)
         if fact.running is not None and fact.waiting is not None:
-            pool.engine_queue.saw(fact.running, fact.waiting)
+            pool.engine_queue.saw(fact.running, fact.waiting, len(replica.running), now)
 
     def _resize(self, pool: Pool, fact: ReplicaReported) -> None:
         """Set the slots of a replica: as stated, else as learned."""

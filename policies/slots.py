@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from policies import learning
 from policies.admission_queue import AdmissionQueue
 from policies.capacity import shown_by
-from policies.engine_queue import EngineTime
+from policies.engine_queue import EngineCall, EngineTime
 from policies.fleet import Fleet, Pool
 from policies.forecast import expected_turns, output_tokens
 from policies.learning import LEAST_OUTPUT_TOKEN_S, LONG_PREFILL_S
@@ -45,6 +45,7 @@ class RunningTurn:
     began_at: float
     """When its prefill began; after its first byte, when its decoding did."""
     started_at: float
+    engine_call: EngineCall
     prefilled_tokens: float
     """Tokens that its replica had computed for all turns when it began, then when its first byte came."""
     alone_s: float | None = None
@@ -55,11 +56,6 @@ class RunningTurn:
     """Of the last prompt of its session. None: there is none that this one continues."""
     decoding_tokens: float = 0.0
     """Half of the answers that its replica decoded when it began: what they took then, on average."""
-    place: int = 0
-    """In the queue of its engine."""
-    num_polls: int = 0
-    """Of its engine when it began."""
-    first_byte_at: float | None = None
     prefilled_s: float = 0.0
     """How long its replica had computed prompts when it began, and then its own prefill."""
     beside_s: float = 0.0
@@ -92,11 +88,10 @@ class Slots:
     def occupy(self, turn: Turn, pool: Pool, missing_tokens: float, evicted_tokens: float, now: float) -> None:
         """Give the turn a slot of the pool."""
         pace = pool.pace
-        place = pool.engine_queue.place(len(pool.replica.running))
+        call = pool.engine_queue.send(len(pool.replica.running), now)
         pace.prefill_began(turn.id, not pool.replica.queued_prefill_tokens, now)
         pool.replica.occupy_slot(turn.id, round(missing_tokens))
-        running = RunningTurn(turn, pool, missing_tokens, evicted_tokens, now, now, pace.prefilled_tokens)
-        running.place, running.num_polls = place, pool.engine_queue.num_polls
+        running = RunningTurn(turn, pool, missing_tokens, evicted_tokens, now, now, call, pace.prefilled_tokens)
         running.prefilled_s = pace.prefilled_s
         self._running[turn.id] = running
         self._touch(running)
@@ -162,12 +157,14 @@ class Slots:
         running.beside_s = self._others_s(running, now)
         pace.prefilled_s, pace.prefilled_until = pace.prefilled_s + own_s, now
         running.prefilled_s += own_s
-        running.began_at, running.prefilled_tokens, running.first_byte_at = now, pace.prefilled_tokens, now
+        running.began_at, running.prefilled_tokens = now, pace.prefilled_tokens
+        alone_s = pace.prefill_token_s * running.missing_tokens
+        running.pool.engine_queue.first_byte(running.engine_call, alone_s, now)
 
     def _prefill_took_s(self, running: RunningTurn, now: float) -> float:
         """Return how long the prefill of a turn took that ends now, or how long it has lasted."""
         pool = running.pool
-        begun_at = running.started_at + pool.engine_queue.wait_s(running.place, running.started_at)
+        begun_at = running.started_at + pool.engine_queue.slot_wait_s(running.engine_call)
         return pool.pace.prefill_took_s(running.missing_tokens, begun_at, now)
 
     def _others_s(self, running: RunningTurn, now: float) -> float:
@@ -196,11 +193,9 @@ class Slots:
         if usage.prompt_tokens is not None and usage.cached_tokens is not None:
             computed_tokens = usage.prompt_tokens - usage.cached_tokens
         return running.pool.engine_queue.split(
+            running.engine_call,
             running.pool.pace,
-            running.place,
-            running.num_polls,
-            running.started_at,
-            None if is_whole else running.first_byte_at,
+            is_whole,
             now,
             computed_tokens,
             running.beside_s,
@@ -213,7 +208,8 @@ class Slots:
         return frozenset(
             running.turn.session_id
             for running in waits
-            if running.first_byte_at is None and running.pool.engine_queue.is_queued(running.place)
+            if running.engine_call.first_byte_at is None
+            and running.pool.engine_queue.is_queued(running.engine_call)
         )
 
     def holders(self, pool: Pool) -> Iterator[tuple[SessionId, str]]:

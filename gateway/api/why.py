@@ -41,7 +41,7 @@ def parts_ms(row: Json) -> dict[str, float]:
     computed = max(1, (row.get("prompt_tokens") or 0) - (row.get("cached_tokens") or 0))
     parts["recompute"] = own_ms * min(1.0, (row.get("recomputed_tokens") or 0) / computed)
     parts["prefill"] = own_ms - parts["recompute"]
-    del parts["queue_beside"]
+    del parts["queue_beside"], parts["queue_unclear"]
     parts["gateway"] = max(0.0, row["total_ms"] - sum(parts.values()))
     return {name: ms for name, ms in parts.items() if ms}
 
@@ -67,7 +67,7 @@ class SessionTime:
         self.split: dict[str, float] = defaultdict(float)
         self.tools: dict[str, float] = defaultdict(float)
         self.waited_for: dict[str, float] = defaultdict(float)
-        self.queue_beside_ms = 0.0
+        self.queue_beside_ms = self.queue_unclear_ms = 0.0
         self.timeline: list[Json] = []
         first_ms = -_began_ms(self.rows[0])
         latest_ms = 0.0
@@ -97,7 +97,9 @@ class SessionTime:
         ended_ms = began_ms + total_ms
         seen = min(total_ms, ended_ms - max(0.0, latest_ms)) / total_ms if total_ms else 0.0
         tools = _by_tool(row, parts.get("tools", 0.0))
-        self.queue_beside_ms += max(0.0, seen) * row.get("time_ms", {}).get("queue_beside", 0.0)
+        spent = row.get("time_ms", {})
+        self.queue_beside_ms += max(0.0, seen) * spent.get("queue_beside", 0.0)
+        self.queue_unclear_ms += max(0.0, seen) * spent.get("queue_unclear", 0.0)
         for sums, more in ((self.split, parts), (self.tools, tools)):
             for name, ms in more.items():
                 sums[name] += max(0.0, seen) * ms
@@ -150,6 +152,7 @@ def explained(wanted: str, rows: Iterable[Json], fleet: FleetView, now: Sequence
         "num_sessions": len(sessions),
         "measured_ms": round(sum(session.measured_ms for session in sessions), 1),
         "queue_beside_ms": round(sum(session.queue_beside_ms for session in sessions), 1),
+        "queue_unclear_ms": round(sum(session.queue_unclear_ms for session in sessions), 1),
         "split": _summed(session.split for session in sessions),
         "tools": _summed(session.tools for session in sessions),
         "waited_for": _summed(session.waited_for for session in sessions),
@@ -221,7 +224,7 @@ def joined_why(pages: Sequence[Json]) -> Json:
     return judged(joined)
 
 
-_ADDED = ("turns", "num_sessions", "measured_ms", "queue_beside_ms")
+_ADDED = ("turns", "num_sessions", "measured_ms", "queue_beside_ms", "queue_unclear_ms")
 
 
 # ---- the cause and its remedy

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from gateway.core.fields import Json
 from gateway.telemetry.factlog import Header
 from gateway.telemetry.receipts import FEWEST_ID_CHARS, wait_of
-from policies.engine_queue import EngineQueue
+from policies.engine_queue import EngineCall, EngineQueue
 from policies.fleet import FleetView, ReplicaView
 from policies.learning import Pace
 from policies.types import (
@@ -37,10 +37,7 @@ class _LoggedCall:
     number: int
     """Of its session, from 1."""
     dispatch: Dispatch | None = None
-    sent_at: float = 0.0
-    place: int = 0
-    num_polls: int = 0
-    first_byte_at: float | None = None
+    engine_call: EngineCall | None = None
 
 
 class _LoggedEngine:
@@ -99,27 +96,30 @@ class FactRows:
                 self._num_turns[turn.session_id] += 1
                 self._calls[turn.id] = _LoggedCall(turn, now, self._num_turns[turn.session_id])
             case FirstByte(turn_id) if turn_id in self._calls:
-                self._calls[turn_id].first_byte_at = now
+                self._first_byte(self._calls[turn_id], now)
             case Left() if fact.turn_id in self._calls:
                 self._left(self._calls.pop(fact.turn_id), fact, now)
             case ReplicaReported(replica_id):
-                self._reported(self._engines[replica_id], fact)
+                self._reported(self._engines[replica_id], fact, now)
             case ReplicaLost(replica_id):
                 self._engines[replica_id].is_up = False
         for decision in decisions:
             if isinstance(decision, Dispatch) and decision.turn_id in self._calls:
                 self._dispatched(self._calls[decision.turn_id], decision, now)
 
-    def _reported(self, engine: _LoggedEngine, fact: ReplicaReported) -> None:
+    def _reported(self, engine: _LoggedEngine, fact: ReplicaReported, now: float) -> None:
         engine.is_up, engine.slots = True, fact.slots or engine.slots
         if fact.running is not None and fact.waiting is not None:
-            engine.queue.saw(fact.running, fact.waiting)
+            engine.queue.saw(fact.running, fact.waiting, engine.num_running, now)
 
     def _dispatched(self, call: _LoggedCall, dispatch: Dispatch, now: float) -> None:
         engine = self._engines[dispatch.replica_id]
-        call.dispatch, call.sent_at = dispatch, now
-        call.place, call.num_polls = engine.queue.place(engine.num_running), engine.queue.num_polls
+        call.dispatch, call.engine_call = dispatch, engine.queue.send(engine.num_running, now)
         engine.num_running += 1
+
+    def _first_byte(self, call: _LoggedCall, now: float) -> None:
+        if call.dispatch is not None and call.engine_call is not None:
+            self._engines[call.dispatch.replica_id].queue.first_byte(call.engine_call, 0.0, now)
 
     def _left(self, call: _LoggedCall, fact: Left, now: float) -> None:
         """Make the row of a call that ended."""
@@ -131,32 +131,25 @@ class FactRows:
         for name in ("prompt_tokens", "cached_tokens", "output_tokens"):
             if (tokens := getattr(usage, name)) is not None:
                 row[name] = tokens
-        if dispatch is None:
+        if dispatch is None or call.engine_call is None:
             row["time_ms"] = {"gate": 1000 * (now - call.arrived_at)}
         else:
             row |= {"replica": dispatch.replica_id, **wait_of(dispatch.waited, None)}
-            row["time_ms"] = self._time_ms(call, dispatch, fact, now)
+            row["time_ms"] = self._time_ms(call, call.engine_call, dispatch, fact, now)
         self._ended.append((now, row))
 
-    def _time_ms(self, call: _LoggedCall, dispatch: Dispatch, fact: Left, now: float) -> dict[str, float]:
+    def _time_ms(
+        self, call: _LoggedCall, sent: EngineCall, dispatch: Dispatch, fact: Left, now: float
+    ) -> dict[str, float]:
         engine, usage = self._engines[dispatch.replica_id], fact.usage
         engine.num_running -= 1
         engine.queue.ended(now)
-        gate_ms = 1000 * (call.sent_at - call.arrived_at)
-        if call.first_byte_at is None and fact.ending is not Ending.COMPLETE:
-            return {"gate": gate_ms, "failed": 1000 * (now - call.sent_at)}
-        at = call.first_byte_at
+        gate_ms, at = 1000 * (sent.sent_at - call.arrived_at), sent.first_byte_at
+        if at is None and fact.ending is not Ending.COMPLETE:
+            return {"gate": gate_ms, "failed": 1000 * (now - sent.sent_at)}
         is_whole = at is None or now - at < AT_ONCE_S
         computed_tokens = (usage.prompt_tokens or 0) - (usage.cached_tokens or 0)
-        spent = engine.queue.split(
-            self._pace,
-            call.place,
-            call.num_polls,
-            call.sent_at,
-            None if is_whole else at,
-            now,
-            computed_tokens,
-            0.0,
-        )
+        spent = engine.queue.split(sent, self._pace, is_whole, now, computed_tokens, 0.0)
         parts = {"engine_queue": spent.queue_s, "prefill": spent.prefill_s, "decode": spent.decode_s}
+        parts["queue_unclear"] = spent.unclear_s
         return {"gate": gate_ms, **{name: 1000 * seconds for name, seconds in parts.items()}}

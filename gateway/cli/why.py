@@ -35,6 +35,8 @@ NAMES: Mapping[str, str] = {
 assert tuple(NAMES) == ALL_PARTS
 BAR_CELLS = 30
 MOST_TOOLS, MOST_TURNS = 5, 30
+LEAST_UNCLEAR = 0.05
+"""Part of the time from which on it is said that it may be the engine's queue or not."""
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -171,6 +173,9 @@ def _split(page: Json) -> Iterator[str]:
     yield f"  {'sum':<24} {_s(sum(split.values())):>9}, measured {_s(page['measured_ms'])}"
     if "engine_queue" in split:
         yield "  * inferred from the engine's counts and the calls before it: engines do not state it of a call"
+    if (unclear_ms := page["queue_unclear_ms"]) >= LEAST_UNCLEAR * all_ms:
+        text = f"the engine's queue may be {_s(unclear_ms)} longer or shorter, as no poll of it came in time"
+        yield f"  unclear: {text}"
 
 
 def _fleet(page: Json) -> Iterator[str]:

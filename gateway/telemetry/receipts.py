@@ -44,13 +44,14 @@ _SPENT = ReceiptPart(
     prefill="spent.prefill_s",
     beside="spent.beside_s",
     queue_beside="spent.queue_beside_s",
+    queue_unclear="spent.queue_unclear_s",
     decode="spent.decode_s",
     failed="spent.failed_s",
     tools="spent.tools_s",
 )
 PARTS = _SPENT.names[2:]
 """Parts of the time of a request, by their names in its receipt; the rest is the gateway's own. `beside` is a
-part of `prefill`, `queue_beside` of `engine_queue`."""
+part of `prefill`, `queue_beside` of `engine_queue`; `queue_unclear` is by how much `engine_queue` may be wrong."""
 _FAILED = ReceiptPart(status="status", code="code", param="param")
 _RECOGNISED = ReceiptPart(
     session="recognition.session_id",

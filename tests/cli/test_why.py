@@ -47,3 +47,13 @@ def test_without_a_name_it_is_the_fleet_with_its_ledger_and_its_slowest_sessions
     assert "gate, since the start: saved 9 s of sessions, cost 5 s" in said
     assert next(line for line in said if line.startswith("slowest:")) == "slowest: s1, 3.00 s, 1 request"
     assert said[-1].startswith("=> ")
+
+
+def test_a_queue_that_may_be_longer_or_shorter_is_said_to_be_unclear_once_it_matters() -> None:
+    said = text(row(0.0, 3000.0, **spent(decode=3000.0, queue_unclear=800.0)), wanted="s1")
+    assert [line for line in said if "unclear" in line] == [
+        "  unclear: the engine's queue may be 0.80 s longer or shorter, as no poll of it came in time"
+    ]
+    assert any(line.split() == ["sum", "3.00", "s,", "measured", "3.00", "s"] for line in said)
+    said = text(row(0.0, 3000.0, **spent(decode=3000.0, queue_unclear=100.0)), wanted="s1")
+    assert not any("unclear" in line for line in said)

@@ -17,7 +17,7 @@ class Engine:
 
     def __init__(self) -> None:
         self.fleet = Fleet(forecast, 1_000)
-        self.fleet.reported(ReplicaReported("r", None, 100_000, 8, 0, TOKENS_PER_CHAR))
+        self.fleet.reported(ReplicaReported("r", None, 100_000, 8, 0, TOKENS_PER_CHAR), 0.0)
         self.slots = Slots(self.fleet, lambda _model: AdmissionQueue(lambda _turn, _bucket: 0.0))
         self.now = 0.0
 

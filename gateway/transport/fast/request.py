@@ -17,7 +17,7 @@ BUFFER_BYTES = 64 * 1024
 SMALL_BYTES = 1024
 """Smaller pieces of a body are joined as they come."""
 COUNTED_BYTES = 64 * 1024
-"""From this length on, what comes of a body after its first block is counted here: a parser would copy it."""
+"""From this length on the blocks of a body after its first one are counted here: a parser would copy them."""
 
 
 class ByteSource(Protocol):
