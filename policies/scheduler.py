@@ -188,16 +188,12 @@ class Scheduler:
         """Take in a fact about replicas or sessions."""
         match fact:
             case ReplicaReported() | CacheLost():
-<<<<<<< HEAD
                 if isinstance(fact, ReplicaReported) and fact.lessons is not None:
                     recall_pool(self._fleet.pool(fact.replica_id), fact.lessons)
-                self._fleet.reported(fact)
+                self._fleet.reported(fact, now)
             case FamiliesRecalled(families):
                 for lessons in families:
                     recall_family(self._fleet, lessons)
-=======
-                self._fleet.reported(fact, now)
->>>>>>> 59e1d04 (The queue of an engine is inferred in bursts, too: the turn among prompts by first bytes, within what polls say; what neither tells is unclear)
             case ReplicaLost(replica_id):
                 self._lost(self._fleet.pool(replica_id), now, decisions)
             case SessionEnded(session_id) | SessionForgotten(session_id):
