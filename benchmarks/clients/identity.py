@@ -76,7 +76,7 @@ def replay(
             seen.append(RecognisedRequest(request, own, not request.body.get("tools"), recognition))
         gateway.settle()
     if times > 1:
-        answered = {one.label for one in seen if one.request.status == 200}
+        answered = {one.label for one in seen if one.request.status == 200 and not one.is_side}
         seen = [one for one in seen if one.label in answered]
     equal = twins(requests, labels)
     return [one for one in seen if one.request.number not in equal and (with_headers or not one.is_side)]

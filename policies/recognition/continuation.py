@@ -211,10 +211,17 @@ def _stand(conversation: Conversation, prompt: Prompt, last: int) -> Standing | 
     carries = prompt.carries(conversation.marks, last)
     if carries < 0 and (conversation.has_calls or conversation.has_carried):
         return None
-    is_kin = conversation.system == prompt.system or conversation.tools == prompt.tools
-    if carries <= 0 and last < _LEAST_SHARED and not is_kin:
+    if carries <= 0 and last < _LEAST_SHARED and not _is_kin(conversation, prompt, last):
         return None
     return Standing(conversation, carries, last, carries >= 0 and prompt.num_answers(last) < 2)
+
+
+def _is_kin(conversation: Conversation, prompt: Prompt, last: int) -> bool:
+    """Whether a prompt that shares little more than a task may be of the session that stands there. Siblings share
+    their tools, too: under another system text the model has to have spoken since."""
+    if conversation.system == prompt.system:
+        return True
+    return conversation.tools == prompt.tools and any(map(is_said, prompt.since(last)))
 
 
 def _likeliest(candidates: Iterable[Conversation], prompt: Prompt, last: int) -> Standing | None:

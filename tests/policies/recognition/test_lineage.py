@@ -91,6 +91,16 @@ def test_the_same_prompt_after_an_answer_is_a_sibling_unless_the_client_says_ret
     assert fleet.turn("u1", says_retry=True).session_id in (first.session_id, sibling.session_id)
 
 
+def test_a_task_alone_is_no_history_of_a_session_with_another_system_text() -> None:
+    """Siblings in other directories share it. Once the model has spoken, the system text may tell the time."""
+    fleet = Fleet()
+    failed = fleet.turn("u1", complete=False)
+    assert fleet.turn("u1", "u2", system=b"Directory: /b. " + SYSTEM).session_id != failed.session_id
+    assert fleet.turn("u1", "u2").session_id == failed.session_id
+    other = fleet.turn("u3")
+    assert fleet.turn("u3", "a1", "t1", system=b"Noon. " + SYSTEM).session_id == other.session_id
+
+
 def test_best_of_16_at_once_is_16_sessions_of_one_family_and_stays_so() -> None:
     fleet = Fleet()
     firsts = [fleet.ask("u1") for _ in range(16)]
