@@ -14,7 +14,7 @@ from gateway.core import fields
 from gateway.core.fields import Json
 
 _LENGTH_KEYS = ("max_model_len", "context_window")
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_LABEL = re.compile(r'(?<!\w)(\w++)="((?:[^"\\]|\\.)*+)"')
 
 
 def json_page(pages: Mapping[str, str], path: str) -> Json:

@@ -11,13 +11,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any, TypeAlias
 
 import orjson
 
 from batch_agent.calls import events_of, joined
-from benchmarks.fuzz.targets import FuzzedGateway
+from benchmarks.fuzz.targets import KINDS, FuzzedGateway
 from gateway.access.keys import ANONYMOUS
+from gateway.batches import input_file
 from gateway.batches.files import BadForm, FormSplitter, boundary_of
 from gateway.config.live_settings import RequestSettings
 from gateway.core import sse
@@ -27,6 +30,7 @@ from gateway.core.reply import Reply, ToolCall, ToolCalls
 from gateway.core.transport import Request, Responder, Timeouts
 from gateway.dialects import BY_PATH
 from gateway.engines.base import names_field
+from gateway.engines.kinds import adapter_of
 from gateway.engines.providers.anthropic import AnthropicEvents, anthropic_request
 from gateway.engines.providers.translation import BodyWriter, StreamWriter, read_chat
 from gateway.exchange import Exchange, Payload, Timings
@@ -41,18 +45,43 @@ from policies.recognition.conversations import Conversations
 from policies.recognition.prefix_breaks import LEARNED_AFTER, Break, Found, Gap, after, before
 from policies.recognition.prompts import Call, Prompt, SummaryRequest
 from policies.recognition.summaries import Summaries
+from tests.fuzz.shapes import (
+    ANSWERS,
+    CHAT,
+    ERRORS,
+    FORMS,
+    IN_EACH_FORMAT,
+    LINES,
+    NAMES,
+    OF_EACH_FORMAT,
+    PAGES,
+    PIECE,
+    REQUESTS,
+    SHORT,
+    SPOKEN,
+    STEADY,
+    STREAMS,
+    Body,
+    argument,
+    block,
+    chat_stream,
+    in_bytes,
+    messages,
+    messages_stream,
+    parts,
+    raw_of,
+    rounds,
+    user,
+    volatile,
+    volatile_lines,
+)
 from tool_runtime.arguments import Schema
-
-CHAT, COMPLETIONS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
+from tool_runtime.web import page_text
 
 Work: TypeAlias = Callable[[], object]
 Made: TypeAlias = Callable[[int], AbstractContextManager[Work]]
 Place: TypeAlias = tuple[int, Made]
 """How many repeats show the law, and what is to be done for any number of them."""
-
-LONG = "long "
-LONG_CHARS = 400
-"""Beside each repeat: where what has come is copied for each one more, these are copied too."""
 
 TRANSPORTS: tuple[Name, ...] = ("fast", "aiohttp")
 
@@ -67,458 +96,19 @@ FULL = {
 GATEWAYS: Mapping[str, Mapping[str, Any]] = {"plain": PLAIN, "full": FULL}
 
 
-def long_text(num: int) -> str:
-    return LONG * (num * LONG_CHARS // len(LONG))
-
-
-def parts(num: int, kind: str = "text") -> list[Json]:
-    """One long text, and many short ones behind it."""
-    return [{"type": kind, "text": long_text(num)}, *({"type": kind, "text": "a"} for _ in range(num))]
-
-
-def mixed(num: int) -> list[Json]:
-    """Texts with something else between them."""
-    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
-    return [{"type": "text", "text": long_text(num)}, *({"type": "text", "text": "a"}, image) * num]
-
-
-def user(content: Any) -> list[Json]:
-    return [{"role": "user", "content": content}]
-
-
-def call(number: int, arguments: str = "{}") -> Json:
-    return {"id": f"call_{number:012}", "type": "function", "function": {"name": "f", "arguments": arguments}}
-
-
-def function(number: int) -> Json:
-    return {"type": "function", "function": {"name": f"f{number}", "parameters": {"type": "object"}}}
-
-
-def nested_tools(num: int) -> list[Json]:
-    """Namespaces in namespaces, as deep as they are written here, around many tools."""
-    tools: list[Json] = [{"type": "function", "name": f"f{n}"} for n in range(num)]
-    for depth in range(120):
-        tools = [{"type": "namespace", "name": f"n{depth}", "tools": tools}]
-    return tools
-
-
-STEADY = (b"Be exact" + b"!" * LONG_CHARS, b"Be kind")
-
-
-def volatile_lines(num: int) -> str:
-    """A system text in which something volatile stands again and again."""
-    return "".join(f"{STEADY[0].decode()}\n{STEADY[1].decode()}\nx-amz-id: {n}\n" for n in range(num))
-
-
-def volatile(num: int) -> list[Json]:
-    """The same in parts."""
-    lines = volatile_lines(num).splitlines()
-    return [{"type": "text", "text": "\n".join(lines[at : at + 3])} for at in range(0, len(lines), 3)]
-
-
-def rounds(num: int) -> list[Json]:
-    """A history of tool calls."""
-    return [
-        *user("Fix it."),
-        *(
-            message
-            for n in range(num)
-            for message in (
-                {"role": "assistant", "content": None, "tool_calls": [call(n)]},
-                {"role": "tool", "tool_call_id": f"call_{n:012}", "content": "ok"},
-            )
-        ),
-    ]
-
-
-def messages(*values: Any) -> Json:
-    return {"messages": [message for value in values for message in value]}
-
-
-REQUESTS: Mapping[str, tuple[int, str, Callable[[int], Json]]] = {
-    "chat: parts of a message": (10_000, CHAT, lambda n: messages(user(parts(n)))),
-    "chat: parts of text and images": (10_000, CHAT, lambda n: messages(user(mixed(n)))),
-    "chat: parts of a system text": (
-        10_000,
-        CHAT,
-        lambda n: messages([{"role": "system", "content": parts(n)}], user("hi")),
-    ),
-    "chat: system messages": (
-        20_000,
-        CHAT,
-        lambda n: messages([{"role": "developer", "content": long_text(1)}] * n, user("hi")),
-    ),
-    "chat: parts of a tool's result": (
-        10_000,
-        CHAT,
-        lambda n: messages(rounds(1), [{"role": "tool", "tool_call_id": "c", "content": parts(n)}]),
-    ),
-    "chat: rounds of tool calls": (10_000, CHAT, lambda n: messages(rounds(n))),
-    "chat: calls of one message": (
-        20_000,
-        CHAT,
-        lambda n: messages(
-            user("hi"), [{"role": "assistant", "content": None, "tool_calls": [call(m) for m in range(n)]}]
-        ),
-    ),
-    "chat: messages": (20_000, CHAT, lambda n: messages(user("hi") * n)),
-    "chat: tools": (10_000, CHAT, lambda n: messages(user("hi")) | {"tools": [function(m) for m in range(n)]}),
-    "chat: tools in namespaces": (20_000, CHAT, lambda n: messages(user("hi")) | {"tools": nested_tools(n)}),
-    "chat: keys of the body": (20_000, CHAT, lambda n: messages(user("hi")) | {f"key{m}": m for m in range(n)}),
-    "chat: escapes of a text": (200_000, CHAT, lambda n: messages(user('\n"' * n))),
-    "chat: brackets of a text": (200_000, CHAT, lambda n: messages(user("[{" * n))),
-    "chat: texts of a list beside": (100_000, CHAT, lambda n: {"stop": ["a\n"] * n} | messages(user("hi"))),
-    "chat: volatile parts of a system text": (
-        2_000,
-        CHAT,
-        lambda n: messages([{"role": "system", "content": volatile(n)}], user("hi")),
-    ),
-    "chat: volatile system messages": (
-        2_000,
-        CHAT,
-        lambda n: messages(({"role": "system", "content": [part]} for part in volatile(n)), user("hi")),
-    ),
-    "chat: volatile lines of a system text": (
-        10_000,
-        CHAT,
-        lambda n: messages([{"role": "system", "content": volatile_lines(n)}], user("hi")),
-    ),
-    "completions: prompts": (200, COMPLETIONS, lambda n: {"prompt": [f"{LONG * 100}{m}" for m in range(n)]}),
-    "completions: token ids": (200_000, COMPLETIONS, lambda n: {"prompt": list(range(n))}),
-    "completions: turns of one prompt": (
-        10_000,
-        COMPLETIONS,
-        lambda n: {"prompt": "<|im_start|>user\nhi<|im_end|>\n" * n},
-    ),
-    "completions: one long prompt": (10_000, COMPLETIONS, lambda n: {"prompt": long_text(n)}),
-    "responses: parts of a message": (10_000, RESPONSES, lambda n: {"input": user(parts(n, "input_text"))}),
-    "responses: parts of a system text": (
-        10_000,
-        RESPONSES,
-        lambda n: {"input": [{"role": "system", "content": parts(n, "input_text")}, *user("hi")]},
-    ),
-    "responses: system items": (
-        20_000,
-        RESPONSES,
-        lambda n: {"input": [{"role": "developer", "content": "Be exact."}] * n + user("hi")},
-    ),
-    "responses: items": (20_000, RESPONSES, lambda n: {"input": user("hi") * n}),
-    "responses: parts of a tool's result": (
-        10_000,
-        RESPONSES,
-        lambda n: {
-            "input": [
-                *user("hi"),
-                {"type": "function_call_output", "call_id": "c", "output": parts(n, "input_text")},
-            ]
-        },
-    ),
-    "responses: parts of a summary": (
-        10_000,
-        RESPONSES,
-        lambda n: {"input": [*user("hi"), {"type": "reasoning", "summary": parts(n, "summary_text")}]},
-    ),
-    "responses: a long instruction": (10_000, RESPONSES, lambda n: {"instructions": long_text(n), "input": "hi"}),
-    "responses: volatile lines of an instruction": (
-        10_000,
-        RESPONSES,
-        lambda n: {"instructions": volatile_lines(n), "input": "hi"},
-    ),
-    "responses: tools in namespaces": (20_000, RESPONSES, lambda n: {"input": "hi", "tools": nested_tools(n)}),
-    "messages: blocks of a message": (10_000, MESSAGES, lambda n: messages(user(parts(n)))),
-    "messages: blocks of a system text": (
-        10_000,
-        MESSAGES,
-        lambda n: messages(user("hi")) | {"system": parts(n)},
-    ),
-    "messages: blocks of a tool's result": (
-        10_000,
-        MESSAGES,
-        lambda n: messages(user("hi"), user([{"type": "tool_result", "tool_use_id": "c", "content": parts(n)}])),
-    ),
-    "messages: calls of one message": (
-        20_000,
-        MESSAGES,
-        lambda n: messages(
-            user("hi"),
-            [
-                {
-                    "role": "assistant",
-                    "content": [{"type": "tool_use", "id": f"c{m}", "name": "f", "input": {}} for m in range(n)],
-                }
-            ],
-        ),
-    ),
-    "messages: volatile blocks of a system text": (
-        2_000,
-        MESSAGES,
-        lambda n: messages(user("hi")) | {"system": volatile(n)},
-    ),
-}
-"""Bodies: how many repeats, where they go, and the body."""
-
-
-def chat_chunk(delta: Json, finish_reason: str | None = None) -> bytes:
-    choice = {"index": 0, "delta": delta, "finish_reason": finish_reason}
-    return sse.event(orjson.dumps({"id": "c", "object": "chat.completion.chunk", "choices": [choice]}))
-
-
-def chat_stream(deltas: Sequence[Json], finish_reason: str = "stop") -> list[bytes]:
-    return [*map(chat_chunk, deltas), chat_chunk({}, finish_reason), sse.DONE]
-
-
-def argument(index: int, text: str, id_: str | None = None) -> Json:
-    about = {"id": id_, "type": "function"} if id_ else {}
-    function = {"arguments": text} | ({"name": "theirs"} if id_ else {})
-    return {"tool_calls": [{"index": index, **about, "function": function}]}
-
-
-def event(kind: str, **fields: Any) -> bytes:
-    return sse.event(orjson.dumps({"type": kind, **fields}), kind)
-
-
-def responses_stream(events: Sequence[bytes], output: Sequence[Json] = ()) -> list[bytes]:
-    answer = {"id": "r", "object": "response", "output": list(output)}
-    return [
-        event("response.created", response=answer | {"status": "in_progress"}),
-        *events,
-        event("response.completed", response=answer | {"status": "completed"}),
-    ]
-
-
-def block(index: int, about: Json, deltas: Sequence[Json]) -> list[bytes]:
-    return [
-        event("content_block_start", index=index, content_block=about),
-        *(event("content_block_delta", index=index, delta=delta) for delta in deltas),
-        event("content_block_stop", index=index),
-    ]
-
-
-def messages_stream(blocks: Sequence[bytes], reason: str = "end_turn") -> list[bytes]:
-    return [
-        event("message_start", message={"id": "m", "type": "message", "role": "assistant", "content": []}),
-        *blocks,
-        event("message_delta", delta={"stop_reason": reason}, usage={"output_tokens": 1}),
-        event("message_stop"),
-    ]
-
-
-def tool_use(index: int) -> Json:
-    return {"type": "tool_use", "id": f"toolu_{index:012}", "name": "theirs", "input": {}}
-
-
-PIECE = "piece " * 16
-
-
-def uneven(number: int) -> str:
-    """A piece that no other event has foretold."""
-    return PIECE + '"' * (number % 2)
-
-
-def in_bytes(chunks: Sequence[bytes], size: int) -> list[bytes]:
-    whole = b"".join(chunks)
-    return [whole[at : at + size] for at in range(0, len(whole), size)]
-
-
-STREAMS: Mapping[str, tuple[int, str, Callable[[int], list[bytes]]]] = {
-    "chat: pieces of a text": (20_000, CHAT, lambda n: chat_stream([{"content": PIECE}] * n)),
-    "chat: uneven pieces of a text": (
-        10_000,
-        CHAT,
-        lambda n: chat_stream([{"content": uneven(m)} for m in range(n)]),
-    ),
-    "chat: pieces of reasoning": (10_000, CHAT, lambda n: chat_stream([{"reasoning_content": PIECE}] * n)),
-    "chat: pieces of arguments": (
-        10_000,
-        CHAT,
-        lambda n: chat_stream(
-            [argument(0, '{"q":"', "call_1"), *[argument(0, PIECE)] * n, argument(0, '"}')], "tool_calls"
-        ),
-    ),
-    "chat: uneven pieces of arguments": (
-        10_000,
-        CHAT,
-        lambda n: chat_stream(
-            [argument(0, "[", "call_1"), *(argument(0, uneven(m)) for m in range(n))], "tool_calls"
-        ),
-    ),
-    "chat: calls": (
-        500,
-        CHAT,
-        lambda n: chat_stream([argument(m, "{}", f"call_{m}") for m in range(n)], "tool_calls"),
-    ),
-    "chat: chunks of one event": (20_000, CHAT, lambda n: in_bytes(chat_stream([{"content": PIECE * n}]), 64)),
-    "chat: lines of one event": (
-        100_000,
-        CHAT,
-        lambda n: [b"data: {\n" + b"data: \n" * n + b"data: }\n\n", sse.DONE],
-    ),
-    "chat: comments": (20_000, CHAT, lambda n: [b": wait\n\n"] * n + chat_stream([{"content": "a"}])),
-    "completions: pieces of a text": (
-        20_000,
-        COMPLETIONS,
-        lambda n: (
-            [
-                sse.event(orjson.dumps({"choices": [{"index": 0, "text": uneven(m), "finish_reason": None}]}))
-                for m in range(n)
-            ]
-            + [sse.event(b'{"choices":[{"index":0,"text":"","finish_reason":"stop"}]}'), sse.DONE]
-        ),
-    ),
-    "responses: pieces of a text": (
-        10_000,
-        RESPONSES,
-        lambda n: responses_stream(
-            [event("response.output_text.delta", output_index=0, delta=PIECE, sequence_number=m) for m in range(n)]
-        ),
-    ),
-    "responses: pieces of arguments": (
-        10_000,
-        RESPONSES,
-        lambda n: responses_stream(
-            [
-                event(
-                    "response.output_item.added",
-                    output_index=0,
-                    item={"type": "function_call", "call_id": "c", "name": "theirs", "arguments": ""},
-                ),
-                *(event("response.function_call_arguments.delta", output_index=0, delta=PIECE) for _ in range(n)),
-            ]
-        ),
-    ),
-    "responses: calls": (
-        3_000,
-        RESPONSES,
-        lambda n: responses_stream(
-            [
-                event(
-                    kind,
-                    output_index=m,
-                    item={"type": "function_call", "call_id": f"call_{m}", "name": "theirs", "arguments": "{}"},
-                )
-                for m in range(n)
-                for kind in ("response.output_item.added", "response.output_item.done")
-            ]
-        ),
-    ),
-    "responses: parts of an answer": (
-        10_000,
-        RESPONSES,
-        lambda n: responses_stream(
-            [], [{"type": "message", "role": "assistant", "content": parts(n, "output_text")}]
-        ),
-    ),
-    "messages: pieces of a text": (
-        10_000,
-        MESSAGES,
-        lambda n: messages_stream(
-            block(0, {"type": "text", "text": ""}, [{"type": "text_delta", "text": uneven(m)} for m in range(n)])
-        ),
-    ),
-    "messages: pieces of a thought": (
-        10_000,
-        MESSAGES,
-        lambda n: messages_stream(
-            block(0, {"type": "thinking", "thinking": ""}, [{"type": "thinking_delta", "thinking": PIECE}] * n)
-        ),
-    ),
-    "messages: pieces of arguments": (
-        10_000,
-        MESSAGES,
-        lambda n: messages_stream(
-            block(0, tool_use(0), [{"type": "input_json_delta", "partial_json": uneven(m)} for m in range(n)]),
-            "tool_use",
-        ),
-    ),
-    "messages: calls": (
-        3_000,
-        MESSAGES,
-        lambda n: messages_stream(
-            [piece for m in range(n) for piece in block(m, tool_use(m), [])],
-            "tool_use",
-        ),
-    ),
-    "messages: texts": (
-        3_000,
-        MESSAGES,
-        lambda n: messages_stream(
-            [piece for m in range(n) for piece in block(m, {"type": "text", "text": "a"}, [])],
-        ),
-    ),
-}
-"""Streams of an engine: how many repeats, to which path, and the chunks in which they come."""
-
-
-ANSWERS: Mapping[str, tuple[int, str, Callable[[int], Json]]] = {
-    "chat: calls of an answer": (
-        500,
-        CHAT,
-        lambda n: {
-            "id": "c",
-            "choices": [
-                {
-                    "index": 0,
-                    "finish_reason": "tool_calls",
-                    "message": {"role": "assistant", "content": None, "tool_calls": [call(m) for m in range(n)]},
-                }
-            ],
-        },
-    ),
-    "responses: parts of an answer": (
-        10_000,
-        RESPONSES,
-        lambda n: {
-            "id": "r",
-            "object": "response",
-            "status": "completed",
-            "output": [{"type": "message", "role": "assistant", "content": parts(n, "output_text")}],
-        },
-    ),
-    "responses: calls of an answer": (
-        3_000,
-        RESPONSES,
-        lambda n: {
-            "id": "r",
-            "object": "response",
-            "status": "completed",
-            "output": [
-                {"type": "function_call", "call_id": f"c{m}", "name": "theirs", "arguments": "{}"}
-                for m in range(n)
-            ],
-        },
-    ),
-    "messages: blocks of an answer": (
-        10_000,
-        MESSAGES,
-        lambda n: {
-            "id": "m",
-            "type": "message",
-            "role": "assistant",
-            "stop_reason": "tool_use",
-            "content": [*parts(n), *map(tool_use, range(n // 10))],
-        },
-    ),
-}
-"""Answers of an engine that are not streamed."""
-
-SHORT = {
-    CHAT: messages(user("hi")),
-    COMPLETIONS: {"prompt": "hi"},
-    RESPONSES: {"input": "hi"},
-    MESSAGES: messages(user("hi")) | {"max_tokens": 10},
-}
-_STREAMED, _WHOLE = b"\3\1", b"\2\1"
+_STREAMED, _WHOLE, _ERROR = b"\3\1", b"\2\1", b"\4\1"
+_STATUSES = (200, 400, 502)
+"""What is refused is a shape too; 502 is an engine's answer that is none."""
 
 
 @contextmanager
-def asked(settings: Mapping[str, Any], path: str, body: Json, *answers: bytes) -> Iterator[Work]:
+def asked(settings: Mapping[str, Any], path: str, raw: bytes, *answers: bytes) -> Iterator[Work]:
     """A request and its answer through a gateway that has never seen either."""
-    raw = orjson.dumps({"model": "m", **body})
     gateway = FuzzedGateway(settings)
 
     def work() -> None:
         answer = gateway.ask(path, raw, list(answers))
-        assert answer.status == 200, answer.body[:300]
+        assert answer.status in _STATUSES, answer.body[:300]
 
     try:
         yield work
@@ -526,21 +116,22 @@ def asked(settings: Mapping[str, Any], path: str, body: Json, *answers: bytes) -
         gateway.close()
 
 
-def _requested(settings: Mapping[str, Any], path: str, body: Callable[[int], Json]) -> Made:
-    streams: dict[str, Callable[[list[Any]], list[bytes]]] = {
-        RESPONSES: responses_stream,
-        MESSAGES: messages_stream,
-    }
-    streamed = _STREAMED + b"\1".join(streams.get(path, chat_stream)([]))
-    return lambda num: asked(settings, path, body(num) | {"stream": True}, streamed)
+def _requested(settings: Mapping[str, Any], path: str, body: Body) -> Made:
+    streamed = _STREAMED + b"\1".join(SPOKEN[path](["hi"]))
+    return lambda num: asked(settings, path, raw_of(body(num), stream=True), streamed)
 
 
 def _streamed(settings: Mapping[str, Any], path: str, chunks: Callable[[int], list[bytes]]) -> Made:
-    return lambda num: asked(settings, path, SHORT[path] | {"stream": True}, _STREAMED + b"\1".join(chunks(num)))
+    raw = raw_of(SHORT[path], stream=True)
+    return lambda num: asked(settings, path, raw, _STREAMED + b"\1".join(chunks(num)))
 
 
 def _answered(settings: Mapping[str, Any], path: str, answer: Callable[[int], Json]) -> Made:
-    return lambda num: asked(settings, path, SHORT[path], _WHOLE + orjson.dumps(answer(num)))
+    return lambda num: asked(settings, path, raw_of(SHORT[path]), _WHOLE + orjson.dumps(answer(num)))
+
+
+def _refused(settings: Mapping[str, Any], path: str, error: Callable[[int], bytes]) -> Made:
+    return lambda num: asked(settings, path, raw_of(SHORT[path]), *[_ERROR + error(num)] * 3)
 
 
 @contextmanager
@@ -551,25 +142,68 @@ def just(work: Work) -> Iterator[Work]:
 # What is no request through the whole path.
 
 
-def form(fields: Sequence[bytes]) -> bytes:
-    return b"".join(b"--edge\r\n" + field + b"\r\n" for field in fields) + b"--edge--\r\n"
+def split(made: Callable[[int], bytes], num: int) -> AbstractContextManager[Work]:
+    """A form, in the chunks in which it may come."""
+    chunks = in_bytes([made(num)], 1500)
 
-
-def field(name: str, data: bytes = b"a", more: bytes = b"") -> bytes:
-    return b'Content-Disposition: form-data; name="' + name.encode() + b'"' + more + b"\r\n\r\n" + data
-
-
-def split_form(chunks: Sequence[bytes]) -> Work:
     def work() -> None:
         splitter = FormSplitter(b"edge")
-        try:
+        with suppress(BadForm):
             for chunk in chunks:
                 for _ in splitter.feed(chunk):
                     pass
-        except BadForm:
-            pass
 
-    return work
+    return just(work)
+
+
+@contextmanager
+def read_lines(made: Callable[[int], bytes], num: int) -> Iterator[Work]:
+    """An input file of a batch: checked, and each line of it read again."""
+    dialect = BY_PATH[CHAT]
+    endpoint = input_file.Endpoint(CHAT, dialect.check, dialect.script, lambda model: None)
+    with NamedTemporaryFile() as file:
+        file.write(made(num))
+        file.flush()
+        raw, path = Path(file.name).read_bytes(), Path(file.name)
+
+        def work() -> None:
+            for line in input_file.read(path, endpoint, 2**30).lines:
+                input_file.body_of(raw[line.offset : line.offset + line.size_bytes])
+
+        yield work
+
+
+def polled(kind: str, made: Callable[[int], str], num: int) -> AbstractContextManager[Work]:
+    """Pages of an engine, all of them the same."""
+    engine, page = adapter_of(kind), made(num)
+    texts = dict.fromkeys((*engine.metrics_paths, *engine.probe_paths, "/v1/models"), page)
+
+    def work() -> None:
+        with suppress(ValueError):  # the poller reports it
+            engine.parse_report(texts)
+            engine.learn(texts, engine.abilities())
+
+    return just(work)
+
+
+HTML: Mapping[str, tuple[int, Callable[[int], str]]] = {
+    "tags": (50_000, lambda n: "<p>a" * n),
+    "beginnings of tags": (200_000, lambda n: "<a" * n),
+    "a tag without an end": (500_000, lambda n: "<a " + "b" * n),
+    "beginnings of comments": (100_000, lambda n: "<!--" * n),
+    "comments": (50_000, lambda n: "<!-- a -->b" * n),
+    "spaces": (500_000, lambda n: "a" + " " * n),
+    "entities": (50_000, lambda n: "&amp;&#1;&nosuch" * n),
+    "scripts": (50_000, lambda n: "<script>a</script>b" * n),
+    "scripts without an end": (50_000, lambda n: "<script>" * n),
+    "a long name": (500_000, lambda n: "<" + "a" * n + ">"),
+}
+"""Pages that a tool reads."""
+
+
+def read_page(made: Callable[[int], str], num: int) -> AbstractContextManager[Work]:
+    page = made(num)
+    return just(lambda: page_text(page))
 
 
 def boundary(content_type: str) -> Work:
@@ -758,14 +392,14 @@ def called(transport: Name, num: int) -> Iterator[Work]:
 
 
 OTHERS: Mapping[str, Place] = {
-    "form: fields": (5_000, lambda n: just(split_form([form([field(f"f{m}") for m in range(n)])]))),
-    "form: chunks": (100_000, lambda n: just(split_form(in_bytes([form([field("file", b"\r\n-" * n)])], 16)))),
-    "form: parameters of a part": (20_000, lambda n: just(split_form([form([field("f", more=b";a" * n)])]))),
-    "form: quotes of a part": (20_000, lambda n: just(split_form([form([field("f", more=b';a="' + b";" * n)])]))),
-    "form: headers of parts": (
-        50,
-        lambda n: just(split_form([form([field("f", more=b';a="' + (b";" + b"x" * 250) * 60)] * n)])),
-    ),
+    **{f"form: {name}": (num, partial(split, made)) for name, (num, made) in FORMS.items()},
+    **{f"lines {name}": (num, partial(read_lines, made)) for name, (num, made) in LINES.items()},
+    **{
+        f"{kind}: {name} of a page": (num, partial(polled, kind, made))
+        for kind in KINDS
+        for name, (num, made) in PAGES.items()
+    },
+    **{f"web page: {name}": (num, partial(read_page, made)) for name, (num, made) in HTML.items()},
     "form: parameters of its type": (
         20_000,
         lambda n: just(boundary("multipart/form-data" + ";a" * n + "; boundary=edge")),
@@ -808,9 +442,16 @@ def places() -> dict[str, Place]:
     found: dict[str, Place] = {}
     for kind, settings in GATEWAYS.items():
         for name, (num, path, body) in REQUESTS.items():
+            if kind == "full" and name in OF_EACH_FORMAT and path != CHAT:
+                continue  # what it does beside is common to all formats
             found[f"{kind} gateway, request, {name}"] = num, _requested(settings, path, body)
         for name, (num, path, chunks) in STREAMS.items():
+            if kind == "full" and name in IN_EACH_FORMAT and path != CHAT:
+                continue
             found[f"{kind} gateway, stream, {name}"] = num, _streamed(settings, path, chunks)
         for name, (num, path, answer) in ANSWERS.items():
             found[f"{kind} gateway, answer, {name}"] = num, _answered(settings, path, answer)
+    for path, dialect in NAMES.items():
+        for name, (num, error) in ERRORS.items():
+            found[f"error, {dialect}: {name}"] = num, _refused(PLAIN, path, error)
     return found | dict(OTHERS)
