@@ -6,7 +6,8 @@ parsing: a parsed event shows where the text stands, and an event with the same 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING
 
 import orjson
@@ -38,6 +39,8 @@ _QUOTE = ord('"')
 """As a number it is looked for in a third of the time: Python first takes bytes for a number that is none."""
 _FRUITLESS = 8
 """Bound on parsed events in a row that taught no pattern. Formats that number their events never repeat one."""
+_LEARNED_BYTES = 16 * 1024
+"""A longer event teaches none: it would be searched once for each of the keys."""
 
 
 class Deltas:
@@ -91,7 +94,7 @@ class Deltas:
 
     def learn(self, event: bytes) -> None:
         """Learn the pattern of an event that was read since the last `fold` and brought only text."""
-        if self._fruitless >= _FRUITLESS:
+        if self._fruitless >= _FRUITLESS or len(event) > _LEARNED_BYTES:
             return
         reply, (chars, calls, argument_chars) = self._reply, self._seen
         now_chars, now_calls, now_argument_chars = self._sizes()
@@ -317,6 +320,9 @@ MAX_BODY_BYTES = 256 * 2**20
 """Of an answer that is not streamed. It is read whole before its first byte goes out, so that a cut stays
 hidden."""
 
+STEP_BYTES = 16 * 1024
+"""Of a stream that are read in one step. A chunk may have ten thousand events, and others wait meanwhile."""
+
 _NOT_RELAYED = frozenset(
     (
         *("content-length", "content-encoding", "date", "server", "x-request-id", "set-cookie"),
@@ -369,7 +375,10 @@ class UpstreamResponse:
             self._read_body()
             return
         async for chunk in self._chunks:
-            self._first = self._relay.feed(chunk)
+            if len(chunk) <= STEP_BYTES:
+                self._first = self._relay.feed(chunk)
+            else:
+                self._first = b"".join([self._relay.feed(part) async for part in in_steps(chunk)])
             if self._relay.has_begun:
                 return
             if self._relay.failure is not None:
@@ -438,7 +447,10 @@ class UpstreamResponse:
             chunk = await anext(self._chunks, None)
             if chunk is None:
                 break
-            if out := relay.feed(chunk):
+            if len(chunk) > STEP_BYTES:
+                async for part in in_steps(chunk):
+                    await self._relayed(relay, part, responder)
+            elif out := relay.feed(chunk):
                 await responder.write(out)
                 if relay.is_delivered:
                     self._exchange.mark_delivered()
@@ -447,6 +459,12 @@ class UpstreamResponse:
         self._is_over = True
         if rest := relay.rest():
             await responder.write(rest)
+
+    async def _relayed(self, relay: StreamRelay, part: bytes, responder: Responder) -> None:
+        if out := relay.feed(part):
+            await responder.write(out)
+            if relay.is_delivered:
+                self._exchange.mark_delivered()
 
     def _ended_as(self, relay: StreamRelay) -> Outcome:
         if relay.failure is not None:
@@ -474,6 +492,14 @@ class UpstreamResponse:
         exchange.reply.is_complete = True
         if self._round is not None:
             self._round.read(parsed)
+
+
+async def in_steps(chunk: bytes) -> AsyncIterator[bytes]:
+    """Yield a chunk in parts. The event loop goes round between two of them."""
+    yield chunk[:STEP_BYTES]
+    for start in range(STEP_BYTES, len(chunk), STEP_BYTES):
+        await asyncio.sleep(0)
+        yield chunk[start : start + STEP_BYTES]
 
 
 def headers_for_client(reply: UpstreamReply, own: HeaderList) -> list[tuple[str, str]]:
