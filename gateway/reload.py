@@ -32,7 +32,7 @@ AT_RUN_TIME = frozenset(
         *("models.aliases", "models.side_model", "models.answer_any_model"),
         *("policy.max_wait_s", "policy.max_wait_plain_s"),
         *("stream.silent_queue_s", "stream.keep_alive_s"),
-        *("limits.body_bytes", "limits.messages", "limits.tools", "limits.attempts"),
+        *("limits.body_bytes", "limits.messages", "limits.tools", "limits.values", "limits.attempts"),
         *("timeouts.connect_s", "timeouts.first_byte_s", "timeouts.idle_s"),
     }
 )

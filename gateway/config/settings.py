@@ -315,6 +315,8 @@ class RequestLimits(Section):
     """Most messages or input items of one request."""
     tools: Count = 1_024
     """Most tools that one request may declare."""
+    values: Count = 1_000_000
+    """Most JSON values of one request's body. A list or an object counts as five."""
     attempts: Count = 3
     """Replicas on which a model call is tried in a row before its first byte. A call at which engines fail is sent
     this many times in all."""

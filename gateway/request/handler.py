@@ -14,6 +14,7 @@ from gateway.access.limits import Limiter
 from gateway.config.live_settings import RequestSettings
 from gateway.core.errors import ANSWERED, Failure, Outcome, Refused
 from gateway.core.transport import Handler, HeaderList, Request, Responder
+from gateway.core.values import may_be_more
 from gateway.dialects import BY_PATH, dialect_of
 from gateway.dialects.base import Dialect, Script
 from gateway.engines.monitor import Monitor
@@ -24,7 +25,7 @@ from gateway.request.engine_errors import EngineFailed
 from gateway.request.gate import Drain, Gate, stopping
 from gateway.request.incoming_bodies import IncomingBodies
 from gateway.request.inprocess import HandedOn, InProcessRequest
-from gateway.request.payload import parse_body, permitted, read_body, served_as
+from gateway.request.payload import parse_body, permitted, read_body, refuse_too_many_values, served_as
 from gateway.request.stateless import StatelessCalls, leaking_engines, serves_path
 from gateway.request.stored_responses import Home, StoredResponses
 from gateway.sessions import claims
@@ -122,6 +123,8 @@ class RequestHandler:
             exchange.payload = Payload(raw)
             await self.stateless.answer_stored(exchange, responder)
             return ANSWERED
+        if may_be_more(raw, settings.limits.values):
+            await refuse_too_many_values(raw, settings.limits)
         exchange.payload = payload = parse_body(raw, exchange.dialect, settings.limits)
         model = served_as(payload.requested_model, settings.models, self.monitor.engines)
         exchange.payload = payload = payload.for_model(model)

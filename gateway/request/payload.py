@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 
@@ -9,7 +10,7 @@ import orjson
 
 from gateway.access.keys import Caller, may_use, model_not_allowed, says_one_model
 from gateway.config.settings import Models, RequestLimits
-from gateway.core import fields
+from gateway.core import fields, values
 from gateway.core.errors import Failure, Outcome, Refused
 from gateway.core.fields import Json, excerpt
 from gateway.core.transport import BodyTooLarge, Request
@@ -27,6 +28,16 @@ async def read_body(request: Request, limits: RequestLimits, bodies: IncomingBod
     except BodyTooLarge:
         text = f"The body is longer than {limits.body_bytes} bytes (limits.body_bytes)."
         raise Refused(Outcome.BAD_REQUEST, Failure(413, "invalid_request_error", text)) from None
+
+
+async def refuse_too_many_values(raw: bytes, limits: RequestLimits) -> None:
+    """Count the values of a body before it is parsed, in steps between which others run. Raises Refused."""
+    for num in values.counted(raw):
+        if num > limits.values:
+            text = f"The body has more than {limits.values} values (limits.values)."
+            failure = Failure(400, "invalid_request_error", text, code="too_many_values")
+            raise Refused(Outcome.BAD_REQUEST, failure)
+        await asyncio.sleep(0)
 
 
 def parse_body(raw: bytes, dialect: Dialect, limits: RequestLimits) -> Payload:

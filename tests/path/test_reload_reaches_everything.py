@@ -162,6 +162,14 @@ CASES = {
         unconcerned=NO_CHAT,
         ask={"tools": [TOOL] * 3},
     ),
+    "limits.values": Case(
+        {"limits": {"values": 1_000}},
+        {"limits": {"values": 300}},
+        status,
+        200,
+        400,
+        ask={"stop": ["x"] * 500},
+    ),
     "logging.level": Case(
         {"logging": {"level": "info"}}, {"logging": {"level": "warning"}}, is_logged, False, False
     ),

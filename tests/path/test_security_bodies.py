@@ -7,6 +7,7 @@ import gzip
 import json
 import zlib
 from typing import Any
+from unittest.mock import patch
 
 import orjson
 import pytest
@@ -60,6 +61,21 @@ async def test_a_deeply_nested_body_is_answered_or_refused_and_never_an_error_of
                     if status != 200:
                         assert orjson.loads(told)["error"]["message"]
     assert (await sent(gateway, orjson.dumps(ASK)))[0] == 200
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("unit", [b"[],", b'{"a":1},', b"1,", b'"\\"",'])
+async def test_a_body_of_too_many_values_is_refused_before_it_is_parsed(
+    start: Start, engine: FakeEngine, path: str, unit: bytes
+) -> None:
+    """Text with as many commas and brackets in it is no such body."""
+    gateway = await start(engine, limits={"values": 10_000})
+    beside = b'{"model":"m","messages":[{"role":"user","content":"x"}],"input":"x","prompt":"x","stop":'
+    with patch("gateway.request.payload.orjson.loads", side_effect=AssertionError("it was parsed")):
+        status, told = await sent(gateway, beside + b"[" + unit * 20_000 + b"1]}", path)
+    assert (status, b"limits.values" in told) == (400, True)
+    text = orjson.dumps((b"[" + unit * 20_000).decode())
+    assert (await sent(gateway, beside + text + b"}", path))[0] == 200
 
 
 async def test_a_body_is_refused_while_it_is_too_long_not_after(start: Start, engine: FakeEngine) -> None:
