@@ -30,6 +30,7 @@ from gateway.config.live_settings import LiveSettings
 from gateway.config.loading import refuse_missing
 from gateway.config.memory import MemoryBounds
 from gateway.config.settings import Policy, Settings
+from gateway.core.slices import Slices
 from gateway.core.transport import Handler, Server
 from gateway.engines.base import EngineAddress
 from gateway.engines.breaker import BreakerRules
@@ -307,6 +308,7 @@ class App:
             turns=turns,
             stateless=StatelessCalls(forward, turns.monitor, turns.stored, observer),
             bodies=IncomingBodies(),
+            slices=Slices(),
             lists=PromptListHandler(turns.gate.replica_view, observer.receipt_headers),
             observer=observer,
         )

@@ -17,7 +17,9 @@ from gateway.core import fields, response_ids
 from gateway.core.errors import Failure, Outcome
 from gateway.core.fields import Json, excerpt
 from gateway.core.json_edit import Edit, edited, splice
+from gateway.core.pieces import Cut
 from gateway.core.reply import Reply
+from gateway.core.slices import Reading
 from gateway.core.transport import HeaderList, Request
 from gateway.dialects.base import Dialect, Opening
 from policies.engine_queue import EngineTime
@@ -253,6 +255,10 @@ class Exchange:
     settings: RequestSettings = RequestSettings()
     """The settings under which it began, to its end."""
     payload: Payload = Payload()
+    reading: Reading | None = None
+    """Of a large body. None: it is small, and read at once."""
+    cut: Cut | None = None
+    """The raw texts of its parts, until its session is recognised."""
 
     # Its caller.
     caller: Caller = UNKNOWN

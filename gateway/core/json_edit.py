@@ -10,7 +10,9 @@ from typing import Any, TypeAlias
 
 import orjson
 
+from gateway.core import pieces
 from gateway.core.fields import Json
+from gateway.core.slices import LARGE_BYTES
 
 _STRING = rb'"[^"\\]*(?:\\.[^"\\]*)*"'
 _KEY = re.compile(rb"\s*(" + _STRING + rb")\s*:\s*", re.DOTALL)
@@ -18,6 +20,8 @@ _SCALAR = re.compile(_STRING + rb"|[^\s,{}\[\]]+", re.DOTALL)
 # Everything up to the next bracket that is not inside a string: one match per bracket, at C speed.
 _BRACKET = re.compile(rb'[^"{}\[\]]*(?:' + _STRING + rb'[^"{}\[\]]*)*[{}\[\]]', re.DOTALL)
 _COMMA = re.compile(rb"\s*,")
+_LONG_BYTES, _COMPARED_BYTES = 4096, 64 * 1024
+"""A shorter value is scanned; a longer one is compared in pieces that stay in the processor's cache."""
 
 
 def splice(raw: bytes, body: Mapping[str, Any], put: Mapping[str, Any], drop: Collection[str]) -> bytes:
@@ -28,47 +32,76 @@ def splice(raw: bytes, body: Mapping[str, Any], put: Mapping[str, Any], drop: Co
     """
     dropped = {key for key in drop if key in body and key not in put}
     replaced = {key: value for key, value in put.items() if key in body}
-    if dropped or replaced:
-        raw = _change(raw, replaced, dropped)
     added = [orjson.dumps(key) + b":" + orjson.dumps(value) for key, value in put.items() if key not in body]
+    if not (dropped or replaced):
+        return _with_end(raw, [], 0, bool(body), added) if added else raw
+    out, end = _changed(raw, replaced, dropped)
+    return _with_end(raw, out, end, len(body) > len(dropped), added)
+
+
+def _with_end(
+    raw: bytes, out: list[bytes | memoryview], start: int, has_members: bool, added: Sequence[bytes]
+) -> bytes:
+    """Return all parts with the rest of the text from `start` on, and with what is added before its end."""
+    view = memoryview(raw)
     if not added:
-        return raw
+        return b"".join((*out, view[start:]))
     end = raw.rindex(b"}")
-    comma = b"," if len(body) > len(dropped) else b""
-    return b"".join((memoryview(raw)[:end], comma, b",".join(added), raw[end:]))
+    return b"".join((*out, view[start:end], b"," if has_members else b"", b",".join(added), view[end:]))
 
 
-def _change(raw: bytes, replaced: Mapping[str, Any], dropped: Collection[str]) -> bytes:
-    """Keep the separator before each member that stays, except the first."""
-    members = list(members_of(raw))
-    out = [raw[: members[0][1]]]
-    end_before = None
+def _changed(
+    raw: bytes, replaced: Mapping[str, Any], dropped: Collection[str]
+) -> tuple[list[bytes | memoryview], int]:
+    """Return the parts up to the end of the last member, and that end. Keep the separator before each member that
+    stays, except the first."""
+    members, view = list(members_of(raw)), memoryview(raw)
+    out: list[bytes | memoryview] = [view[: members[0][1]]]
+    end_before = 0
     is_first = True
     for key, start, value_start, end in members:
         if key not in dropped:
             if not is_first:
-                out.append(raw[end_before:start])
+                out.append(view[end_before:start])
             if key in replaced:
-                out += raw[start:value_start], orjson.dumps(replaced[key])
+                out += view[start:value_start], orjson.dumps(replaced[key])
             else:
-                out.append(raw[start:end])
+                out.append(view[start:end])
             is_first = False
         end_before = end
-    out.append(raw[end_before:])
-    return b"".join(out)
+    return out, end_before
 
 
 def members_of(raw: bytes, start: int = 0) -> Iterator[tuple[str, int, int, int]]:
     """Yield key, start of the key, start of the value and end of the value for each member of the object at
     `start`."""
     at: int | None = raw.index(b"{", start) + 1
+    found = pieces.cut(raw) if len(raw) >= LARGE_BYTES and not start else None
     while at is not None:
         key = _KEY.match(raw, at)
         assert key is not None, "raw is not the text of body"
-        end = value_end(raw, key.end())
-        yield orjson.loads(key[1]), key.start(1), key.end(), end
+        name = orjson.loads(key[1])
+        # The text of a number may be the beginning of another number.
+        text = found.members.get(name) if found is not None and raw[key.end()] in b'"{[' else None
+        if text is not None and len(text) > _LONG_BYTES and _stands_at(raw, key.end(), text):
+            end = key.end() + len(text)
+        else:
+            end = value_end(raw, key.end())
+        yield name, key.start(1), key.end(), end
         comma = _COMMA.match(raw, end)
         at = comma.end() if comma else None
+
+
+def _stands_at(raw: bytes, at: int, text: pieces.Raw) -> bool:
+    """Whether a text stands in `raw` at a place; a text that is a string, list or object ends where it does there.
+    A key may be repeated, with another text."""
+    view = memoryview(text)
+    steps = range(0, len(view), _COMPARED_BYTES)
+    return all(
+        raw[at + start : at + min(start + _COMPARED_BYTES, len(view))]
+        == bytes(view[start : start + _COMPARED_BYTES])
+        for start in steps
+    )
 
 
 def value_end(raw: bytes, start: int) -> int:

@@ -12,8 +12,11 @@ from gateway.core import fields, sse
 from gateway.core.errors import Failure
 from gateway.core.fields import Json
 from gateway.core.reply import Reply
+from gateway.core.slices import Steps
+from gateway.dialects import canonical
 from gateway.dialects.canonical import ToolList
 from gateway.dialects.description import CallDescription
+from policies.recognition.chains import Chain
 from policies.types import value
 
 if TYPE_CHECKING:
@@ -37,6 +40,8 @@ class Script:
     tool_names: tuple[str, ...] = ()
     num_system: int = 0
     """Items of the conversation before the first message, where `messages` are `Texts`."""
+    blocks: Chain | None = None
+    """The residency chain, where it was made beforehand."""
 
 
 MOST_ANSWERS = 16_384
@@ -98,6 +103,15 @@ class Dialect:
     def script(self, body: Json, tools: ToolList | None = None) -> Script:
         """Return the conversation of a request. `tools`: its tools, where they are known."""
         return Script()
+
+    def script_in_steps(self, body: Json, tools: ToolList) -> Steps[Script]:
+        """As `script`, of a large request. A step reads one item, where the items are read at all."""
+        yield
+        return self.script(body, tools)
+
+    def definitions(self, body: Json) -> list[Json]:
+        """Return the tools of a request."""
+        return canonical.objects(body.get("tools"))
 
     def history(self, body: Json) -> list[Json]:
         """Return the items of the conversation."""

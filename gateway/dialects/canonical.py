@@ -13,6 +13,7 @@ import orjson
 
 from gateway.core import fields
 from gateway.core.fields import Json, trimmed
+from gateway.core.slices import Steps
 from policies.types import value
 
 VOLATILE = frozenset({"id", "status", "annotations", "logprobs", "cache_control", "provider_specific_fields"})
@@ -34,6 +35,7 @@ class ToolList:
         return sum(map(getsizeof, self.texts)) + sum(map(getsizeof, self.names))
 
 
+NO_TOOLS = ToolList((), ())
 _SHORT_BYTES = 2_048
 
 
@@ -110,6 +112,15 @@ def system(texts: Iterable[Any]) -> bytes:
 def tools(definitions: Sequence[Json]) -> ToolList:
     """Return all tools of a request."""
     return ToolList(tuple(map(tool, definitions)), tool_names(definitions))
+
+
+def tools_in_steps(definitions: Sequence[Json]) -> Steps[ToolList]:
+    """As `tools`, one in a step."""
+    texts = []
+    for definition in definitions:
+        texts.append(tool(definition))
+        yield
+    return ToolList(tuple(texts), tool_names(definitions))
 
 
 def tool(definition: Json) -> bytes:

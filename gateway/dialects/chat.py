@@ -44,8 +44,7 @@ class Chat(Dialect):
 
     def script(self, body: Json, tools: ToolList | None = None) -> Script:
         if tools is None:
-            definitions = canonical.objects(body.get("tools")) or canonical.objects(body.get("functions"))
-            tools = canonical.tools(definitions)
+            tools = canonical.tools(self.definitions(body))
         messages = canonical.objects(body.get("messages"))
         num_system = 0
         while num_system < len(messages) and messages[num_system].get("role") in ("system", "developer"):
@@ -59,6 +58,9 @@ class Chat(Dialect):
             tools.names,  # tool_names
             num_system,
         )
+
+    def definitions(self, body: Json) -> list[Json]:
+        return canonical.objects(body.get("tools")) or canonical.objects(body.get("functions"))
 
     def max_tokens_key(self, body: Json) -> str | None:
         if body.get("max_completion_tokens") is not None:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import Any
 
 from gateway.core import fields
 from gateway.core.errors import Failure
 from gateway.core.fields import Json
 from gateway.core.reply import Reply
+from gateway.core.slices import Steps, finished
 from gateway.dialects import base, canonical
 from gateway.dialects.base import Chunks, Dialect, Prompt, Script, chunks
-from gateway.dialects.canonical import ToolList
+from gateway.dialects.canonical import NO_TOOLS, ToolList
 from gateway.dialects.description import CallDescription
 
 PATH = "/v1/completions"
 _SHAPES = base.COMMON | {"prompt": base.TEXT_OR_LIST}
 
-_TURN_START = re.compile(r"(?=<\|(?:im_start|start_header_id|start|system|user|assistant)\|>|\[INST\])")
+_TURN_START = re.compile(r"<\|(?:im_start|start_header_id|start|system|user|assistant)\|>|\[INST\]")
 """Where the templates of Qwen, Llama 3, gpt-oss, GLM and Mistral begin a message."""
 _SYSTEM_START = re.compile(r"<\|(?:im_start\|>|start_header_id\|>|start\|>)?system\b")
 
@@ -40,13 +42,16 @@ class Completions(Dialect):
         """A prompt that a client rendered itself is cut where its template begins a message; a token prompt is one
         message. Several prompts are answered apart: their common prefix is the system text, which counts once, and
         the rest of each is a message."""
+        return finished(self.script_in_steps(body, NO_TOOLS))
+
+    def script_in_steps(self, body: Json, tools: ToolList) -> Steps[Script]:
         prompt = body.get("prompt")
         if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
             prompt = prompt[0]
         system = b""
         pieces: list[Any] = [prompt]
         if isinstance(prompt, str):
-            pieces = [piece for piece in _TURN_START.split(prompt) if piece]
+            pieces = yield from _turns_in_steps(prompt)
             if len(pieces) > 1 and _SYSTEM_START.match(pieces[0]):
                 system = pieces.pop(0).encode()
         elif (prompts := self.prompts(body)) is not None:
@@ -57,8 +62,11 @@ class Completions(Dialect):
             )
         elif isinstance(prompt, list) and not any(isinstance(item, int) for item in prompt):
             pieces = prompt
-        messages = tuple(canonical.message("prompt", {"content": piece}) for piece in pieces)
-        return Script(system=system, messages=messages)
+        messages = []
+        for piece in pieces:
+            messages.append(canonical.message("prompt", {"content": piece}))
+            yield
+        return Script(system=system, messages=tuple(messages))
 
     def prompts(self, body: Json) -> list[Prompt] | None:
         prompts = body.get("prompt")
@@ -85,6 +93,23 @@ class Completions(Dialect):
 
 
 # ---- prompts
+
+
+_WINDOW_CHARS, _LONGEST_START = 256 * 1024, len("<|start_header_id|>")
+"""Searched in one step, and the characters that may stand across its end."""
+
+
+def _turns_in_steps(prompt: str) -> Steps[list[str]]:
+    """Return a rendered prompt, cut where its template begins a message."""
+    starts = {0, len(prompt)}
+    for begin in range(0, len(prompt), _WINDOW_CHARS):
+        end = begin + _WINDOW_CHARS + _LONGEST_START - 1
+        # An expression takes ten times as long as this for a text without a beginning.
+        if prompt.find("<|", begin, end) >= 0 or prompt.find("[INST]", begin, end) >= 0:
+            starts.update(match.start() for match in _TURN_START.finditer(prompt, begin, end))
+        yield
+    return [prompt[start:stop] for start, stop in pairwise(sorted(starts))]
+
 
 CHARS_PER_TOKEN = 4
 

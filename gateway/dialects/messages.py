@@ -62,7 +62,7 @@ class Messages(Dialect):
 
     def script(self, body: Json, tools: ToolList | None = None) -> Script:
         if tools is None:
-            tools = canonical.tools(canonical.objects(body.get("tools")))
+            tools = canonical.tools(self.definitions(body))
         messages = canonical.objects(body.get("messages"))
         return Script(
             tools=tools.texts,

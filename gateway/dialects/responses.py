@@ -12,6 +12,7 @@ from gateway.core import fields, sse
 from gateway.core.errors import Failure
 from gateway.core.fields import Json
 from gateway.core.reply import Reply, ToolCall
+from gateway.core.slices import Steps
 from gateway.dialects import base, canonical
 from gateway.dialects.base import Dialect, Script, read_error
 from gateway.dialects.canonical import ToolList
@@ -61,20 +62,27 @@ class Responses(Dialect):
 
     def script(self, body: Json, tools: ToolList | None = None) -> Script:
         if tools is None:
-            tools = canonical.tools(canonical.objects(body.get("tools")))
+            tools = canonical.tools(self.definitions(body))
+        system, items = self._parts(body)
+        return _script(tools, system, [message for message in map(_item, items) if message is not None])
+
+    def script_in_steps(self, body: Json, tools: ToolList) -> Steps[Script]:
+        system, items = self._parts(body)
+        messages: list[bytes] = []
+        for item in items:
+            yield
+            if (message := _item(item)) is not None:
+                messages.append(message)
+        return _script(tools, system, messages)
+
+    def _parts(self, body: Json) -> tuple[bytes, list[Json]]:
+        """Return the system text, and the items that follow it."""
         items = canonical.objects(self.history(body))
         num_system = 0
         while num_system < len(items) and items[num_system].get("role") in ("system", "developer"):
             num_system += 1
         system = [body.get("instructions"), *(item.get("content") for item in items[:num_system])]
-        messages = [message for message in map(_item, items[num_system:]) if message is not None]
-        return Script(
-            tools=tools.texts,
-            system=canonical.system(system),
-            messages=tuple(messages),
-            offers_tools=bool(tools.texts),
-            tool_names=tools.names,
-        )
+        return canonical.system(system), items[num_system:]
 
     def history(self, body: Json) -> list[Json]:
         """Return the items; a text is one message of the user."""
@@ -117,6 +125,16 @@ class Responses(Dialect):
 
 
 # ---- the items of a request, in canonical form
+
+
+def _script(tools: ToolList, system: bytes, messages: Sequence[bytes]) -> Script:
+    return Script(
+        tools=tools.texts,
+        system=system,
+        messages=tuple(messages),
+        offers_tools=bool(tools.texts),
+        tool_names=tools.names,
+    )
 
 
 def _item(item: Json) -> bytes | None:

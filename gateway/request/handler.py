@@ -13,8 +13,8 @@ from gateway.access.keys import Caller, Keys
 from gateway.access.limits import Limiter
 from gateway.config.live_settings import RequestSettings
 from gateway.core.errors import ANSWERED, Failure, Outcome, Refused
+from gateway.core.slices import LARGE_BYTES, Reading, Slices
 from gateway.core.transport import Handler, HeaderList, Request, Responder
-from gateway.core.values import may_be_more
 from gateway.dialects import BY_PATH, dialect_of
 from gateway.dialects.base import Dialect, Script
 from gateway.engines.monitor import Monitor
@@ -25,7 +25,7 @@ from gateway.request.engine_errors import EngineFailed
 from gateway.request.gate import Drain, Gate, stopping
 from gateway.request.incoming_bodies import IncomingBodies
 from gateway.request.inprocess import HandedOn, InProcessRequest
-from gateway.request.payload import parse_body, permitted, read_body, refuse_too_many_values, served_as
+from gateway.request.payload import parse_body, parse_in_steps, permitted, read_body, served_as
 from gateway.request.stateless import StatelessCalls, leaking_engines, serves_path
 from gateway.request.stored_responses import Home, StoredResponses
 from gateway.sessions import claims
@@ -65,6 +65,7 @@ class RequestHandler:
     keys: Keys
     limiter: Limiter
     bodies: IncomingBodies
+    slices: Slices
     monitor: Monitor
     turns: TurnHandler
     stateless: StatelessCalls
@@ -100,6 +101,8 @@ class RequestHandler:
             error.add_note(f"{OUR_NOTE}{exchange.id}")  # the server that logs it does not know the request
             raise
         finally:
+            if exchange.reading is not None:
+                exchange.reading.leave()
             exchange.timings.finished_at = self.clock()
             exchange.end = RequestEnd(outcome, failure)
             if exchange.allowance is not None:
@@ -123,14 +126,18 @@ class RequestHandler:
             exchange.payload = Payload(raw)
             await self.stateless.answer_stored(exchange, responder)
             return ANSWERED
-        if may_be_more(raw, settings.limits.values):
-            await refuse_too_many_values(raw, settings.limits)
-        exchange.payload = payload = parse_body(raw, exchange.dialect, settings.limits)
+        names = self.slices.names
+        if len(raw) < LARGE_BYTES and not (names and _session_name(exchange) in names):
+            exchange.payload = payload = parse_body(raw, exchange.dialect, settings.limits)
+        else:
+            exchange.payload = payload = await self._parsed(exchange, raw)
         model = served_as(payload.requested_model, settings.models, self.monitor.engines)
         exchange.payload = payload = payload.for_model(model)
         if "*" not in caller.models:
             exchange.payload = payload = permitted(payload, caller)
         if self.lists.takes(exchange):
+            if exchange.reading is not None:
+                exchange.reading.leave()  # its parts have its name
             await self.lists.answer(exchange, responder, self.handle, caller)
             return ANSWERED
         if exchange.allowance is not None:
@@ -140,6 +147,17 @@ class RequestHandler:
             return await self.turns.answer(exchange, responder)
         await self.stateless.answer(exchange, responder)
         return ANSWERED
+
+    async def _parsed(self, exchange: Exchange, raw: bytes) -> Payload:
+        """Return what a large body says, after those that came before under its session name. Raises Refused."""
+        exchange.reading = reading = await self.slices.admit(_session_name(exchange))
+        steps = parse_in_steps(raw, exchange.dialect, exchange.settings.limits)
+        payload, cut = await self.slices.run(steps)
+        if exchange.dialect.is_conversation:
+            exchange.cut = cut
+        else:
+            reading.leave()
+        return payload
 
     async def _refuse(self, exchange: Exchange, responder: Responder, refused: Refused) -> None:
         """Answer with a status while nothing has been sent; after that with an event, and never a clean end."""
@@ -193,8 +211,11 @@ class TurnHandler:
         """Return how the answer went. Raises Refused."""
         previous_id = exchange.dialect.stateful_id(exchange.payload.body)
         previous = await self.stored.find(exchange.caller.tenant, previous_id) if previous_id else None
-        exchange.payload = self.breaks.prepare(exchange)
-        script = self.identity.script(exchange)
+        as_sent, exchange.payload = exchange.payload, self.breaks.prepare(exchange)
+        if (reading := exchange.reading) is None:
+            script = self.identity.script(exchange)
+        else:
+            script = await self._script(exchange, reading, as_sent)
         exchange.recognition = recognition = self._recognise(exchange, script)
         exchange.timings.recognised_at = now = self.clock()
         self.sessions.open_request(exchange, now)
@@ -203,6 +224,8 @@ class TurnHandler:
         del script  # its texts are as long as the body, and the answer may take minutes
         is_complete = False
         try:
+            if reading is not None:
+                await asyncio.sleep(0)
             exchange.payload = self._for_side_model(exchange, recognition)
             turn, payload = self._turn(exchange, recognition, previous), exchange.payload
             if previous is not None and previous.engine_id != previous_id:
@@ -221,6 +244,15 @@ class TurnHandler:
             self.sessions.end_session(recognition.session_id, self.clock())
             self.gate.tell(SessionEnded(recognition.session_id))
         return outcome
+
+    async def _script(self, exchange: Exchange, reading: Reading, as_sent: Payload) -> Script:
+        """Return the conversation of a large body, read in slices. Its turn is recognised right after it."""
+        if exchange.payload is not as_sent:
+            exchange.cut = None
+        script = await reading.slices.run(self.identity.script_in_steps(exchange))
+        exchange.cut = None
+        reading.leave()
+        return script
 
     def _recognise(self, exchange: Exchange, script: Script) -> Recognition:
         found = self.identity.recognise(exchange, script, self.clock())
@@ -284,6 +316,12 @@ class TurnHandler:
             self.breaks.finished(exchange)
         if self.trail is not None:
             self.trail.ran(exchange)
+
+
+def _session_name(exchange: Exchange) -> str:
+    """Return the session that the client names, with its tenant; empty: it names none."""
+    session = claims.read_claim(exchange.request.headers).session
+    return f"{exchange.caller.tenant} {session}" if session is not None else ""
 
 
 def _deadline_at(exchange: Exchange) -> float | None:

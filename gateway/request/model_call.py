@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -108,6 +109,8 @@ class ModelCall:
         bound, refused, pool = self._bound_before(), frozenset[str](), self._target.pool
         for _ in range(MAX_REPAIRS + 1):
             call = self._call(bound, refused, pool)
+            if self._exchange.reading is not None:
+                await asyncio.sleep(0)  # a copy of a large body is a step of its own
             try:
                 answer = await self._ask(call)
             except EngineFailed as failed:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 
@@ -10,9 +9,10 @@ import orjson
 
 from gateway.access.keys import Caller, may_use, model_not_allowed, says_one_model
 from gateway.config.settings import Models, RequestLimits
-from gateway.core import fields, values
+from gateway.core import fields, pieces, values
 from gateway.core.errors import Failure, Outcome, Refused
 from gateway.core.fields import Json, excerpt
+from gateway.core.slices import Steps, finished
 from gateway.core.transport import BodyTooLarge, Request
 from gateway.dialects.base import Dialect
 from gateway.engines.poller import RunningEngine
@@ -30,23 +30,47 @@ async def read_body(request: Request, limits: RequestLimits, bodies: IncomingBod
         raise Refused(Outcome.BAD_REQUEST, Failure(413, "invalid_request_error", text)) from None
 
 
-async def refuse_too_many_values(raw: bytes, limits: RequestLimits) -> None:
-    """Count the values of a body before it is parsed, in steps between which others run. Raises Refused."""
+def _counted(raw: bytes, limits: RequestLimits) -> Steps[None]:
+    """Count the values of a body before it is parsed. Raises Refused."""
+    if not values.may_be_more(raw, limits.values):
+        return
     for num in values.counted(raw):
         if num > limits.values:
             text = f"The body has more than {limits.values} values (limits.values)."
             failure = Failure(400, "invalid_request_error", text, code="too_many_values")
             raise Refused(Outcome.BAD_REQUEST, failure)
-        await asyncio.sleep(0)
+        yield
 
 
 def parse_body(raw: bytes, dialect: Dialect, limits: RequestLimits) -> Payload:
     """Return what the body says, without an engine model. Raises Refused."""
+    if values.may_be_more(raw, limits.values):
+        finished(_counted(raw, limits))
     try:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
-        text = f"The body is not JSON: {error.msg} (line {error.lineno}, column {error.colno})."
-        raise Refused(Outcome.BAD_REQUEST, Failure(400, "invalid_request_error", text)) from None
+        raise _not_json(f"{error.msg} (line {error.lineno}, column {error.colno})") from None
+    return _payload(raw, body, dialect, limits)
+
+
+def parse_in_steps(
+    raw: bytes, dialect: Dialect, limits: RequestLimits
+) -> Steps[tuple[Payload, pieces.Cut | None]]:
+    """As `parse_body`, of a large body: also return its cut. Raises Refused."""
+    yield from _counted(raw, limits)
+    try:
+        body, cut = yield from pieces.parsed(raw)
+    except pieces.NotJson as error:
+        raise _not_json(str(error)) from None
+    return _payload(raw, body, dialect, limits), cut
+
+
+def _not_json(what: str) -> Refused:
+    text = f"The body is not JSON: {what}."
+    return Refused(Outcome.BAD_REQUEST, Failure(400, "invalid_request_error", text))
+
+
+def _payload(raw: bytes, body: object, dialect: Dialect, limits: RequestLimits) -> Payload:
     if not isinstance(body, dict):
         text = f"The body must be a JSON object, not {type(body).__name__}."
         raise Refused(Outcome.BAD_REQUEST, Failure(400, "invalid_request_error", text))

@@ -12,6 +12,7 @@ import os
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from types import GenericAlias
@@ -21,9 +22,11 @@ import orjson
 
 from gateway.core import fields
 from gateway.core.fields import excerpt
+from gateway.core.pieces import Cut
 from gateway.core.reply import Reply
+from gateway.core.slices import Steps
 from gateway.dialects.base import Script
-from gateway.dialects.canonical import ToolList
+from gateway.dialects.canonical import ToolList, tools_in_steps
 from gateway.exchange import Exchange, Recognition
 from gateway.sessions import claims
 from gateway.sessions.claims import Claim
@@ -49,6 +52,13 @@ class Cutter:
     def __init__(self, is_fast: bool = True) -> None:
         self.fingerprint = _fingerprint()
         self._decoder = _decoder() if is_fast else None
+
+    def parts(self, cut: Cut) -> RawParts:
+        """Return the same of a body that is cut already."""
+        tools = cut.members.get("tools")
+        return RawParts(
+            self.fingerprint(tools) if tools else 0, list(map(self.fingerprint, cut.items("messages")))
+        )
 
     def cut(self, raw: bytes) -> RawParts | None:
         """Return the fingerprints of a body with `messages`; None without msgspec."""
@@ -165,11 +175,28 @@ class Identity:
         script = dialect.script(exchange.payload.body, tools)
         if tools is None:
             self._tools.put(key, ToolList(script.tools, script.tool_names))
-        messages, items = script.messages, raw.items[script.num_system :]
-        if isinstance(messages, Texts) and len(items) == len(messages):
-            last = hash((exchange.caller.tenant, dialect.name))
-            messages.fingerprints = [last := hash((last, item)) for item in items]
+        _set_fingerprints(exchange, script, raw)
         return script
+
+    def script_in_steps(self, exchange: Exchange) -> Steps[Script]:
+        """As `script`, of a large body. What recognition reads of it is written and hashed, too."""
+        dialect, body, cut = exchange.dialect, exchange.payload.body, exchange.cut
+        raw, tools, key = None, None, (exchange.caller.tenant, 0)
+        if dialect.is_item_a_message:
+            raw = self._cutter.cut(exchange.payload.raw) if cut is None else self._cutter.parts(cut)
+            yield
+        if raw is not None:
+            key = (exchange.caller.tenant, raw.tools)
+            tools = self._tools.get(key)
+        if tools is None:
+            tools = yield from tools_in_steps(dialect.definitions(body))
+            if raw is not None and self._tools.get(key) is None:
+                self._tools.put(key, tools)
+        script = yield from dialect.script_in_steps(body, tools)
+        if raw is not None:
+            _set_fingerprints(exchange, script, raw)
+        blocks = yield from self._lineage.prepare(self._call(exchange, script))
+        return replace(script, blocks=blocks)
 
     def recognise(self, exchange: Exchange, script: Script, now: float) -> Recognition:
         """Return the session of a request. `answered` must follow for each recognised exchange, however it
@@ -243,6 +270,7 @@ class Identity:
             claims.says_retry(exchange.request.headers),  # says_retry
             claim.expects_tools,
             model in self.tools_first,
+            script.blocks,
         )
 
     def _scope(self, tenant: str, model: str) -> tuple[bytes, bytes]:
@@ -263,6 +291,13 @@ class Identity:
         of a title from a small model stays with its session. The chains do depend on it, so agents on two models
         under one id are two sessions."""
         return chains.name(self._secret, tenant.encode(), id_.encode())
+
+
+def _set_fingerprints(exchange: Exchange, script: Script, raw: RawParts) -> None:
+    messages, items = script.messages, raw.items[script.num_system :]
+    if isinstance(messages, Texts) and len(items) == len(messages):
+        last = hash((exchange.caller.tenant, exchange.dialect.name))
+        messages.fingerprints = [last := hash((last, item)) for item in items]
 
 
 def lineage_of(max_sessions: int, max_bytes: float = math.inf) -> Lineage:

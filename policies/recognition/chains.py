@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from hashlib import blake2b
 from typing import TypeAlias, overload
 
@@ -33,12 +33,17 @@ def digest(key: bytes, *parts: bytes) -> int:
 
 def name(key: bytes, *parts: bytes) -> str:
     """Return the digest as 16 hexadecimal digits."""
-    return f"{digest(key, *parts):016x}"
+    return digits(digest(key, *parts))
+
+
+def digits(number: int) -> str:
+    """Return 64 bits as 16 hexadecimal digits."""
+    return f"{number & 0xFFFF_FFFF_FFFF_FFFF:016x}"
 
 
 def own_name(*parts: bytes | int) -> str:
     """Return an id that only this process gives, as 16 hexadecimal digits."""
-    return f"{hash(parts) & 0xFFFF_FFFF_FFFF_FFFF:016x}"
+    return digits(hash(parts))
 
 
 def own_key(tenant: int, passage: int) -> int:
@@ -74,6 +79,41 @@ def block_chain(key: bytes, parts: Iterable[bytes], known: Sequence[int] = (), s
         last = hash((last, text[start : start + BLOCK_CHARS]))
         links.append(last)
     return links
+
+
+STEP_BYTES = 256 * 1024
+"""Of a long text, what is hashed in one step."""
+
+
+def block_chain_in_steps(
+    key: bytes, parts: Iterable[bytes], known: Sequence[int] = ()
+) -> Generator[None, None, Chain]:
+    """As `block_chain` of all parts, in steps of at most STEP_BYTES, and without a copy of them all."""
+    links = array("q", known)
+    last = known[-1] if known else hash(key)
+    skipped, rest = len(known) * BLOCK_CHARS, b""
+    for part in parts:
+        for start in range(skipped, len(part), STEP_BYTES):
+            text = rest + part[start : start + STEP_BYTES]
+            end = len(text) // BLOCK_CHARS * BLOCK_CHARS
+            for at in range(0, end, BLOCK_CHARS):
+                last = hash((last, text[at : at + BLOCK_CHARS]))
+                links.append(last)
+            rest = text[end:]
+            yield
+        skipped = max(0, skipped - len(part))
+    return links
+
+
+def digest_in_steps(key: bytes, *parts: bytes) -> Generator[None, None, int]:
+    """As `digest`, in steps of at most STEP_BYTES."""
+    hasher = blake2b(key=key, digest_size=8)
+    for part in parts:
+        hasher.update(len(part).to_bytes(8, "big"))
+        for start in range(0, len(part), STEP_BYTES):
+            hasher.update(part[start : start + STEP_BYTES])
+            yield
+    return int.from_bytes(hasher.digest(), "big")
 
 
 def common(one: Sequence[int], other: Sequence[int]) -> int:
@@ -199,6 +239,11 @@ class Beginnings:
         links = message_links(key, messages, known.links if known is not None else None)
         self._keep(messages.fingerprints[-1], Known(links, messages.sizes))
         return links
+
+    def num_known(self, messages: Sequence[bytes]) -> int:
+        """Return how many messages of a prompt the longest known beginning has."""
+        fingerprints = messages.fingerprints if type(messages) is Texts else ()
+        return next((at + 1 for at in range(len(fingerprints) - 1, -1, -1) if fingerprints[at] in self._known), 0)
 
     def _longest(self, fingerprints: Sequence[int]) -> Known | None:
         """Return the longest known beginning of a prompt. The prompt replaces it, since siblings that go on from

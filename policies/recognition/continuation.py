@@ -428,8 +428,10 @@ def parent_of(conversations: Conversations, prompt: Prompt) -> Conversation | No
 def _fork(conversations: Conversations, prompt: Prompt, under: SessionId | None, beyond: int = 0) -> Match | None:
     """Match another continuation of what a session has sent, beyond so many messages: a new session with a
     parent."""
-    chain = prompt.links.chain
+    chain, ended, standing = prompt.links.chain, conversations.ended.there, conversations.standing.there
     for last in range(len(chain) - 1, beyond, -1):
+        if chain[last] not in ended and chain[last] not in standing:
+            continue  # nearly all of them
         for conversation in _at(conversations, chain[last]):
             if under is not None and conversation.name != under:
                 continue

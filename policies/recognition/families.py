@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 
-from policies.recognition.chains import LINK_BYTES, Chain, block_chain, digest, name
+from policies.recognition.chains import (
+    LINK_BYTES,
+    Chain,
+    block_chain,
+    block_chain_in_steps,
+    digest,
+    digest_in_steps,
+    digits,
+    name,
+)
 from policies.types import BLOCK_CHARS, FamilyId
 
 MAX_HEADS = 512
@@ -20,12 +29,21 @@ class Head:
 
     __slots__ = ("_system_first", "family_id", "num_bytes", "static", "system_hash")
 
-    def __init__(self, key: bytes, tools: Sequence[bytes], system: bytes) -> None:
-        self.static = block_chain(key, (*tools, system))
-        self.system_hash = digest(key, b"system", system)
-        self.family_id: FamilyId = name(key, b"family", system[:BLOCK_CHARS], *tools)
-        self._system_first = block_chain(key, (system, *tools)) if tools else self.static
-        self.num_bytes = _HEAD_BYTES + LINK_BYTES * len(self.static) * (2 if tools else 1)
+    def __init__(self, static: Chain, system_first: Chain, system_hash: int, family_id: FamilyId) -> None:
+        self.static = static
+        self.system_hash = system_hash
+        self.family_id = family_id
+        self._system_first = system_first
+        self.num_bytes = _HEAD_BYTES + LINK_BYTES * len(static) * (1 if system_first is static else 2)
+
+    @staticmethod
+    def in_steps(key: bytes, tools: Sequence[bytes], system: bytes) -> Generator[None, None, Head]:
+        """As `_head`, in steps."""
+        static = yield from block_chain_in_steps(key, (*tools, system))
+        system_hash = yield from digest_in_steps(key, b"system", system)
+        family = yield from digest_in_steps(key, b"family", system[:BLOCK_CHARS], *tools)
+        system_first = (yield from block_chain_in_steps(key, (system, *tools))) if tools else static
+        return Head(static, system_first, system_hash, digits(family))
 
     def blocks(self, tools_first: bool) -> Chain:
         """Its whole blocks, in the order in which the model renders."""
@@ -41,17 +59,38 @@ class Heads:
         self._known: OrderedDict[int, Head] = OrderedDict()
 
     def of(self, key: bytes, tools: tuple[bytes, ...], system: bytes) -> Head:
-        known = self._known
         seen = hash((key, tools, system))
-        head = known.get(seen)
+        head = self._known.get(seen)
         if head is None:
-            head = known[seen] = Head(key, tools, system)
-            self.num_bytes += head.num_bytes
-            while len(known) > MAX_HEADS or self.num_bytes > self._max_bytes:
-                self.num_bytes -= known.popitem(last=False)[1].num_bytes
+            self._keep(seen, head := _head(key, tools, system))
         else:
-            known.move_to_end(seen)
+            self._known.move_to_end(seen)
         return head
+
+    def prepare(self, key: bytes, tools: tuple[bytes, ...], system: bytes) -> Iterator[None]:
+        """Know the head of a large prompt, step by step."""
+        seen = hash((key, tools, system))
+        if seen in self._known:
+            return
+        head = yield from Head.in_steps(key, tools, system)
+        if seen not in self._known:
+            self._keep(seen, head)
+
+    def _keep(self, seen: int, head: Head) -> None:
+        self._known[seen] = head
+        self.num_bytes += head.num_bytes
+        while len(self._known) > MAX_HEADS or self.num_bytes > self._max_bytes:
+            self.num_bytes -= self._known.popitem(last=False)[1].num_bytes
+
+
+def _head(key: bytes, tools: Sequence[bytes], system: bytes) -> Head:
+    static = block_chain(key, (*tools, system))
+    return Head(
+        static,
+        block_chain(key, (system, *tools)) if tools else static,
+        digest(key, b"system", system),
+        name(key, b"family", system[:BLOCK_CHARS], *tools),
+    )
 
 
 # ---- which family a first turn belongs to

@@ -15,10 +15,9 @@ def history(head_chars: int, messages: Sequence[bytes]) -> History | None:
     Messages of the model in a row are one answer. Those at the end are none: the model is to go on with them.
     `head_chars`: length of the system text and the tools.
     """
-    begins = [
-        at for at in range(len(messages)) if is_said(messages[at]) and not (at and is_said(messages[at - 1]))
-    ]
-    if begins and is_said(messages[-1]):
+    said = list(map(is_said, messages))
+    begins = [at for at, one in enumerate(said) if one and not (at and said[at - 1])]
+    if begins and said[-1]:
         begins.pop()
     if not begins:
         return None

@@ -4,9 +4,18 @@ one."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
-from policies.recognition.chains import Beginnings, Chain, Texts, block_chain, common, own_name, size_of
+from policies.recognition.chains import (
+    Beginnings,
+    Chain,
+    Texts,
+    block_chain,
+    block_chain_in_steps,
+    common,
+    own_name,
+    size_of,
+)
 from policies.recognition.continuation import NOBODY, Call, Match, Rule, is_restart, judge, parent_of, title_of
 from policies.recognition.conversations import Conversation, Conversations
 from policies.recognition.families import Families, FamilyRecord
@@ -89,6 +98,27 @@ class Lineage:
     @property
     def num_families(self) -> int:
         return len(self._families)
+
+    def prepare(self, call: Call) -> Generator[None, None, Chain | None]:
+        """Do beforehand, step by step, what takes `recognise` long with a large prompt. Nothing that it decides by
+        changes. A text keeps its hash, as `bytes` of CPython do, and `Texts` keep what is written. Return the
+        residency chain of a prompt without a known beginning; of another one most is known."""
+        messages = call.messages
+        num_known = self._beginnings.num_known(messages)
+        for at in range(num_known, len(messages)):
+            text = messages[at]
+            yield
+            hash(text)
+            yield
+        for text in (*call.tools, call.system):
+            hash(text)
+            yield
+        yield from self._families.heads.prepare(call.key, call.tools, call.system)
+        if num_known:
+            return None
+        head = self._families.heads.of(call.key, call.tools, call.system).blocks(call.tools_first)
+        shared = (*call.tools, call.system) if call.tools_first else (call.system, *call.tools)
+        return (yield from block_chain_in_steps(call.key, (*shared, *messages), head))
 
     def recognise(self, call: Call, now: float) -> Sighting:
         """Return the session of a prompt, which is remembered as sent."""
@@ -330,6 +360,8 @@ class Lineage:
         )
 
     def _blocks(self, call: Call, known: Sequence[int] = ()) -> Chain:
+        if call.blocks is not None:
+            return call.blocks
         known = known or self._families.heads.of(call.key, call.tools, call.system).blocks(call.tools_first)
         shared = (*call.tools, call.system) if call.tools_first else (call.system, *call.tools)
         chars = sum(map(len, shared))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from policies.recognition.chains import Links, own_key, size_of
+from policies.recognition.chains import Chain, Links, own_key, size_of
 from policies.recognition.passages import opening
 from policies.types import SessionId, value
 
@@ -46,6 +46,8 @@ class Call:
     """Whether every turn of this kind of client offers tools, so that one without is a side request."""
     tools_first: bool = False
     """Whether the served model renders tools before the system text."""
+    blocks: Chain | None = None
+    """The residency chain, where it was made beforehand."""
 
     @property
     def num_chars(self) -> int:

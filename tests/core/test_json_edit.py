@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.core import json_edit
 from gateway.core.fields import Json
 from gateway.core.json_edit import splice
 
@@ -39,16 +42,31 @@ def texts(draw: st.DrawFn) -> tuple[str, list[tuple[str, str]]]:
     return f"{draw(SPACE)}{{{inner}{draw(SPACE)}}}{draw(SPACE)}", written
 
 
+@contextmanager
+def as_large() -> Iterator[None]:
+    """Texts of a few bytes are edited as large ones are."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, num_bytes in (("LARGE_BYTES", 0), ("_LONG_BYTES", 0), ("_COMPARED_BYTES", 2)):
+            patch.setattr(json_edit, name, num_bytes)
+        yield
+
+
+@pytest.mark.parametrize("size", [nullcontext, as_large])
 @given(texts(), OBJECTS, st.lists(TEXT, max_size=3), st.data())
 def test_the_result_is_the_object_with_the_keys_set_and_removed(
-    source: tuple[str, list[tuple[str, str]]], put: Json, drop: list[str], data: st.DataObject
+    size: Callable[[], AbstractContextManager[None]],
+    source: tuple[str, list[tuple[str, str]]],
+    put: Json,
+    drop: list[str],
+    data: st.DataObject,
 ) -> None:
     text, members = source
     body = json.loads(text)
     if members:
         put = put | data.draw(st.dictionaries(st.sampled_from(sorted(body)), JSON, max_size=2))
         drop = drop + data.draw(st.lists(st.sampled_from(sorted(body)), max_size=3))
-    result = splice(text.encode(), body, put, drop)
+    with size():
+        result = splice(text.encode(), body, put, drop)
     expected = {key: value for key, value in body.items() if key not in drop} | put
     assert orjson.loads(result) == expected
     # Every member that was not asked about is there byte by byte, and in the same order.
@@ -99,3 +117,28 @@ def test_nothing_to_do_returns_the_same_object() -> None:
 )
 def test_examples(raw: bytes, put: Json, drop: list[str], expected: bytes) -> None:
     assert splice(raw, orjson.loads(raw), put, drop) == expected
+
+
+def test_the_brackets_of_a_large_value_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """32 MB took two seconds."""
+    messages = [{"role": "user", "content": [{"type": "text", "text": "a"}]}] * 10_000
+    raw = orjson.dumps({"messages": messages, "model": "m", "tools": [{}] * 9})
+    ends: list[int] = []
+    value_end = json_edit.value_end
+
+    def counted(raw: bytes, start: int) -> int:
+        ends.append(start)
+        return value_end(raw, start)
+
+    monkeypatch.setattr(json_edit, "value_end", counted)
+    changed = splice(raw, orjson.loads(raw), {"model": "other"}, ("tools",))
+    assert orjson.loads(changed) == {"messages": messages, "model": "other"}
+    assert len(ends) == 2, "those of the short values alone"
+
+
+def test_a_repeated_key_is_not_taken_for_its_last_value() -> None:
+    """Else a key that is dropped could hide between two values of another one."""
+    for first, last in (("[1]", json.dumps(["a" * 5_000] * 60)), ("1" * 300_001, "1" * 300_000)):
+        raw = f'{{"a":{first},"priority":1,"a":{last},"priority":2}}'.encode()
+        changed = splice(raw, {"a": 0, "priority": 2}, {}, ("priority",))
+        assert changed == f'{{"a":{first},"a":{last}}}'.encode()

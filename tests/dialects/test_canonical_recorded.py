@@ -7,7 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from gateway.dialects import BY_PATH
+from gateway.core.slices import finished
+from gateway.dialects import BY_PATH, canonical
 from gateway.dialects.base import Script
 from tests.traces import TracedRequest, client_names, read_trace
 
@@ -38,6 +39,14 @@ def test_an_agents_earlier_messages_stay_equal_from_turn_to_turn(client: str) ->
             assert later.system == earlier.system
             num_turns += len(later.messages) > len(earlier.messages)
     assert num_turns >= 8  # of the shortest trace
+
+
+@pytest.mark.parametrize("client", client_names())
+def test_a_request_that_is_read_in_steps_reads_as_at_once(client: str) -> None:
+    for request in list(read_trace(client))[::5]:
+        dialect = BY_PATH[request.path]
+        tools = finished(canonical.tools_in_steps(dialect.definitions(request.body)))
+        assert finished(dialect.script_in_steps(request.body, tools)) == dialect.script(request.body)
 
 
 @pytest.mark.parametrize("client", client_names())

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gateway.core.reply import Reply
+from gateway.core.slices import finished
+from gateway.dialects import completions
 from gateway.dialects.base import Script
 from gateway.dialects.completions import Completions, num_chars
 
@@ -69,3 +74,17 @@ def test_one_prompt_and_what_is_no_list_of_prompts_is_no_list(prompt: Any) -> No
 
 def test_the_bound_on_the_output_goes_by_the_longest_prompt() -> None:
     assert [num_chars("bbb"), num_chars([1, 2])] == [3, 8]
+
+
+STARTS = re.compile(r"(?=<\|(?:im_start|start_header_id|start|system|user|assistant)\|>|\[INST\])")
+PIECE = st.sampled_from(
+    ["<|im_start|>", "<|start_header_id|>", "[INST]", "<|", "<|im_", "start|>", "user", "|>", "\n", "é"]
+)
+
+
+@given(st.lists(PIECE, max_size=30).map("".join), st.integers(1, 40))
+def test_a_rendered_prompt_is_cut_at_each_beginning_however_it_is_searched(prompt: str, window_chars: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(completions, "_WINDOW_CHARS", window_chars)
+        found = finished(completions._turns_in_steps(prompt))
+    assert found == [piece for piece in STARTS.split(prompt) if piece]

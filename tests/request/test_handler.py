@@ -44,6 +44,7 @@ async def test_a_request_ends_with_one_outcome(error: BaseException, outcome: Ou
         keys=cast(Any, RaisingKeys(error)),
         limiter=nothing,
         bodies=nothing,
+        slices=nothing,
         monitor=nothing,
         turns=nothing,
         stateless=nothing,

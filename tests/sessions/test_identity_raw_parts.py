@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import cast
 
 import orjson
@@ -11,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.access.keys import Caller
+from gateway.core import pieces
 from gateway.core.fields import Json
+from gateway.core.slices import finished
 from gateway.core.transport import Request
 from gateway.dialects import BY_PATH
 from gateway.exchange import Exchange, Payload, Timings
@@ -52,14 +55,20 @@ def histories(seed: int) -> list[list[Json]]:
     return sent
 
 
-def seen(path: str, sent: list[list[Json]], cutter: Cutter) -> list[tuple[object, ...]]:
+def seen(
+    path: str, sent: list[list[Json]], cutter: Cutter, is_large: Callable[[int], bool] = lambda number: False
+) -> list[tuple[object, ...]]:
     identity = Identity(secret=SECRET, cutter=cutter)
     found: list[tuple[object, ...]] = []
     for number, messages in enumerate(sent):
         tools = [{"type": "function", "function": {"name": f"tool {number % 3}", "description": "d" * 300}}]
         body: Json = {"model": "m", "messages": messages} | ({"tools": tools} if number % 4 else {})
         arrived = exchange(path, body, orjson.dumps(body))
-        script = identity.script(arrived)
+        if is_large(number):
+            arrived.cut = pieces.cut(arrived.payload.raw) if number % 3 else None
+            script = finished(identity.script_in_steps(arrived))
+        else:
+            script = identity.script(arrived)
         found_as = identity.recognise(arrived, script, float(number))
         identity.answered(arrived, number % 5 != 0, float(number))
         found.append(
@@ -81,6 +90,35 @@ def seen(path: str, sent: list[list[Json]], cutter: Cutter) -> list[tuple[object
 def test_nothing_is_recognised_otherwise_by_raw_text(path: str, seed: int) -> None:
     sent = histories(seed)
     assert seen(path, sent, Cutter()) == seen(path, sent, Cutter(is_fast=False))
+
+
+@pytest.mark.parametrize("path", [*PATHS, "/v1/responses"])
+@pytest.mark.parametrize("is_fast", [True, False])
+@settings(max_examples=20)
+@given(seed=st.integers(0, 10_000))
+def test_a_body_that_is_read_in_slices_is_recognised_as_at_once(path: str, is_fast: bool, seed: int) -> None:
+    sent = histories(seed)
+    at_once = seen(path, sent, Cutter(is_fast))
+    assert seen(path, sent, Cutter(is_fast), lambda number: True) == at_once
+    assert seen(path, sent, Cutter(is_fast), lambda number: number % 2 == 0) == at_once, "whatever came before"
+
+
+def test_slices_that_end_early_change_nothing() -> None:
+    sent = histories(7)
+    identity, arrived = (
+        Identity(secret=SECRET),
+        exchange(PATHS[0], body := {"messages": sent[0]}, orjson.dumps(body)),
+    )
+    num_steps = len(list(identity.script_in_steps(arrived)))
+    for stop_after in range(num_steps):
+        other = Identity(secret=SECRET)
+        steps = other.script_in_steps(arrived)
+        for _, _ in zip(range(stop_after), steps, strict=False):
+            pass
+        steps.close()
+        found = other.recognise(arrived, other.script(arrived), 0.0)
+        assert (other.num_sessions, other.num_families, found.turn_index) == (1, 1, 0)
+        assert other._tools.num_bytes == sum(one.size_bytes for one in other._tools._kept.values())
 
 
 @pytest.mark.parametrize(

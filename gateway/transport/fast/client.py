@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
+from gateway.core.slices import LARGE_BYTES
 from gateway.core.transport import (
     HOP_BY_HOP,
     SILENT,
@@ -174,8 +175,11 @@ class EngineConnection(asyncio.Protocol):
         self._is_head = is_head
         self._timeouts = timeouts
         self.since = now
-        if body:
+        if body and len(body) < LARGE_BYTES:
             self.transport.writelines((head, body))
+        elif body:  # asyncio would join the two
+            self.transport.write(head)
+            self.transport.write(body)
         else:
             self.transport.write(head)
         return reply

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from typing import TypeVar
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from policies.recognition import chains
 from policies.recognition.chains import Beginnings, Texts, message_links, size_of
+from policies.types import BLOCK_CHARS
 
 KEY = b"key"
+T = TypeVar("T")
+
+
+def counted(steps: Generator[None, None, T]) -> tuple[T, int]:
+    """Return the result of all steps, and how many there were."""
+    num = 0
+    while True:
+        try:
+            next(steps)
+        except StopIteration as ended:
+            return ended.value, num
+        num += 1
 
 
 def texts(messages: list[bytes], written: list[int]) -> Texts:
@@ -48,3 +66,29 @@ def test_texts_are_as_a_tuple(messages: list[bytes], start: int, stop: int) -> N
     assert found[start:stop] == tuple(messages)[start:stop]
     if messages:
         assert found[-1] == messages[-1]
+
+
+PARTS = st.lists(st.integers(0, 3 * BLOCK_CHARS), max_size=6)
+
+
+@given(PARTS, st.integers(0, 6), st.sampled_from([1, 100, BLOCK_CHARS, 700]))
+def test_a_chain_in_steps_is_the_chain(sizes: list[int], num_known: int, step_bytes: int) -> None:
+    parts = [bytes([65 + at]) * size for at, size in enumerate(sizes)]
+    whole = chains.block_chain(KEY, parts)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chains, "STEP_BYTES", step_bytes)
+        found, num_steps = counted(chains.block_chain_in_steps(KEY, parts, whole[:num_known]))
+        digest, num_digested = counted(chains.digest_in_steps(KEY, *parts))
+    assert found == whole
+    assert digest == chains.digest(KEY, *parts)
+    num_bytes = sum(sizes)
+    assert num_steps >= (num_bytes - num_known * BLOCK_CHARS) / step_bytes, "a step is of a bounded text"
+    assert num_digested >= num_bytes / step_bytes
+
+
+def test_the_known_messages_of_a_prompt_are_counted() -> None:
+    beginnings, messages = Beginnings(8), [bytes([number]) * 100 for number in range(20)]
+    assert beginnings.num_known(texts(messages, [])) == 0
+    beginnings.links(KEY, texts(messages[:18], []))
+    assert beginnings.num_known(texts(messages, [])) == 18
+    assert beginnings.num_known(messages) == 0

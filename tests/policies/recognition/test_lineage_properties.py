@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.recognition.chains import block_chain, common
+from policies.recognition.chains import Chain, block_chain, common
 from policies.recognition.continuation import Call
 from policies.recognition.conversations import Conversation
 from policies.recognition.lineage import Lineage, Sighting
@@ -51,6 +51,8 @@ class World:
 
     def send(self, agent: Agent) -> None:
         call = Call(b"key", TOOLS, SYSTEM, agent.messages)
+        if len(agent.seen) % 2:  # as a large prompt is: its texts are read beforehand
+            call = replace(call, blocks=prepared(self.lineage, call))
         agent.running = self.lineage.recognise(call, 0.0)
         agent.seen.append(agent.running)
         parts = (SYSTEM, *TOOLS, *agent.messages)
@@ -69,6 +71,16 @@ class World:
         n = b"%d" % len(self.agents)
         agent.messages += (b'["assistant",' + mark + n, b'["tool",' + mark * 30)
         self.send(agent)
+
+
+def prepared(lineage: Lineage, call: Call) -> Chain | None:
+    steps = lineage.prepare(call)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as ended:
+            chain: Chain | None = ended.value
+            return chain
 
 
 steps = st.tuples(

@@ -1,0 +1,90 @@
+"""Work in slices: a large body is read step by step, and the event loop goes round between the steps."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Generator
+from typing import TypeAlias, TypeVar
+
+T = TypeVar("T")
+Steps: TypeAlias = Generator[None, None, T]
+"""Work that pauses where others may run, and returns its result."""
+
+LARGE_BYTES = 256 * 1024
+"""A body from this length on is read in slices. A smaller one is read in one step of a few milliseconds."""
+SLICE_S = 0.004
+"""After it the loop goes round, at the end of the step that runs then."""
+
+
+def finished(steps: Steps[T]) -> T:
+    """Return the result of all steps, at once."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as ended:
+            result: T = ended.value
+            return result
+
+
+class Slices:
+    """Reads large bodies, one at a time in the order of their arrival, so that many hold the loop no longer than
+    one."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._turnstile = asyncio.Lock()
+        self.names: dict[str, asyncio.Future[None]] = {}
+        """The latest body under each session name of which one is being read."""
+
+    async def admit(self, name: str) -> Reading:
+        """Return the reading of a body, once those that came before under its name are read. Empty: it has no
+        name."""
+        before = self.names.get(name)
+        reading = Reading(self, name)
+        if before is not None:
+            try:
+                await asyncio.shield(before)
+            except asyncio.CancelledError:
+                before.add_done_callback(lambda _: reading.leave())  # until then the next body waits, too
+                raise
+        return reading
+
+    async def run(self, steps: Steps[T]) -> T:
+        """Return the result of the steps. What follows is in another slice. Cancelled, they end where they are."""
+        try:
+            async with self._turnstile:
+                while True:
+                    pause_at = self._clock() + SLICE_S
+                    try:
+                        next(steps)
+                        while self._clock() < pause_at:
+                            next(steps)
+                    except StopIteration as ended:
+                        result: T = ended.value
+                        break
+                    await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            return result
+        finally:
+            steps.close()
+
+
+class Reading:
+    """One large body, or one under the same session name, from its arrival to the recognition of its session."""
+
+    __slots__ = ("_left", "_name", "slices")
+
+    def __init__(self, slices: Slices, name: str) -> None:
+        self.slices = slices
+        self._name = name
+        self._left = asyncio.get_running_loop().create_future()
+        if name:
+            slices.names[name] = self._left
+
+    def leave(self) -> None:
+        """End the reading, and admit the next body under its name; harmless if repeated."""
+        if not self._left.done():
+            self._left.set_result(None)
+        if self.slices.names.get(self._name) is self._left:
+            del self.slices.names[self._name]

@@ -1,0 +1,128 @@
+"""A text that is parsed piece by piece has the value that it has at once, and no step of it is long."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.core import pieces
+from gateway.core.pieces import NotJson, parsed
+from gateway.core.slices import finished
+from tests.core.test_json_edit import JSON, texts
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_pieces() -> Any:
+    """So that texts of some bytes have many."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pieces, "PIECE_BYTES", 12)
+        yield
+
+
+def in_pieces(raw: bytes) -> Any:
+    return finished(parsed(raw))[0]
+
+
+@given(texts())
+def test_an_object_in_pieces_is_the_object(source: tuple[str, list[tuple[str, str]]]) -> None:
+    raw = source[0].encode()
+    body = in_pieces(raw)
+    assert body == orjson.loads(raw)
+    assert list(body) == list(orjson.loads(raw)), "the keys are in their order"
+
+
+@given(JSON)
+def test_any_value_in_pieces_is_the_value(value: Any) -> None:
+    for raw in (orjson.dumps(value), orjson.dumps(value, option=orjson.OPT_INDENT_2), orjson.dumps({"a": value})):
+        assert in_pieces(raw) == value if not raw.startswith(b'{"a"') else in_pieces(raw) == orjson.loads(raw)
+
+
+@given(st.binary(max_size=40) | st.text(st.sampled_from('{}[]",:\\u1ae0.- tn'), max_size=40).map(str.encode))
+def test_what_is_no_json_in_pieces_is_none_at_once(raw: bytes) -> None:
+    raw = b'{"messages":[[' + raw + b'],"a long text"]}'
+    try:
+        value = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        with pytest.raises(NotJson):
+            in_pieces(raw)
+    else:
+        assert in_pieces(raw) == value
+
+
+@pytest.mark.parametrize(
+    ("raw", "fault"),
+    [
+        (b'{"messages":[1,2,]}', "line 1, column 18"),
+        (b'{\n"messages":\n[1,2 3]}', "line 3, column 6"),
+        (b'{"messages":["a text", {"n": 1e999, "b": "a text"}]}', "in messages[1]"),
+        (b'{"messages":[{"role": "user", "content": "\xff and more of it"}]}', "in messages[0][1]"),
+        (b'{"messages":', "truncated"),
+    ],
+)
+def test_a_fault_is_named_with_its_place(raw: bytes, fault: str) -> None:
+    with pytest.raises(NotJson, match=fault.replace("[", r"\[").replace("]", r"\]")):
+        in_pieces(raw)
+
+
+@pytest.mark.parametrize("value", [list(range(500)), ["a", 'x,"y', "[,]"] * 100, [1.5, None, True, "a"] * 99])
+def test_a_list_of_many_numbers_or_short_texts_is_cut_at_commas(value: list[Any]) -> None:
+    for raw in (orjson.dumps({"prompt": value}), json.dumps({"prompt": value}).encode()):
+        assert in_pieces(raw) == {"prompt": value}
+
+
+def test_what_is_nested_deeper_than_it_is_cut_is_parsed_at_once() -> None:
+    for depth in (pieces.MAX_DEPTH + 3, 900, 1_015):
+        raw = b'{"messages":' + b"[" * depth + b'"a long text"' + b"]" * depth + b"}"
+        value = in_pieces(raw)["messages"]
+        for _ in range(depth):
+            (value,) = value
+        assert value == "a long text"
+
+
+def test_the_raw_texts_are_those_of_the_body() -> None:
+    raw = b' {"messages" : [ {"a":1} ,{"b": [2]} ], "model":"m", "messages":[{"c": 3}, {"d":"4"}]} '
+    body, cut = finished(parsed(raw))
+    assert cut is not None
+    assert {key: bytes(text) for key, text in cut.members.items()} == {
+        "messages": b'[{"c": 3}, {"d":"4"}]',
+        "model": b'"m"',
+    }
+    assert [bytes(text) for text in cut.items("messages")] == [b'{"c": 3}', b'{"d":"4"}']
+    assert cut.items("tools") == ()
+    assert body == orjson.loads(raw)
+
+
+def shapes() -> dict[str, Any]:
+    text = "word " * 20
+    return {
+        "messages": [{"role": "user", "content": text} for _ in range(200)],
+        "parts": [{"role": "user", "content": [{"type": "text", "text": text} for _ in range(200)]}],
+        "tools": [{"function": {"parameters": {"properties": {f"p{n}": {"type": text} for n in range(200)}}}}],
+        "prompt": list(range(5_000)),
+    }
+
+
+def test_no_step_parses_more_than_a_piece_or_one_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    most_bytes = 512
+    parsed_bytes = [0]
+
+    class Counting:
+        JSONDecodeError = orjson.JSONDecodeError
+
+        @staticmethod
+        def loads(text: Any) -> Any:
+            parsed_bytes[-1] += len(text)
+            return orjson.loads(text)
+
+    monkeypatch.setattr(pieces, "PIECE_BYTES", most_bytes)
+    monkeypatch.setattr(pieces, "orjson", Counting)
+    raw = orjson.dumps(shapes())
+    for _ in parsed(raw):
+        parsed_bytes.append(0)
+    assert max(parsed_bytes) <= most_bytes + len(b'[]{"role":"user","content":""}') + 4
+    assert len(parsed_bytes) > len(raw) / most_bytes
