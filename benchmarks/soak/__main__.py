@@ -1,6 +1,6 @@
 """Half an hour of mixed traffic with random faults: every request ends once, and nothing is left behind.
 
-    python -m benchmarks.soak --seconds 1800
+    python -m benchmarks.soak --seconds 1800 [--hostile N]
 
 Gateway and two engines that fail at random (`benchmarks/soak/engine.py`) are processes of their own. Clients of
 every wire format stream or not, leave, read slowly and send nonsense. Held against each other: what clients saw,
@@ -97,7 +97,8 @@ class SoakRun:
         for request_id, record in self.clients.records.items():
             outcomes = self.logged.get(request_id, [])
             if record.outcome in (ClientOutcome.DROPPED, ClientOutcome.STUCK):
-                yield f"{request_id}: {record.outcome}, logged {outcomes}: {self.unanswered.get(request_id)}"
+                seen = f"{request_id}: {record.outcome} {record.error}"
+                yield f"{seen}, logged {outcomes}: {self.unanswered.get(request_id)}"
             elif not _agree(record.outcome, record.status, outcomes):
                 yield f"{request_id}: its client saw {record.outcome} {record.status}, the gateway {outcomes}"
         if sum(self.outcomes.values()) != self.num_logged:
@@ -120,7 +121,9 @@ def _agree(seen: ClientOutcome, status: int, outcomes: Sequence[str]) -> bool:
     return outcomes[0] not in _NO_FAILURE
 
 
-async def soak(seconds: float, num_clients: int, faults: float, seed: int, pace: float = 1.0) -> SoakRun:
+async def soak(
+    seconds: float, num_clients: int, faults: float, seed: int, pace: float = 1.0, num_hostile: int = 0
+) -> SoakRun:
     """`pace`: by how much clients, outages and time-outs are quicker. Raises RuntimeError when a process does not
     start."""
     async with AsyncExitStack() as stack:
@@ -135,7 +138,7 @@ async def soak(seconds: float, num_clients: int, faults: float, seed: int, pace:
         address, pid = await stack.enter_async_context(
             _process(["gateway", "serve", "--config", str(config)], log)
         )
-        clients = Clients(f"http://{address}", seed, pace)
+        clients = Clients(f"http://{address}", seed, pace, num_hostile)
         http = await stack.enter_async_context(aiohttp.ClientSession(clients.base_url))
         await asyncio.sleep(SAMPLE_S / pace)
         run = SoakRun(clients, before := await _at_rest(http, pid, engines), before)
@@ -266,6 +269,8 @@ def table(run: SoakRun) -> str:
     outcomes = sorted(run.outcomes.items(), key=lambda item: -item[1])
     for left, right in zip_longest(seen.most_common(), outcomes, fillvalue=("", "")):
         lines.append(f"| {left[0]} | {left[1]} | | {right[0]} | {right[1]} |")
+    if num_hostile := sum("-hostile-" in request_id for request_id in run.clients.records):
+        lines += ["", f"{num_hostile:,} of the requests were hostile."]
     paths = ", ".join(f"{path} {number}" for path, number in sorted(run.clients.paths.items()))
     lines += [
         "",
@@ -284,10 +289,13 @@ def main() -> int:
         "--seconds", type=float, default=1800, help="of traffic (%(default)s); below 600: print only"
     )
     parser.add_argument("--clients", type=int, default=40, help="at once (%(default)s)")
+    parser.add_argument("--hostile", type=int, default=0, help="clients beside them with hostile requests")
     parser.add_argument("--faults", type=float, default=0.2, help="share of calls that fail (%(default)s)")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    run = asyncio.run(soak(options.seconds, options.clients, options.faults, options.seed))
+    run = asyncio.run(
+        soak(options.seconds, options.clients, options.faults, options.seed, num_hostile=options.hostile)
+    )
     is_short = options.seconds < 600
     faults = list(run.faults(is_short))
     text = table(run)
@@ -300,7 +308,12 @@ def main() -> int:
         "rss_growth": run.growth(),
         "faults": faults,
     }
-    write(None if is_short else options.results, "soak", f"{text}\n\n{verdict}", data)
+    write(
+        None if is_short else options.results,
+        "soak-hostile" if options.hostile else "soak",
+        f"{text}\n\n{verdict}",
+        data,
+    )
     return 1 if faults else 0
 
 

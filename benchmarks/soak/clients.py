@@ -14,6 +14,9 @@ from enum import StrEnum
 from typing import Any, TypeAlias
 
 import aiohttp
+import orjson
+
+from tests.fuzz.shapes import REQUESTS, raw_of
 
 Json: TypeAlias = dict[str, Any]
 HANGS_S = 120.0
@@ -22,6 +25,8 @@ THINKS_S = (0.1, 1.2)
 SHARED = "You are one of many agents that share these instructions. " * 40
 MOST_PROMPTS = 40
 """Of a list."""
+JSON_TYPE = {"Content-Type": "application/json"}
+HOSTILE = tuple(REQUESTS.values())
 LEAVES, SLOW, NONSENSE = 0.08, 0.02, 0.03
 
 
@@ -43,6 +48,8 @@ class RequestRecord:
     outcome: ClientOutcome
     status: int = 0
     """0: no headers came."""
+    error: str = ""
+    """Of the connection."""
 
 
 @dataclass(slots=True)
@@ -53,6 +60,8 @@ class Clients:
     seed: int
     pace: float = 1.0
     """By how much they think less, and how much shorter their lists of prompts are."""
+    num_hostile: int = 0
+    """Further clients, which send the shapes of `tests/fuzz/shapes.py`, each up to its full length."""
     records: dict[str, RequestRecord] = field(default_factory=dict)
     statuses: Counter[int] = field(default_factory=Counter)
     paths: Counter[str] = field(default_factory=Counter)
@@ -68,12 +77,27 @@ class Clients:
         ):
             for number in range(num_clients):
                 group.create_task(self._client(http, random.Random(f"{self.seed}/{number}"), number))
+            for number in range(self.num_hostile):
+                group.create_task(self._hostile(http, random.Random(f"{self.seed}/hostile/{number}"), number))
 
     async def _client(self, http: aiohttp.ClientSession, chance: random.Random, number: int) -> None:
         for session in itertools.count():
             if self.is_over:
                 return
             await self._session(http, chance, f"{self.seed}-{number}-{session}")
+
+    async def _hostile(self, http: aiohttp.ClientSession, chance: random.Random, number: int) -> None:
+        for turn in itertools.count():
+            if self.is_over:
+                return
+            num, path, body = chance.choice(HOSTILE)
+            raw = raw_of(body(max(1, int(num * chance.uniform(0.1, 1)))), stream=chance.random() < 0.5)
+            request_id = f"{self.seed}-hostile-{number}-{turn}"
+            self.paths[path] += 1
+            record = await self._ask(http, path, raw, {"X-Request-Id": request_id}, chance)
+            self.records[request_id] = record
+            self.statuses[record.status] += 1
+            await asyncio.sleep(chance.uniform(*THINKS_S) / self.pace)
 
     async def _session(self, http: aiohttp.ClientSession, chance: random.Random, name: str) -> None:
         path, shape = chance.choice(SHAPES)
@@ -92,18 +116,19 @@ class Clients:
                 body = body | chance.choice(WRONG)
             request_id = f"{name}-{turn}"
             self.paths[path] += 1
-            record = await self._ask(http, path, body, headers | {"X-Request-Id": request_id}, chance)
+            raw = orjson.dumps(body)
+            record = await self._ask(http, path, raw, headers | {"X-Request-Id": request_id}, chance)
             self.records[request_id] = record
             self.statuses[record.status] += 1
             history += ["words " * 8, f"Go on, step {turn}"]
             await asyncio.sleep(chance.uniform(*THINKS_S) / self.pace)
 
     async def _ask(
-        self, http: aiohttp.ClientSession, path: str, body: Json, headers: dict[str, str], chance: random.Random
+        self, http: aiohttp.ClientSession, path: str, raw: bytes, headers: dict[str, str], chance: random.Random
     ) -> RequestRecord:
         record = RequestRecord(ClientOutcome.DROPPED)
         leaves_s = chance.expovariate(3) if chance.random() < LEAVES else None
-        asking = asyncio.create_task(_whole(http, path, body, headers, record, chance.random() < SLOW))
+        asking = asyncio.create_task(_whole(http, path, raw, headers, record, chance.random() < SLOW))
         done, _ = await asyncio.wait((asking,), timeout=HANGS_S if leaves_s is None else leaves_s)
         if not done:
             asking.cancel()
@@ -115,18 +140,19 @@ class Clients:
 async def _whole(
     http: aiohttp.ClientSession,
     path: str,
-    body: Json,
+    raw: bytes,
     headers: dict[str, str],
     record: RequestRecord,
     is_slow: bool,
 ) -> None:
     try:
-        async with http.post(path, json=body, headers=headers) as response:
+        async with http.post(path, data=raw, headers=JSON_TYPE | headers) as response:
             record.status = response.status
             while await response.content.readany():
                 await asyncio.sleep(0.2 if is_slow else 0)
         record.outcome = ClientOutcome.REFUSED if record.status >= 400 else ClientOutcome.ANSWERED
-    except (aiohttp.ClientError, OSError):
+    except (aiohttp.ClientError, OSError) as error:
+        record.error = repr(error)
         record.outcome = ClientOutcome.CUT if record.status else ClientOutcome.DROPPED
 
 

@@ -143,7 +143,9 @@ class Runner:
     async def _validate(self, batch: Batch) -> Batch:
         file, endpoint = self.blobs.path(batch.input_file_id), self.endpoint(batch)
         try:
-            found = await asyncio.to_thread(input_file.read, file, endpoint, self.max_line_bytes())
+            found = await asyncio.to_thread(
+                input_file.read, file, endpoint, self.max_line_bytes(), input_file.Rests()
+            )
         except FileNotFoundError:
             fault = LineFault("file_not_found", "The input file does not exist any more.")
             found = input_file.Input(faults=[fault])
@@ -201,10 +203,11 @@ class Runner:
 def _bodies(file: Path, page: list[Line]) -> list[bytes]:
     """Read the request bodies of lines. Raises OSError."""
     with file.open("rb") as source:
-        bodies = []
+        bodies, rests = [], input_file.Rests()
         for line in page:
             source.seek(line.offset)
             bodies.append(input_file.body_of(source.read(line.size_bytes)))
+            rests()
         return bodies
 
 

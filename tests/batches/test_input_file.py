@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.batches import input_file
-from gateway.batches.input_file import Endpoint, Input, body_of, prefix_key
+from gateway.batches.input_file import Endpoint, Input, Rests, body_of, prefix_key
 from gateway.dialects import BY_PATH
 
 URL = "/v1/chat/completions"
@@ -144,3 +144,23 @@ def test_what_is_told_of_a_wrong_line_does_not_repeat_all_of_it(tmp_path: Path) 
     assert all(
         len(fault.message) <= input_file.MAX_FAULT_CHARS and "\n" not in fault.message for fault in found.faults
     )
+
+
+def test_a_thread_that_reads_lines_rests_as_long_as_it_works(tmp_path: Path) -> None:
+    """Beside it the event loop would wait for nearly all of its time."""
+    worked_s, rested_s = 0.0, 0.0
+
+    def work() -> float:
+        nonlocal worked_s
+        worked_s += 0.0005
+        return worked_s
+
+    def sleep(seconds: float) -> None:
+        nonlocal rested_s
+        rested_s += seconds
+
+    file = tmp_path / "in.jsonl"
+    file.write_bytes(b"".join(orjson.dumps(asks(f"{number}")) + b"\n" for number in range(400)))
+    found = input_file.read(file, endpoint(), MAX_LINE_BYTES, Rests(work, sleep))
+    assert len(found.lines) == 400
+    assert rested_s >= 0.75 * worked_s
