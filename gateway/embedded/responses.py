@@ -14,6 +14,7 @@ from gateway.embedded.answer import Delta, PlannedAnswer
 from gateway.embedded.jobs import bad_request
 from gateway.embedded.scripts import Offered, OfferedTool
 from gateway.embedded.wire import Wire, call_of
+from policies.recognition.prompts import SPEAKERS
 
 _CALLS = {"function_call": "arguments", "custom_tool_call": "input"}
 _RESULTS = ("function_call_output", "custom_tool_call_output")
@@ -84,11 +85,11 @@ def _messages(body: Json) -> Iterator[Json]:
 
 
 def _is_of_model(item: Json) -> bool:
-    return item.get("role") == "assistant" or item.get("type") in _CALLS
+    return item.get("role") == "assistant" or item.get("type") in SPEAKERS
 
 
 def _answer_message(run: list[Json]) -> Json:
-    contents = [item.get("content") for item in run if item.get("role") == "assistant"]
+    contents = [_said(item) for item in run if item.get("type") not in _CALLS]
     parts: list[Any] = []
     for content in contents:
         parts += [{"text": content}] if isinstance(content, str) else content if isinstance(content, list) else []
@@ -98,6 +99,11 @@ def _answer_message(run: list[Json]) -> Json:
         if item.get("type") in _CALLS
     ]
     return {"role": "assistant", "content": parts, **({"tool_calls": calls} if calls else {})}
+
+
+def _said(item: Json) -> Any:
+    """Return the content of a message; any other item, such as a search, as its text."""
+    return item.get("content") if item.get("role") == "assistant" else orjson.dumps(item).decode()
 
 
 def _message(item: Json) -> Json:

@@ -10,7 +10,9 @@ import openai
 import pytest
 
 from gateway.config.settings import Embedded
+from gateway.embedded.responses import chat_of_response
 from gateway.embedded.server import InProcessEngine
+from policies.recognition.prompts import SPEAKERS
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 LS = {"type": "function", "name": "ls", "parameters": {"type": "object"}}
@@ -110,3 +112,12 @@ async def test_instructions_and_developer_messages_are_part_of_the_prompt(sdk: o
     assert plain.usage is not None
     assert longer.usage is not None
     assert longer.usage.input_tokens > plain.usage.input_tokens + 20
+
+
+@pytest.mark.parametrize("kind", sorted({*SPEAKERS} - {"assistant", "reasoning"}))
+def test_each_item_of_a_model_is_part_of_its_answer(kind: str) -> None:
+    item = {"type": kind, "call_id": "c", "name": "ls", "arguments": "{}", "input": "x", "action": {"query": "q"}}
+    result = {"type": "function_call_output", "call_id": "c", "output": "a file"}
+    said = {"role": "assistant", "content": "I look."}
+    chat = chat_of_response({"input": [{"role": "user", "content": "go"}, said, item, result]})
+    assert [message["role"] for message in chat["messages"]] == ["user", "assistant", "tool"]

@@ -68,8 +68,10 @@ async def test_a_task_that_is_run_again_is_a_session_again(
     assert [{r["session"] for r in receipts} for receipts in runs] == [{row["session"]} for row in rows], said(
         runs
     )
-    if not is_hidden:
-        assert {row["side_requests"] for row in rows} == {client.num_side_requests}
+    num_sides = [row["side_requests"] for row in rows]
+    if is_hidden and client.num_side_requests:
+        num_sides[0] += 1
+    assert num_sides == [client.num_side_requests] * NUM_RUNS, said(runs)
 
 
 @pytest.mark.parametrize("client", WITHOUT_DIRECTORY)
