@@ -182,6 +182,8 @@ class Fleet:
         """Whether other gateways may send turns of other tenants to the same engines."""
         self.switched: list[Pool] = []
         """Pools whose gate has opened or closed since the Scheduler last looked."""
+        self.recalled: dict[FamilyId, dict[SessionId, int]] = {}
+        """Sessions of an earlier gateway that have not come back, and the characters of their last prompts."""
         self.lost: list[tuple[Session, ReplicaId]] = []
         """Sessions whose residency ended, and where, since the Scheduler last looked."""
 
@@ -243,7 +245,7 @@ class Fleet:
     def blocks_of(self, tenant: str, pool: Pool) -> float:
         """Return the blocks of a pool that a tenant holds, over its weight."""
         part = pool.parts.get(tenant)
-        return 0.0 if part is None else part.blocks / self.tenants.known[tenant][0]
+        return 0.0 if part is None else part.blocks / self.tenants.known.get(tenant, (1.0, 0))[0]
 
     def surplus(self, turn: Turn, pool: Pool) -> dict[str, float]:
         """Return how many blocks of a pool each other tenant of no higher class holds beyond its fair part: what
@@ -251,7 +253,7 @@ class Fleet:
         own = self.blocks_of(turn.tenant, pool) + len(turn.blocks) / turn.weight
         found = {}
         for tenant, part in pool.parts.items():
-            weight, priority_class = self.tenants.known[tenant]
+            weight, priority_class = self.tenants.known.get(tenant, (1.0, 0))
             if tenant != turn.tenant and priority_class <= turn.priority_class and part.blocks > own * weight:
                 found[tenant] = part.blocks - own * weight
         return found
@@ -269,14 +271,18 @@ class Fleet:
         if session is None:
             session = Session(turn.session_id, turn.family_id, turn.tenant, turn.parent_id)
             self.sessions[turn.session_id] = session
-            family.num_sessions += 1
-            if family.num_sessions == 1:
-                self.family_bytes -= self._idle_families.pop(family.id, 0)
+            self.count_session(family)
             self._presume(session, turn, family)
             if (pool := self.pools.get(turn.cached_at or "")) is not None:
                 _suppose_cached(pool, session, turn.blocks)
         self.sessions.move_to_end(turn.session_id)
         return session
+
+    def count_session(self, family: Family) -> None:
+        """Count one more session of a family."""
+        family.num_sessions += 1
+        if family.num_sessions == 1:
+            self.family_bytes -= self._idle_families.pop(family.id, 0)
 
     def _presume(self, session: Session, turn: Turn, family: Family) -> None:
         """Believe the history with which a session comes for the first time: so many turns of it have begun, and
@@ -297,21 +303,21 @@ class Fleet:
             session.presumed_blocks = len(blocks) - num_shared
             _suppose_cached(pools[0], session, blocks)
 
-    def hold(self, session: Session, turn: Turn, pool: Pool) -> Met:
-        """Make the session resident in the pool, with this turn's prompt."""
+    def hold(self, session: Session, blocks: Blocks, chars: int, pool: Pool) -> Met:
+        """Make the session resident in the pool, with this prompt."""
         if session.is_resident and session.replica_id != pool.replica.id:
             self.release(session)
         pool.idle.pop(session.id, None)
         if session.replica_id != pool.replica.id:
             session.kept_tokens, session.is_followed = None, False
-        session.replica_id, session.blocks = pool.replica.id, turn.blocks
+        session.replica_id, session.blocks = pool.replica.id, blocks
         part = pool.parts.get(session.tenant)
         if part is None:
             part = pool.parts[session.tenant] = TenantPart()
         part.num_residents += not session.is_resident
         part.blocks += len(session.blocks) - session.held_blocks
         session.is_resident, session.held_blocks = True, len(session.blocks)
-        tail_chars = turn.chars - session.held_blocks * BLOCK_CHARS
+        tail_chars = chars - session.held_blocks * BLOCK_CHARS
         tail_chars = tail_chars if tail_chars > 0 else 0
         pool.reserve.put(session, self.families[session.family_id], tail_chars)
         return pool.ledger.hold(session.id, session.blocks)
@@ -345,6 +351,8 @@ class Fleet:
             pool.ledger.forget(session.id)
             pool.reuse.forget(session.id)
         del self.sessions[session.id]
+        if session.is_recalled:
+            del self.recalled[session.family_id][session.id]
         family = self.families[session.family_id]
         family.num_sessions -= 1
         self.weigh(family)

@@ -220,6 +220,10 @@ class Reserve:
         self._count_answers(family, 1)
         self._touched[family.id] = family
 
+    def tail_chars_of(self, session_id: SessionId) -> int:
+        """Return the characters of a resident's prompt behind its last whole block."""
+        return self._placed[session_id][2]
+
     def drop(self, session_id: SessionId, family: Family) -> None:
         """Stop counting a session; harmless for one that was not counted."""
         placed = self._placed.pop(session_id, None)

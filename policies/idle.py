@@ -87,6 +87,10 @@ class IdleSessions:
                 continue
             happened = True
             kept_until = session.idle_since + LEASES * (until - session.idle_since)
+            if session.is_recalled:
+                self._presume_ended(session)
+                self._fleet.forget(session)
+                continue
             if session.is_expired or kept_until <= now:
                 self._fleet.release(session)
             else:

@@ -11,6 +11,7 @@ its path, not per block.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from policies.types import Blocks, SessionId
@@ -199,6 +200,10 @@ class Ledger:
     @property
     def num_residents(self) -> int:
         return len(self._chains) - len(self._released)
+
+    def residents(self) -> Iterator[SessionId]:
+        """Yield the residents, those that came last first. Take them before the next change."""
+        return (session_id for session_id in reversed(self._chains) if session_id not in self._released)
 
     def is_resident(self, session_id: SessionId) -> bool:
         return session_id in self._chains and session_id not in self._released

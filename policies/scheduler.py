@@ -32,7 +32,14 @@ from policies.fleet import (
 )
 from policies.idle import IdleSessions, Timers
 from policies.ledger import shared_length
-from policies.lessons import family_lessons, pool_lessons, recall_family, recall_pool
+from policies.lessons import (
+    family_lessons,
+    pool_lessons,
+    recall_family,
+    recall_pool,
+    recall_residents,
+    returned,
+)
 from policies.observed_gate import ObservedGate
 from policies.policy import Policy
 from policies.shadow_clocks import Clocks
@@ -189,7 +196,7 @@ class Scheduler:
         match fact:
             case ReplicaReported() | CacheLost():
                 if isinstance(fact, ReplicaReported) and fact.lessons is not None:
-                    recall_pool(self._fleet.pool(fact.replica_id), fact.lessons)
+                    self._recall(self._fleet.pool(fact.replica_id), fact.lessons, now)
                 self._fleet.reported(fact, now)
             case FamiliesRecalled(families):
                 for lessons in families:
@@ -198,6 +205,21 @@ class Scheduler:
                 self._lost(self._fleet.pool(replica_id), now, decisions)
             case SessionEnded(session_id) | SessionForgotten(session_id):
                 self._ended(session_id, now, is_forgotten=isinstance(fact, SessionForgotten))
+
+    def _recall(self, pool: Pool, lessons: PoolLessons, now: float) -> None:
+        """Begin where an earlier gateway ended: with its lessons, and with the room of its residents."""
+        if recall_pool(pool, lessons):
+            for session, idle_since in recall_residents(self._fleet, pool, lessons.residents, now):
+                self._idle.rest(session, idle_since)
+
+    def _take_place(self, session: Session, turn: Turn) -> None:
+        """Make a session resident that was so at an earlier gateway."""
+        before = returned(self._fleet, turn)
+        home = None if before is None else self._fleet.home(before)
+        if before is not None:
+            self._forget(before)
+        if home is not None and home.may_serve(turn):
+            self._fleet.hold(session, turn.blocks, turn.chars, home)
 
     def _arrived(self, turn: Turn, now: float, decisions: list[Decision]) -> bool:
         """Take a turn in. Return whether a turn at the gate may go that could not before: this one, or others
@@ -262,6 +284,8 @@ class Scheduler:
             shared_blocks = learning.saw_first_prompt(family, turn, parent, has_history=session.num_earlier > 0)
             session.num_begun = session.num_earlier
             self._fleet.weigh(family)
+            if session.num_earlier and self._fleet.recalled:
+                self._take_place(session, turn)
             self._clocks.began(session, shared_blocks * BLOCK_CHARS, parent, now)
         self._clocks.wants(session, family, turn, now)
         session.num_begun += 1
@@ -436,7 +460,7 @@ class Scheduler:
             rank, expected_blocks = 0.0, pool.ledger.expected_blocks(turn.blocks)
         else:
             rank = self._policy.rank(turn, session, family)
-            _, expected_blocks = self._fleet.hold(session, turn, pool)
+            _, expected_blocks = self._fleet.hold(session, turn.blocks, turn.chars, pool)
             self._clocks.ready(session.id, now)
         pool.queue.put(turn, (is_side, rank, turn.arrived_at), now)
         missing_tokens = pool.missing_tokens(turn, expected_blocks)
@@ -471,7 +495,11 @@ class Scheduler:
     def _announce(self, decisions: list[Decision]) -> None:
         """Announce the sessions that lost their residency, and the gates that opened or closed."""
         lost, self._fleet.lost = self._fleet.lost, []
-        decisions += (Release(session.id, replica_id) for session, replica_id in lost if not session.is_resident)
+        decisions += (
+            Release(session.id, replica_id)
+            for session, replica_id in lost
+            if not session.is_resident and not session.is_recalled
+        )
         for pool in self._fleet.switched:
             decisions.append(Switched(pool.replica.id, pool.switch.is_open, pool.gate_time.net_s))
         self._fleet.switched.clear()

@@ -159,6 +159,9 @@ class Session:
     """While idle: its first lease ran out."""
     is_presumed_ended: bool = False
     """It counts as ended until it comes back: its lease ran out, or its client ended it."""
+    is_recalled: bool = False
+    """An earlier gateway held it, and nothing is known here but its size. It keeps the room until a session with
+    such a history comes, which takes its place, or until its lease ends."""
 
     @property
     def is_presumed(self) -> bool:
@@ -310,6 +313,19 @@ class PaceLessons:
 
 
 @value
+class ResidentLessons:
+    """Of one resident: the marks of its return, and its size; no content."""
+
+    family_id: FamilyId
+    num_begun: int
+    chars: int
+    """Of its last prompt."""
+    own_blocks: int
+    """Of that prompt, which no other resident shares."""
+    is_running: bool
+
+
+@value
 class PoolLessons:
     """Of one replica."""
 
@@ -326,6 +342,7 @@ class PoolLessons:
     shown: tuple[tuple[float, float | None], ...]
     """Bounds of that size. None: infinite."""
     slots: int | None
+    residents: tuple[ResidentLessons, ...] = ()
 
 
 @value

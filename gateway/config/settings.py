@@ -602,9 +602,9 @@ class Settings(Section):
     hosts_file: str | None = None
     """File with one more engine URL per line; # starts a comment. null: none."""
     learned_file: str | None = None
-    """File for what is learned of engines and families: speeds, lengths and pauses, no content. It is written
-    every few seconds, and read at the next start. Each gateway has its own. Families are found again only with
-    `identity.secret`. null: each start learns again.
+    """File for what is learned of engines and families, and the sizes of resident sessions; no content. It is
+    written every few seconds, and read at the next start. Each gateway has its own. Families are found again only
+    with `identity.secret`. null: each start learns again.
     Example: /var/lib/turngate/learned"""
     models: Models = Models()
     policy: Policy = Policy()

@@ -1,4 +1,5 @@
-"""What the Scheduler has learned of engines and families, kept in a file for the next start of the gateway.
+"""What the Scheduler has learned of engines and families, and how much room its residents take, kept in a file for
+the next start of the gateway.
 
 The file holds numbers, keyed ids and names of tools; no content, and no name of a tenant. Its first line names the
 version, the time and the digest of the rest. It is replaced as a whole, so a gateway that is killed leaves the one
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +29,12 @@ from policies.types import FamiliesRecalled, FamilyLessons, PoolLessons, Replica
 LOG = logging.getLogger(__name__)
 
 NAME, VERSION = b"turngate-learned", b"1"
-WRITTEN_EVERY_S = 5.0
+WRITTEN_EVERY_S = 2.0
 """At most, and only where something has changed."""
 MOST_AGE_S = 7 * 86_400.0
 """Older lessons are not used: a fleet of a week ago says little of today's."""
+MOST_RESIDENT_AGE_S = 30.0
+"""The same for the residents: by then their leases have ended, or their clients have given up."""
 MOST_BYTES = 512 * 1024
 """Of the lessons of all replicas, and of those of all families. Those used last are kept."""
 
@@ -43,8 +47,9 @@ class _Replica:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    replicas: tuple[_Replica, ...]
-    families: tuple[FamilyLessons, ...]
+    replicas: tuple[_Replica, ...] = ()
+    families: tuple[FamilyLessons, ...] = ()
+    written_at: float = 0.0
 
 
 class LearnedFile:
@@ -60,6 +65,8 @@ class LearnedFile:
         self._keeps_families = keeps_families
         self._recalled: dict[ReplicaId, _Replica] = {}
         """Read, and not reported since."""
+        self._has_residents = False
+        """Whether the residents that were read count."""
         self._kinds: dict[ReplicaId, str] = {}
         """Of the engines of all replicas."""
         self._body = b""
@@ -75,6 +82,7 @@ class LearnedFile:
         if problem:
             LOG.warning("what was learned before is not used: %s: %s", self._path, problem)
         self._recalled = {row.lessons.replica_id: row for row in rows.replicas}
+        self._has_residents = self._keeps_families and self._wall_clock() <= rows.written_at + MOST_RESIDENT_AGE_S
         return FamiliesRecalled(rows.families if self._keeps_families else ())
 
     def completed(self, reported: ReplicaReported, engine_kind: str) -> ReplicaReported:
@@ -90,7 +98,7 @@ class LearnedFile:
             served = f"{row.engine_kind} with {', '.join(sorted(row.lessons.models))}"
             LOG.warning("what was learned of %s is not used: it was %s", reported.replica_id, served)
             return reported
-        return replace(reported, lessons=row.lessons)
+        return replace(reported, lessons=row.lessons if self._has_residents else _lasting(row.lessons))
 
     def start(self) -> None:
         """Begin to write. What has been read is in the file already."""
@@ -136,17 +144,17 @@ class LearnedFile:
 
     def _encoded(self) -> bytes:
         learned = (
-            _Replica(kind, lessons)
+            _Replica(kind, lessons if self._keeps_families else _lasting(lessons))
             for lessons in self._scheduler.pool_lessons()
             if (kind := self._kinds.get(lessons.replica_id)) is not None
         )
+        awaited = (replace(row, lessons=_lasting(row.lessons)) for row in self._recalled.values())
         families = self._scheduler.family_lessons() if self._keeps_families else ()
-        replicas = [*learned, *self._recalled.values()]
-        return b'{"replicas":[%s],"families":[%s]}' % (_joined(replicas), _joined(families))
+        return b'{"replicas":[%s],"families":[%s]}' % (_joined(chain(learned, awaited)), _joined(families))
 
     def _rows(self) -> tuple[_Rows, str]:
         """Return what the file holds, and why it is not used. Empty: it is, or there is none."""
-        nothing = _Rows((), ())
+        nothing = _Rows()
         try:
             with self._path.open("rb") as file:
                 header, _, body = file.read(3 * MOST_BYTES).partition(b"\n")
@@ -161,12 +169,17 @@ class LearnedFile:
             return nothing, "it is damaged"
         try:
             age_s = self._wall_clock() - int(words[2])
-            rows = TypeAdapter(_Rows).validate_json(body)
+            rows = replace(TypeAdapter(_Rows).validate_json(body), written_at=int(words[2]))
         except (ValueError, ValidationError):
             return nothing, "it is damaged"
         if age_s > MOST_AGE_S:
             return nothing, f"it is {age_s / 86_400:.0f} days old"
         return rows, ""
+
+
+def _lasting(lessons: PoolLessons) -> PoolLessons:
+    """Return the lessons without the residents."""
+    return replace(lessons, residents=())
 
 
 def _joined(rows: Iterable[Any]) -> bytes:

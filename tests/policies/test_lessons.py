@@ -9,14 +9,21 @@ from policies.forecast import expected_turns, gaps_of, output_tokens
 from policies.scheduler import Scheduler
 from policies.turns import Turns
 from policies.types import (
+    BLOCK_CHARS,
     Arrived,
+    Dispatch,
     Ending,
     FamiliesRecalled,
     FirstByte,
+    History,
     Left,
     PoolLessons,
+    Reason,
     ReplicaReported,
+    ResidentLessons,
     SessionEnded,
+    Tick,
+    Turn,
     Usage,
 )
 from tests.policies.turns_of import turn
@@ -109,3 +116,56 @@ def test_what_has_not_answered_leaves_no_lessons() -> None:
     scheduler.tell(REPORT, 0.0)
     assert list(scheduler.pool_lessons()) == []
     assert list(scheduler.family_lessons()) == []
+
+
+def in_mid_run(at: float, blocks: int, history_blocks: int, name: str) -> Turn:
+    """A turn of a session that comes with a history of two turns."""
+    one = turn(name, ("rules", 4), (name, blocks - 4), session=name, at=at)
+    return replace(one, history=History(2, 5 * BLOCK_CHARS, history_blocks * BLOCK_CHARS))
+
+
+def left_with_residents() -> Scheduler:
+    """One whose session `r` holds 40 blocks between two turns."""
+    before = taught()
+    for number, num_blocks in enumerate((20, 40)):
+        one = turn(f"r{number}", ("rules", 4), ("r", num_blocks - 4), session="r", at=90.0 + number)
+        before.tell(Arrived(one), one.arrived_at)
+        before.tell(FirstByte(one.id), one.arrived_at + 0.2)
+        before.tell(
+            Left(one.id, Ending.COMPLETE, Usage(round(0.22 * one.chars), 0, 60), ("ls",)), one.arrived_at + 0.5
+        )
+    return before
+
+
+def test_the_room_of_a_resident_is_kept_until_it_comes_back() -> None:
+    after = restarted(left_with_residents())
+    pool = after._fleet.pools["r"]
+    assert pool.ledger.resident_blocks == 40
+    (gone,), _ = after.tell(Arrived(in_mid_run(1.0, 42, 40, "back")), 1.0)
+    assert isinstance(gone, Dispatch)
+    assert gone.reason is Reason.RESIDENT
+    assert not any(session.is_recalled for session in after._fleet.sessions.values())
+    assert pool.ledger.resident_blocks == 42
+
+
+def test_another_session_in_mid_run_does_not_take_its_room() -> None:
+    after = restarted(left_with_residents())
+    (gone,), _ = after.tell(Arrived(in_mid_run(1.0, 42, 39, "other")), 1.0)
+    assert isinstance(gone, Dispatch)
+    assert gone.reason is not Reason.RESIDENT
+    assert [session.is_recalled for session in after._fleet.sessions.values()].count(True) == 1
+
+
+def test_the_room_of_a_resident_that_does_not_come_back_is_free_after_its_lease() -> None:
+    after = restarted(left_with_residents())
+    decisions, wake_at = after.tell(Tick(), 1.0)
+    while wake_at is not None and wake_at < 100.0:
+        decisions, wake_at = after.tell(Tick(), wake_at)
+        assert decisions == []  # no engine is told of a session that it does not know
+    assert not after._fleet.sessions
+    assert after._fleet.pools["r"].ledger.resident_blocks == 0
+
+
+def test_lessons_of_residents_hold_sizes_only() -> None:
+    (lessons,) = left_with_residents().pool_lessons()
+    assert lessons.residents == (ResidentLessons("f", 2, 40 * BLOCK_CHARS, 40, is_running=False),)

@@ -11,12 +11,12 @@ from unittest.mock import patch
 import pytest
 
 from gateway.request import learned
-from gateway.request.learned import MOST_AGE_S, LearnedFile
+from gateway.request.learned import MOST_AGE_S, MOST_RESIDENT_AGE_S, LearnedFile
 from policies.admission import Limits
 from policies.scheduler import Scheduler
 from policies.turns import Turns
 from policies.types import FamiliesRecalled, ReplicaReported
-from tests.policies.test_lessons import REPORT, taught
+from tests.policies.test_lessons import REPORT, left_with_residents, taught
 
 NOW = 1_800_000_000.0
 
@@ -183,3 +183,18 @@ async def test_families_are_kept_only_where_their_ids_last(tmp_path: Path) -> No
     assert reported.lessons is not None
     await written(path)
     assert a_file(path, families=False).read() == FamiliesRecalled(())
+
+
+async def test_residents_count_for_half_a_minute_and_only_where_ids_of_families_last(tmp_path: Path) -> None:
+    path, scheduler = tmp_path / "learned", left_with_residents()
+    file = a_file(path, scheduler)
+    file.completed(REPORT, "vllm")
+    await file.write()
+    found = [
+        read(path, at=NOW + age_s)[1].lessons for age_s in (0.0, MOST_RESIDENT_AGE_S, MOST_RESIDENT_AGE_S + 1)
+    ]
+    assert [len(lessons.residents) for lessons in found if lessons is not None] == [1, 1, 0]
+    unnamed = a_file(path, families=False)
+    unnamed.read()
+    assert (lessons := unnamed.completed(REPORT, "vllm").lessons) is not None
+    assert lessons.residents == ()
