@@ -11,6 +11,7 @@ from enum import StrEnum
 from itertools import islice, takewhile
 
 from policies import learning
+from policies.backpressure import Backpressure
 from policies.capacity import Capacity, Concurrency
 from policies.dispatch_queue import DispatchQueue
 from policies.engine_queue import EngineQueue
@@ -73,6 +74,7 @@ class Pool:
     switch: Switch = field(default_factory=Switch)
     gate_time: GateTime = field(default_factory=GateTime)
     engine_queue: EngineQueue = field(default_factory=EngineQueue)
+    backpressure: Backpressure = field(default_factory=Backpressure)
     reuse: ReuseDistances = field(default_factory=ReuseDistances)
     grain_tokens: int = 0
     """Divides all numbers of cached tokens so far: its engine finds blocks of so many. 0: not seen yet."""
@@ -119,6 +121,15 @@ class Pool:
         if turn.pinned_to is not None and replica.id != turn.pinned_to:
             return False
         return not replica.models or turn.model in replica.models
+
+    def has_slot(self, now: float) -> bool:
+        """Whether a turn may be sent: it has a free slot, and its engine's own queue takes the call."""
+        replica, backpressure = self.replica, self.backpressure
+        if not replica.free_slots or not backpressure.is_on:
+            return replica.free_slots > 0
+        return backpressure.has_place(
+            now, len(replica.running), replica.queued_prefill_tokens, self.engine_queue.slots
+        )
 
     @property
     def num_busy(self) -> int:
@@ -212,6 +223,7 @@ class Fleet:
         self._resize(pool, fact)
         if fact.running is not None and fact.waiting is not None:
             pool.engine_queue.saw(fact.running, fact.waiting, len(replica.running), now)
+            pool.backpressure.saw(fact.waiting)
 
     def _resize(self, pool: Pool, fact: ReplicaReported) -> None:
         """Set the slots of a replica: as stated, else as learned."""
@@ -219,11 +231,13 @@ class Fleet:
         pool.stated_slots = fact.slots or pool.stated_slots
         if pool.stated_slots is None and fact.running is not None and fact.waiting is not None:
             pool.concurrency.saw(fact.running, fact.waiting, is_wanted=len(pool.queue) > 0)
-        replica.resize(
-            pool.stated_slots or pool.concurrency.slots,
-            replica.share if fact.share is None else fact.share,
-            replica.is_on_trial if fact.is_on_trial is None else fact.is_on_trial,
-        )
+        limits = pool.backpressure.limits if fact.limits is None else fact.limits
+        share = replica.share if fact.share is None else fact.share
+        slots = pool.stated_slots or pool.concurrency.slots
+        if limits.calls is not None:
+            slots = min(slots or limits.calls, limits.calls)
+        replica.resize(slots, share, replica.is_on_trial if fact.is_on_trial is None else fact.is_on_trial)
+        pool.backpressure.state(limits, share)
 
     def home(self, session: Session) -> Pool | None:
         """Return the pool where the session is resident; None where it is not resident."""

@@ -132,7 +132,8 @@ class Scheduler:
         decisions: list[Decision] = []
         may_admit = True
         if isinstance(fact, FirstByte):
-            self._slots.first_byte(fact.turn_id, now)
+            if self._slots.first_byte(fact.turn_id, now) and self._ready:
+                self._dispatch(now, decisions)
             if self._admission.held:
                 self._wake_at = self._next_wake(now)
             return decisions, self._wake_at  # it makes no room
@@ -463,6 +464,8 @@ class Scheduler:
             _, expected_blocks = self._fleet.hold(session, turn.blocks, turn.chars, pool)
             self._clocks.ready(session.id, now)
         pool.queue.put(turn, (is_side, rank, turn.arrived_at), now)
+        if turn.unranked and pool.replica.id in turn.unranked:
+            pool.backpressure.keep_short(now)
         missing_tokens = pool.missing_tokens(turn, expected_blocks)
         evicted_tokens, last_len = 0.0, 0
         if last_blocks and not is_side:
@@ -475,7 +478,7 @@ class Scheduler:
     def _dispatch(self, now: float, decisions: list[Decision]) -> None:
         """Give free slots to ready turns."""
         for pool in self._fleet.pools.values():
-            while pool.queue and (pool.replica.free_slots or not self._policy.bounds_slots):
+            while pool.queue and (not self._policy.bounds_slots or pool.has_slot(now)):
                 turn = pool.queue.pop(now - self._limits.hold_bound_s, now)
                 decisions.append(self._dispatched(turn, pool, now))
 
@@ -488,7 +491,9 @@ class Scheduler:
         if expected_tokens is None:
             # While it waited, tokens per character may have been learned to be fewer.
             expected_tokens = max(0.0, pool.prompt_tokens(turn) - ready.missing_tokens)
-        hints = self._slots.hints(turn, pool, self._is_shared(now))
+        backpressure = pool.backpressure
+        is_ordered = backpressure.is_on and backpressure.is_short(now)
+        hints = self._slots.hints(turn, pool, self._is_shared(now), is_ordered)
         waited = self._waits.ended(turn.id, turn.not_before, ready.at, now)
         return Dispatch(turn.id, pool.replica.id, ready.reason, round(expected_tokens), hints, waited)
 

@@ -94,6 +94,8 @@ class Slots:
         running = RunningTurn(turn, pool, missing_tokens, evicted_tokens, now, now, call, pace.prefilled_tokens)
         running.prefilled_s = pace.prefilled_s
         self._running[turn.id] = running
+        if pool.backpressure.is_on:
+            pool.backpressure.sent(turn, pool.prompt_tokens(turn))
         self._touch(running)
         if self._fleet.tenants.are_rivals:
             family = self._fleet.families[self._fleet.sessions[turn.session_id].family_id]
@@ -113,7 +115,7 @@ class Slots:
         running.answer_tokens = output_tokens(self._fleet.families[turn.family_id])
         running.pool.answering_tokens += running.answer_tokens
 
-    def hints(self, turn: Turn, pool: Pool, is_shared: bool) -> Hints:
+    def hints(self, turn: Turn, pool: Pool, is_shared: bool, is_ordered: bool) -> Hints:
         """Return the hints for the turn's engine. Its file owns polarity, range and field names.
 
         The highest urgency is 100. An agent turn that is the last has 80, one with one more to follow 40, and so
@@ -122,12 +124,16 @@ class Slots:
         `is_shared`: other tenants use the engine, too. Its queue does not know tenants, so all turns of a class
         have the least urgency of that class. Then no turn overtakes an earlier one, whatever its client declares
         and whatever was learned.
+
+        `is_ordered`: the gate keeps the order of the engine's queue, where none is to overtake another.
         """
         session = self._fleet.sessions[turn.session_id]
         family = self._fleet.families[turn.family_id]
         remaining = expected_turns(family, session.num_begun, session.remaining_turns)
         own = 0.0 if is_shared or turn.kind is SIDE else 80.0 / (1.0 + remaining)
         urgency = own + 10 * turn.priority_class
+        if is_ordered:
+            urgency = min(0, 10 * turn.priority_class)
         # By place: names take thrice the time to pass.
         return Hints(
             round(urgency if abs(urgency) <= MOST_URGENCY else math.copysign(MOST_URGENCY, urgency)),  # urgency
@@ -145,11 +151,12 @@ class Slots:
             return False
         return expected_turns(family, session.num_begun, session.remaining_turns) >= LIKELY
 
-    def first_byte(self, turn_id: TurnId, now: float) -> None:
-        """End the prefill of a turn; harmless for one that has left its slot already."""
+    def first_byte(self, turn_id: TurnId, now: float) -> bool:
+        """End the prefill of a turn; harmless for one that has left its slot already. Return whether its engine
+        may take another call for it."""
         running = self._running.get(turn_id)
         if running is None:
-            return
+            return False
         pace = running.pool.pace
         running.pool.replica.end_prefill(turn_id)
         running.alone_s = pace.prefill_ended(turn_id, running.missing_tokens, now)
@@ -160,6 +167,7 @@ class Slots:
         running.began_at, running.prefilled_tokens = now, pace.prefilled_tokens
         alone_s = pace.prefill_token_s * running.missing_tokens
         running.pool.engine_queue.first_byte(running.engine_call, alone_s, now)
+        return running.pool.backpressure.started(turn_id)
 
     def _prefill_took_s(self, running: RunningTurn, now: float) -> float:
         """Return how long the prefill of a turn took that ends now, or how long it has lasted."""
@@ -227,6 +235,7 @@ class Slots:
         turn, pool, usage = running.turn, running.pool, fact.usage
         pool.replica.free_slot(turn.id)
         pool.engine_queue.ended(now)
+        pool.backpressure.started(turn.id)
         answer_chars = (usage.output_tokens or 0) / pool.ratio.value
         found_chars = round((pool.kept_answers or 0.0) * answer_chars)
         pool.reuse.end(turn.id, found_chars, round(answer_chars) - found_chars)

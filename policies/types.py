@@ -98,6 +98,8 @@ class Turn:
     """Replicas that already failed this call."""
     not_before: float = 0.0
     """Earliest time at which it may go: the replicas that could serve it have refused it."""
+    unranked: frozenset[ReplicaId] = frozenset()
+    """Replicas whose own queue does not use its rank."""
 
 
 class SessionState(StrEnum):
@@ -366,6 +368,25 @@ class FamilyLessons:
     num_lessons: int
 
 
+@value
+class QueueLimits:
+    """Beyond what an engine refuses calls instead of queueing them. None: no limit is known."""
+
+    calls: int | None = None
+    """Under way at once, those that wait included."""
+    waiting: int | None = None
+    """In its queue at once."""
+    prompt_tokens: int | None = None
+    """Of all prompts without a first byte: as many, and it takes no further call."""
+    prefill_tokens: int | None = None
+    """The same, of the tokens that are not cached."""
+    is_full: bool = False
+    """It refuses calls now."""
+
+
+NO_LIMITS = QueueLimits()
+
+
 # ---- facts: events, in the past tense
 
 
@@ -411,6 +432,7 @@ class ReplicaReported:
     running: int | None = None
     is_on_trial: bool | None = None  # whether it gets one call at a time, since too many failed
     lessons: PoolLessons | None = None  # of an earlier gateway, where nothing has been learned here
+    limits: QueueLimits | None = None  # of its own queue
 
 
 @value

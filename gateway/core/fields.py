@@ -5,6 +5,7 @@ A value of the wrong type reads as absent.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any, TypeAlias
@@ -22,6 +23,14 @@ def integer(body: Mapping[str, Any], key: str) -> int | None:
     """Return a whole number; `true` and `1.0` are none."""
     value = body.get(key)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def number(body: Mapping[str, Any], key: str) -> float | None:
+    """Return a finite number, whole or not."""
+    value = body.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if math.isfinite(value) else None
 
 
 def flag(body: Mapping[str, Any], key: str) -> bool:

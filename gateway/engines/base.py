@@ -12,7 +12,7 @@ from gateway.core import fields
 from gateway.core.fields import Json
 from gateway.core.transport import HeaderList, Timeouts, Upstream, UpstreamReply
 from gateway.engines.pages import json_page, read_models
-from policies.types import Hints, Usage, value
+from policies.types import NO_LIMITS, Hints, QueueLimits, Usage, value
 
 MODELS_PAGE = "/v1/models"
 """The page that decides: every kind has it, and an engine that lists no model yet is not ready."""
@@ -83,6 +83,10 @@ class PolledPool:
     slots: int | None = None
     running: int | None = None
     waiting: int | None = None
+    limits: QueueLimits = NO_LIMITS
+    """Of its own queue, as far as it states them."""
+    counted_at: float | None = None
+    """When the engine counted what runs and waits, by its own clock. None: it counts as it is asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +127,8 @@ class Abilities:
     """KV pools behind the address, as last reported, addressable or not."""
     lower_goes_first: bool = False
     """Polarity of `priority`."""
+    unset_priority: int | None = None
+    """What a request without a priority counts as. None: no number is set."""
     ranks_unset_last: bool = False
     """Whether a request without a priority goes after every request that has one."""
     preemption_gap: int | None = None
@@ -345,6 +351,10 @@ class EngineAdapter:
         """Where it keeps requests apart in its prefix cache by their `cache_salt`."""
         return frozenset()
 
+    def unranked_paths(self, abilities: Abilities) -> frozenset[str]:
+        """Where its own queue is not known to use the rank of a call, so that the gateway keeps the order."""
+        return _NO_PATHS
+
     def outgoing(self, request: OutgoingRequest, abilities: Abilities) -> Outgoing:
         """Hints and placement for one call. A client's own values are never overwritten."""
         return Outgoing()
@@ -391,6 +401,7 @@ class EngineAdapter:
         return usage_of(event)
 
 
+_NO_PATHS: frozenset[str] = frozenset()
 _NEWER = "a release that reads X-Data-Parallel-Rank, or one engine per rank"
 _LEAST_CONTEXTS = 2
 _METRICS_OF = {"vllm": "vllm:", "sglang": "sglang:", "dynamo": "dynamo_", "turngate": "turngate_"}

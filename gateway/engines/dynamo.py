@@ -33,7 +33,7 @@ from gateway.engines.base import (
     typed_messages,
 )
 from gateway.engines.pages import Sample, json_page, read_models, samples, total
-from policies.types import Hints
+from policies.types import NO_LIMITS, Hints, QueueLimits
 
 PRIORITY_HEADER = "x-dynamo-request-priority"
 TIER_HEADER = "x-dynamo-request-strict-priority"
@@ -62,6 +62,9 @@ _REFUSED_TOOLS = frozenset(("custom", "tool_search", "web_search"))
 
 MAX_CREDIT_S = 60
 """Queue credit of a session's last turn. Bounded, so that a request that waited longer than this goes first."""
+SGLANG_GAP = 10
+"""Dynamo passes the credit on as the worker's priority, and SGLang preempts what runs for one that is higher by
+more than this (the default of its `--priority-scheduling-preemption-threshold`)."""
 _URGENCY_PER_TIER = 20
 
 _BLOCKS = "dynamo_frontend_model_total_kv_blocks"
@@ -70,7 +73,17 @@ _SLOTS = "dynamo_frontend_model_max_num_seqs"
 _ROUTER_QUEUE = "dynamo_frontend_router_queue_pending_requests"
 _PROMPT = "dynamo_frontend_input_sequence_tokens_sum"
 _CACHED = "dynamo_frontend_cached_tokens_sum"
-_METRICS = frozenset((_BLOCKS, _BLOCK_TOKENS, _SLOTS, _ROUTER_QUEUE, _PROMPT, _CACHED))
+_BATCHED_TOKENS = "dynamo_frontend_model_max_num_batched_tokens"
+_ACTIVE_BLOCKS = "dynamo_frontend_worker_active_decode_blocks"
+_METRICS = frozenset(
+    (
+        *(_BLOCKS, _BLOCK_TOKENS, _SLOTS, _BATCHED_TOKENS, _ROUTER_QUEUE, _PROMPT, _CACHED),
+        _ACTIVE_BLOCKS,
+    )
+)
+_QUEUE_FULL = "service temporarily overloaded"
+"""Text of its 529 while a worker is above a threshold of /busy_threshold. On 1.6.1 a call that is sent to a busy
+worker gets it even if another one is free."""
 _WORKER = "dynamo_component_uptime_seconds"
 _RUNNING = ("vllm:num_requests_running", "sglang:num_running_reqs", "trtllm:num_requests_running")
 _WAITING = ("vllm:num_requests_waiting", "sglang:num_queue_reqs", "trtllm:num_requests_waiting")
@@ -86,7 +99,7 @@ class Dynamo(EngineAdapter):
     """The adapter of Dynamo."""
 
     kind = "dynamo"
-    metrics_paths = ("/health", "/metrics", "/v1/models")
+    metrics_paths = ("/health", "/metrics", "/v1/models", "/busy_threshold")
     capacity_flag = "leave /metrics on and reachable"
     tool_flags = "--dyn-tool-call-parser NAME on the worker, the name being that of the model's format"
     priority_words: Mapping[bool | None, str] = {
@@ -105,6 +118,8 @@ class Dynamo(EngineAdapter):
         if metrics := pages.get("/metrics"):
             # Only --router-mode kv has a queue to order.
             abilities.honours_priority = bool(samples(metrics, (_ROUTER_QUEUE,)))
+        workers = (f"\n{page}" for path, page in pages.items() if "://" in path)
+        abilities.preemption_gap = SGLANG_GAP if any("\nsglang:" in page for page in workers) else None
 
     def rendering(self, model: str, messages: list[Json], tools: list[Json]) -> tuple[str, Json] | None:
         body: Json = {"model": model, "messages": messages, "tools": tools, "max_tokens": 1, "stream": True}
@@ -130,7 +145,7 @@ class Dynamo(EngineAdapter):
         headers = _session_headers(hints, request.headers)
         names = ["session"] if headers else []
         if not _ranks_itself(honoured, client_nvext, request.may_prioritise):
-            headers += _priority_headers(hints)
+            headers += _priority_headers(hints, abilities.preemption_gap)
             names.append("priority")
         pin = WORKER_HEADER if pool and not _places_itself(honoured, client_nvext, request.may_prioritise) else ""
         if pin:
@@ -157,6 +172,9 @@ class Dynamo(EngineAdapter):
         if status == 400 and sent.pin and message.strip() == "Invalid request":
             return frozenset((sent.pin,))
         return super().refused_fields(status, message, sent)
+
+    def is_queue_full(self, message: str) -> bool:
+        return _QUEUE_FULL in message.lower()
 
     def parse_report(self, pages: Mapping[str, str]) -> Report:
         models, lengths = read_models(pages)
@@ -207,12 +225,13 @@ def _session_headers(hints: Hints, client_headers: Mapping[str, str]) -> list[tu
     return [(SESSION_HEADER, hints.session_id), *parent]
 
 
-def _priority_headers(hints: Hints) -> list[tuple[str, str]]:
+def _priority_headers(hints: Hints, gap: int | None) -> list[tuple[str, str]]:
     """The tier comes first; seconds of queue credit order the requests of one tier. Both are sent at 0 too, as
     they override those of the body. Batches, whose urgency is below 0, have no credit."""
     credit_s = 0
     if hints.remaining_turns is not None and hints.urgency >= 0:
-        credit_s = round(MAX_CREDIT_S / (1 + max(0.0, hints.remaining_turns)))
+        most_s = MAX_CREDIT_S if gap is None else min(gap, MAX_CREDIT_S)
+        credit_s = round(most_s / (1 + max(0.0, hints.remaining_turns)))
     return [(TIER_HEADER, str(max(0, hints.urgency) // _URGENCY_PER_TIER)), (PRIORITY_HEADER, str(credit_s))]
 
 
@@ -266,9 +285,32 @@ def _pools(pages: Mapping[str, str], found: list[Sample], models: tuple[str, ...
                 slots=int(slots) if slots else None,
                 running=running,
                 waiting=waiting,
+                limits=_limits(_thresholds(pages, models[0]), found, worker),
             )
         )
     return tuple(pools)
+
+
+def _thresholds(pages: Mapping[str, str], model: str) -> Json:
+    """Above which the router takes a worker for busy; empty where it has none."""
+    rows = fields.items(json_page(pages, "/busy_threshold"), "thresholds")
+    return next((row for row in rows if isinstance(row, dict) and row.get("model") == model), {})
+
+
+def _limits(thresholds: Json, found: list[Sample], worker: str) -> QueueLimits:
+    if not thresholds:
+        return NO_LIMITS
+    blocks, batched = total(found, _BLOCKS), total(found, _BATCHED_TOKENS)
+    mine = [sample for sample in found if sample.labels.get("worker_id") == worker]
+    limits = [fields.number(thresholds, "active_prefill_tokens_threshold")]
+    if batched and (part := fields.number(thresholds, "active_prefill_tokens_threshold_frac")) is not None:
+        limits.append(part * batched)
+    prefill_tokens = min((limit for limit in limits if limit is not None), default=None)
+    part = fields.number(thresholds, "active_decode_blocks_threshold")
+    is_full = part is not None and blocks is not None and (total(mine, _ACTIVE_BLOCKS) or 0) > part * blocks
+    return QueueLimits(
+        prefill_tokens=None if prefill_tokens is None else max(0, int(prefill_tokens)), is_full=is_full
+    )
 
 
 def _workers(pages: Mapping[str, str]) -> list[str]:

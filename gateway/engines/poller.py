@@ -24,7 +24,7 @@ from gateway.engines.base import (
 from gateway.engines.breaker import Breaker, BreakerRules, BreakerState
 from gateway.engines.client import PROBE_S, EngineClient, Probe
 from gateway.engines.kinds import UNNAMED, adapter_of
-from policies.types import CacheLost, Fact, ReplicaId, ReplicaLost, ReplicaReported
+from policies.types import CacheLost, Fact, QueueLimits, ReplicaId, ReplicaLost, ReplicaReported
 
 LOG = logging.getLogger(__name__)
 
@@ -134,6 +134,8 @@ class EnginePoller:
         """When the pages of a rented engine are read again."""
         self._is_unprobed = False
         """Whether it came up and its hints have not been probed since."""
+        self._counted_at: dict[ReplicaId, float] = {}
+        """Of the counts that were reported last."""
         self._started_at = ""
         """Start of its process, as its metrics state it. Empty: they do not."""
 
@@ -267,15 +269,19 @@ class EnginePoller:
         for pool in engine.report.pools:
             replica_id = engine.replica_id(pool.name)
             if (state := self.state(replica_id)) is not BreakerState.OPEN:
+                is_new = pool.counted_at is None or pool.counted_at != self._counted_at.get(replica_id)
+                if pool.counted_at is not None:
+                    self._counted_at[replica_id] = pool.counted_at
                 reported = ReplicaReported(
                     replica_id,
                     models,
                     pool.capacity_tokens,
                     pool.slots,
-                    pool.waiting,
+                    pool.waiting if is_new else None,
                     engine.abilities.tokens_per_char,
-                    running=pool.running,
+                    running=pool.running if is_new else None,
                     is_on_trial=state is BreakerState.HALF_OPEN,
+                    limits=pool.limits,
                 )
                 self._tell(self._context.amend(reported, engine))
 
@@ -314,6 +320,13 @@ def _pooled(pools: Sequence[PolledPool]) -> PolledPool:
         total([pool.slots for pool in pools]),
         total([pool.running for pool in pools]),
         total([pool.waiting for pool in pools]),
+        QueueLimits(
+            total([pool.limits.calls for pool in pools]),
+            total([pool.limits.waiting for pool in pools]),
+            total([pool.limits.prompt_tokens for pool in pools]),
+            total([pool.limits.prefill_tokens for pool in pools]),
+            is_full=all(pool.limits.is_full for pool in pools),
+        ),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 
@@ -26,6 +27,7 @@ from gateway.engines.base import (
     Report,
 )
 from gateway.engines.pages import Sample, is_at_least, json_object, json_page, read_models, samples, total
+from policies.types import QueueLimits
 
 RANK_HEADER = "X-Data-Parallel-Rank"
 # Measured on 0.5.19 in SGLang's pull request 38729: these paths pin.
@@ -34,19 +36,28 @@ _RANK_PATHS = frozenset((CHAT, COMPLETIONS, MESSAGES))
 _SALT_PATHS = frozenset((CHAT, COMPLETIONS))
 # Measured on 0.5.23: there /v1/responses pins and salts, too.
 _RESPONSES_SINCE = (0, 5, 23)
-_QUEUE_FULL = ("request queue is full", "aborted by a higher priority request")
-"""Texts of its two 503s under --max-queued-requests: the queue had no place, or gave the place away."""
+_QUEUE_FULL = (
+    "request queue is full",
+    "aborted by a higher priority request",
+    "request waiting timeout reached",
+)
+"""Texts of its 503s for calls that it has not begun. Under --max-queued-requests the queue had no place, or gave
+the place away; or a call was in it for longer than SGLANG_REQ_WAITING_TIMEOUT, which no page states."""
 # In the source of 0.5.23 chat, completions and embeddings use `priority`, /v1/responses takes it without using it,
 # /v1/messages ignores it. There this header sets it, where SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES=1.
 PRIORITY_HEADER = "x-override-priority"
 _PLACE_HEADERS = frozenset((RANK_HEADER.lower(), "x-override-routed-dp-rank"))
 _PLACE_KEYS = frozenset(("routed_dp_rank", "data_parallel_rank"))
 _RANKED = CONVERSATIONS | {EMBEDDINGS}
+_UNRANKED = frozenset((RESPONSES, MESSAGES))
 _LEVELS = (0, 10, 20, 40)
 """Urgencies at which the level of a turn rises by one. They are few, as SGLang labels its histograms by priority.
 The levels are close, as it preempts running calls for a difference above 10. An agent turn with at most one turn
 to follow has the highest level; batches are below the lowest."""
 SPAN = len(_LEVELS)
+_LEAST, _LARGEST = -(2**63), 2**63 - 1
+"""What a request without a priority counts as where there is no `--default-priority-value`: the least number, and
+with flipped polarity the largest (`Scheduler._set_or_validate_priority`)."""
 _NO_THOUGHTS = "disabled"
 _ANY_HOST = ("*", "0.0.0.0", "::", "[::]")  # noqa: S104
 _PROMPT = "sglang:prompt_tokens_total"
@@ -83,6 +94,7 @@ class SGLang(EngineAdapter):
         abilities.lower_goes_first = fields.flag(info, "schedule_low_priority_values_first")
         abilities.reports_cached_tokens = fields.flag(info, "enable_cache_report")
         abilities.can_address_pools = is_at_least(abilities.version, _RANK_SINCE)
+        abilities.unset_priority = fields.integer(info, "default_priority_value")
         abilities.ranks_unset_last = "default_priority_value" in info and info["default_priority_value"] is None
         if not fields.flag(info, "disable_priority_preemption"):
             abilities.preemption_gap = fields.integer(info, "priority_scheduling_preemption_threshold")
@@ -103,6 +115,11 @@ class SGLang(EngineAdapter):
 
     def salted_paths(self, abilities: Abilities) -> frozenset[str]:
         return _SALT_PATHS | {RESPONSES} if is_at_least(abilities.version, _RESPONSES_SINCE) else _SALT_PATHS
+
+    def unranked_paths(self, abilities: Abilities) -> frozenset[str]:
+        """It states nowhere whether it reads the header that ranks `/v1/messages`."""
+        is_ranking = abilities.honours_priority is not False and abilities.preemption_gap != 0
+        return _UNRANKED if is_ranking else _RANKED
 
     def outgoing(self, request: OutgoingRequest, abilities: Abilities) -> Outgoing:
         """Every call gets a priority, 0 too: SGLang takes a call without one for the lowest."""
@@ -181,7 +198,7 @@ class SGLang(EngineAdapter):
             yield Advice(problem, "--default-priority-value 0")
         if abilities.honours_priority and (gap := abilities.preemption_gap) is not None and gap < SPAN:
             problem = (
-                f"it preempts calls for priorities more than {gap} higher, and the gateway's differ by {SPAN}"
+                f"it preempts calls for priorities more than {gap} higher, so the gateway uses {gap + 1} levels"
             )
             yield Advice(problem, "--priority-scheduling-preemption-threshold 10")
         if "session_id" in abilities.refused_fields:
@@ -203,9 +220,20 @@ def _kv_event_ports(stated: Json) -> tuple[tuple[int, int | None], ...]:
 
 
 def _priority(urgency: int, abilities: Abilities) -> int:
-    """The level of an urgency; -1 for batches."""
+    """The level of an urgency, one below that of side requests for batches.
+
+    Levels are counted from what the engine gives a request without a priority, as all of them, and such requests,
+    may run beside each other. Where it would preempt one for another they are fewer.
+    """
     level = bisect_right(_LEVELS, urgency) - 1
-    return -level if abilities.lower_goes_first else level
+    gap, base = abilities.preemption_gap, abilities.unset_priority
+    if gap is not None and gap < SPAN:
+        level = math.ceil((level + 1) * gap / SPAN) - 1
+    sign = -1 if abilities.lower_goes_first else 1
+    if base is None:  # the lowest there is: it is far from all others, which matters to preemption alone
+        lowest = _LARGEST if abilities.lower_goes_first else _LEAST
+        base = 0 if gap is None else lowest + sign
+    return base + sign * level
 
 
 def _ranks_itself(request: OutgoingRequest, honoured: Claims) -> bool:
@@ -230,6 +258,8 @@ def _pool(load: Json, info: Json, host_tokens: list[Sample], is_one_of_many: boo
         slots=_either(load, info, "max_running_requests"),
         running=fields.integer(load, "num_running_reqs"),
         waiting=fields.integer(load, "num_waiting_reqs"),
+        limits=QueueLimits(waiting=fields.integer(info, "max_queued_requests")),
+        counted_at=fields.number(load, "timestamp"),  # it counts every few steps of its scheduler
     )
 
 

@@ -26,6 +26,7 @@ from gateway.engines.base import (
     typed_messages,
 )
 from gateway.engines.pages import Sample, is_at_least, json_object, json_page, read_models, samples, total
+from policies.types import NO_LIMITS, QueueLimits
 
 PRIORITY_HEADER = "X-Vllm-Priority"
 RANK_HEADER = "X-data-parallel-rank"
@@ -43,6 +44,11 @@ _RANK_PATHS = frozenset((CHAT, COMPLETIONS, MESSAGES))
 
 _SALT_PATHS = frozenset((CHAT, COMPLETIONS, RESPONSES))
 
+SERVER_INFO = "/server_info?config_format=json"
+"""Its own settings, which it shows with VLLM_SERVER_DEV_MODE=1 alone."""
+_QUEUE_FULL = ("is currently busy and cannot accept new requests", "reached its prefill token backlog limit")
+"""Texts of its 503s under --max-num-queued-reqs and --max-num-queued-tokens."""
+
 _CONFIG = "vllm:cache_config_info"
 _RUNNING = "vllm:num_requests_running"
 _WAITING = "vllm:num_requests_waiting"
@@ -57,7 +63,7 @@ class Vllm(EngineAdapter):
 
     kind = "vllm"
     metrics_paths = ("/metrics", "/v1/models")
-    probe_paths = ("/version", "/openapi.json", "/kv_event_sources")
+    probe_paths = ("/version", "/openapi.json", "/kv_event_sources", SERVER_INFO)
     prefix_cache_flag = "--enable-prefix-caching"
     cached_tokens_flag = "--enable-prompt-tokens-details"
     capacity_flag = "leave /metrics on and reachable"
@@ -78,6 +84,8 @@ class Vllm(EngineAdapter):
         abilities.version = fields.text(json_page(pages, "/version"), "version") or ""
         abilities.can_address_pools = is_at_least(abilities.version, _RANK_SINCE)
         abilities.kv_event_ports = _kv_event_ports(json_page(pages, "/kv_event_sources"))
+        if order := fields.text(_scheduling(pages), "policy"):
+            abilities.honours_priority = order == "priority"
 
     def rendering(self, model: str, messages: list[Json], tools: list[Json]) -> tuple[str, Json] | None:
         body: Json = {"model": model, "messages": messages, "tools": tools, "return_token_strs": True}
@@ -124,6 +132,9 @@ class Vllm(EngineAdapter):
             found |= {sent.pin}
         return found
 
+    def is_queue_full(self, message: str) -> bool:
+        return any(text in message for text in _QUEUE_FULL)
+
     def parse_report(self, pages: Mapping[str, str]) -> Report:
         models, lengths = read_models(pages)
         found = samples(pages.get("/metrics", ""), _METRICS)
@@ -131,7 +142,7 @@ class Vllm(EngineAdapter):
         return Report(
             models,
             lengths,
-            _pools(found) or ((PolledPool(""),) if models else ()),
+            _pools(found, _scheduling(pages)) or ((PolledPool(""),) if models else ()),
             total(found, _QUERIES),
             total(found, _HITS),
             caches_prefixes=None if not caching or None in caching else "False" not in caching,
@@ -181,7 +192,22 @@ def _takes_priority(abilities: Abilities) -> bool:
     return abilities.honours_priority is not False and "priority" not in abilities.refused_fields
 
 
-def _pools(found: list[Sample]) -> tuple[PolledPool, ...]:
+def _scheduling(pages: Mapping[str, str]) -> Json:
+    """The settings of its scheduler; empty where it does not show them."""
+    return fields.obj(fields.obj(json_page(pages, SERVER_INFO), "vllm_config"), "scheduler_config")
+
+
+def _limits(scheduling: Json, num_ranks: int) -> QueueLimits:
+    """Of one rank. They hold for all together, in the API server."""
+
+    def part(key: str) -> int | None:
+        limit = fields.integer(scheduling, key)
+        return None if limit is None else max(1, limit // num_ranks)
+
+    return QueueLimits(calls=part("max_num_queued_reqs"), prompt_tokens=part("max_num_queued_tokens"))
+
+
+def _pools(found: list[Sample], scheduling: Json) -> tuple[PolledPool, ...]:
     """One per data-parallel rank, by the `engine` label."""
     ranks = sorted({s.labels.get("engine", "") for s in found if s.name in (_CONFIG, _RUNNING)}, key=_number)
     pools = []
@@ -196,6 +222,7 @@ def _pools(found: list[Sample]) -> tuple[PolledPool, ...]:
                 block_tokens=_count(config.get("block_size")),
                 running=None if running is None else int(running),
                 waiting=None if waiting is None else int(waiting),
+                limits=_limits(scheduling, len(ranks)) if scheduling else NO_LIMITS,
             )
         )
     return tuple(pools)

@@ -294,7 +294,15 @@ class TurnHandler:
             recognition.history,
             previous.replica_id if previous is not None else None,  # pinned_to
             self._unable(exchange),  # excluded
+            0.0,  # not_before
+            self._unranked(exchange.request.path),  # unranked
         )
+
+    def _unranked(self, path: str) -> frozenset[ReplicaId]:
+        """Return replicas whose own queue takes no rank of a call of this path."""
+        engines = self.monitor.engines
+        unranked = [engine for engine in engines if path in engine.adapter.unranked_paths(engine.abilities)]
+        return frozenset([id_ for engine in unranked for id_ in engine.replica_ids]) if unranked else _NONE
 
     def _unable(self, exchange: Exchange) -> frozenset[ReplicaId]:
         """Return replicas that do not serve the path as the caller's key wants. Raises Refused when all do not."""

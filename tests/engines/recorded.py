@@ -13,6 +13,7 @@ _FILES = {
     "/openapi.json": "openapi.json",
     "/server_info": "server_info.json",
     "/v1/loads": "loads.json",
+    "/busy_threshold": "busy_threshold.json",
 }
 
 

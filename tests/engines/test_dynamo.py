@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.engines.base import CHAT, MESSAGES, RESPONSES, Abilities, OutgoingRequest
 from gateway.engines.dynamo import MAX_CREDIT_S, Dynamo
-from policies.types import Hints
+from policies.types import NO_LIMITS, Hints, QueueLimits
 from tests.engines.recorded import pages, text
 
 DYNAMO = Dynamo()
@@ -44,6 +44,50 @@ def test_a_workers_own_page_gives_its_load() -> None:
     )
     report = DYNAMO.parse_report(pages("dynamo-1.6-four") | {"http://gpu1:8081/metrics": worker})
     assert [pool.running for pool in report.pools] == [None, None, 3, None]
+
+
+def busy(**thresholds: float | None) -> dict[str, str]:
+    """Two workers with 375 of their 1,000 blocks in use each."""
+    unset = dict.fromkeys((f"active_{name}" for name in ("decode_blocks_threshold", *_PREFILL)), None)
+    row = {"model": "mock"} | unset | {f"active_{name}": value for name, value in thresholds.items()}
+    return pages("dynamo-1.6-busy") | {"/busy_threshold": orjson.dumps({"thresholds": [row]}).decode()}
+
+
+_PREFILL = ("prefill_tokens_threshold", "prefill_tokens_threshold_frac")
+
+
+def test_thresholds_of_the_router_are_limits_of_each_worker() -> None:
+    (one, other) = DYNAMO.parse_report(pages("dynamo-1.6-busy")).pools
+    assert one.limits == other.limits == QueueLimits(prefill_tokens=4096)
+    (one, other) = DYNAMO.parse_report(busy(prefill_tokens_threshold=3000)).pools
+    assert one.limits == QueueLimits(prefill_tokens=3000)
+
+
+@pytest.mark.parametrize(("threshold", "is_full"), [(0.3, True), (0.4, False), (None, False)])
+def test_a_worker_above_the_threshold_of_its_blocks_is_full(threshold: float | None, is_full: bool) -> None:
+    (one, other) = DYNAMO.parse_report(busy(decode_blocks_threshold=threshold)).pools
+    assert one.limits == other.limits == QueueLimits(is_full=is_full)
+
+
+def test_no_credit_makes_workers_that_are_sglang_preempt_what_runs() -> None:
+    worker = {"http://gpu1:8081/metrics": 'sglang:num_running_reqs{engine="0"} 0\n'}
+    found = Abilities()
+    DYNAMO.learn(pages("dynamo-1.6-four") | worker, found)
+    sent = dict(DYNAMO.outgoing(OutgoingRequest(CHAT, {}, HINTS), found).headers)
+    assert int(sent["x-dynamo-request-priority"]) == 10
+    DYNAMO.learn(pages("dynamo-1.6-four"), found)
+    sent = dict(DYNAMO.outgoing(OutgoingRequest(CHAT, {}, HINTS), found).headers)
+    assert int(sent["x-dynamo-request-priority"]) == MAX_CREDIT_S
+
+
+def test_a_frontend_without_thresholds_has_no_limits() -> None:
+    assert {pool.limits for pool in DYNAMO.parse_report(pages("dynamo-1.6-four")).pools} == {NO_LIMITS}
+    assert {pool.limits for pool in DYNAMO.parse_report(busy()).pools} == {NO_LIMITS}
+
+
+def test_a_refusal_of_a_busy_worker_is_known_by_its_text() -> None:
+    assert DYNAMO.is_queue_full("Service temporarily overloaded")
+    assert not DYNAMO.is_queue_full("no instances found")
 
 
 def test_workers_of_several_models_count_as_one_pool_of_unknown_size() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.engines.base import EngineAddress
 from gateway.engines.doctor import health_row
-from policies.types import ReplicaLost, ReplicaReported
+from policies.types import NO_LIMITS, ReplicaLost, ReplicaReported
 from tests.engines.watched_engine import NewEngine, Watched
 from tests.path.faults import ENGINE, fault, faults
 
@@ -17,8 +17,12 @@ from tests.path.faults import ENGINE, fault, faults
 async def test_after_start_every_engine_that_answers_is_reported(watched: Watched, new_engine: NewEngine) -> None:
     monitor = await watched.start(new_engine("vllm-0.32"), new_engine("vllm-0.32-plain"))
     assert {fact.replica_id: fact for fact in watched.take_facts() if isinstance(fact, ReplicaReported)} == {
-        "e0": ReplicaReported("e0", frozenset({"tiny"}), 64000, None, 0, running=0, is_on_trial=False),
-        "e1": ReplicaReported("e1", frozenset({"plain"}), 9600, None, 0, running=0, is_on_trial=False),
+        "e0": ReplicaReported(
+            "e0", frozenset({"tiny"}), 64000, None, 0, running=0, is_on_trial=False, limits=NO_LIMITS
+        ),
+        "e1": ReplicaReported(
+            "e1", frozenset({"plain"}), 9600, None, 0, running=0, is_on_trial=False, limits=NO_LIMITS
+        ),
     }
     assert [engine.is_up for engine in monitor.engines] == [True, True]
     assert monitor.engines[0].abilities.version == "0.32.0"
@@ -72,6 +76,18 @@ async def test_an_engine_that_is_not_up_is_waited_for(watched: Watched, new_engi
     assert [fact.replica_id for fact in watched.take_facts() if isinstance(fact, ReplicaReported)] == ["late"]
     assert late.is_up
     assert late.problem == ""
+
+
+async def test_what_an_engine_counted_once_is_reported_once(watched: Watched, new_engine: NewEngine) -> None:
+    engine = new_engine("sglang-0.5.23")
+    await watched.start(engine, kind="sglang")
+    watched.take_facts()
+    seen = []
+    for page in (engine.pages["/v1/loads"], engine.pages["/v1/loads"].replace("1795332850", "1795332851")):
+        engine.pages["/v1/loads"] = page
+        await watched.ticks.next_poll()
+        seen += [fact.waiting for fact in watched.take_facts() if isinstance(fact, ReplicaReported)]
+    assert seen == [None, 0]
 
 
 async def test_an_engine_without_a_model_is_not_ready(watched: Watched, new_engine: NewEngine) -> None:

@@ -18,7 +18,7 @@ from gateway.engines.base import (
     PolledPool,
 )
 from gateway.engines.sglang import SGLang
-from policies.types import Hints
+from policies.types import Hints, QueueLimits
 from tests.engines.recorded import pages
 
 SGLANG = SGLang()
@@ -247,6 +247,58 @@ def test_a_server_that_would_preempt_for_the_gateways_priorities_is_advised_not_
     near = {"priority_scheduling_preemption_threshold": 2}
     assert remedy in remedies(recorded_abilities(**near))
     assert remedy not in remedies(recorded_abilities(disable_priority_preemption=True, **near))
+
+
+@pytest.mark.parametrize("gap", [0, 1, 2, 3, 4, 10])
+@pytest.mark.parametrize("default", [None, 0, 50])
+@pytest.mark.parametrize("is_flipped", [False, True])
+def test_no_priority_is_so_high_that_another_call_or_one_without_a_priority_is_preempted_for_it(
+    gap: int, default: int | None, is_flipped: bool
+) -> None:
+    server = recorded_abilities(
+        priority_scheduling_preemption_threshold=gap,
+        default_priority_value=default,
+        schedule_low_priority_values_first=is_flipped,
+    )
+    ranks = [priority(urgency, server) for urgency in range(-100, 101)]
+    sign = -1 if is_flipped else 1
+    levels = [sign * rank for rank in ranks if isinstance(rank, int)]
+    unset = sign * default if default is not None else (-(2**63) if not is_flipped else -(2**63 - 1))
+    assert levels == sorted(levels)
+    assert max(levels) - min(min(levels), unset) <= gap
+    assert unset - min(levels) <= 1
+    assert max(map(abs, levels)) <= 2**63
+    if gap:
+        assert priority(-20, server) != priority(80, server)
+
+
+def test_a_server_that_does_not_preempt_is_sent_levels_around_its_default() -> None:
+    off = {"disable_priority_preemption": True}
+    assert [priority(urgency, recorded_abilities(**off)) for urgency in (-20, 0, 80)] == [-1, 0, 3]
+    server = recorded_abilities(default_priority_value=5, **off)
+    assert [priority(urgency, server) for urgency in (-20, 0, 80)] == [4, 5, 8]
+
+
+def test_counts_have_the_time_at_which_the_server_counted() -> None:
+    (pool,) = SGLANG.parse_report(pages("sglang-0.5.23")).pools
+    assert pool.counted_at == 1795332850.747588
+
+
+def test_a_queue_that_takes_so_many_requests_is_a_limit_of_each_rank() -> None:
+    for stated, waiting in ((None, None), (3, 3)):
+        page = pages("sglang-0.5.23")
+        page["/server_info"] = orjson.dumps(
+            orjson.loads(page["/server_info"]) | {"max_queued_requests": stated}
+        ).decode()
+        (pool,) = SGLANG.parse_report(page).pools
+        assert pool.limits == QueueLimits(waiting=waiting)
+
+
+def test_the_gate_keeps_the_order_of_paths_whose_calls_the_server_does_not_rank() -> None:
+    assert SGLANG.unranked_paths(recorded_abilities()) == {RESPONSES, MESSAGES}
+    everywhere = SGLANG.unranked_paths(recorded_abilities(enable_priority_scheduling=False))
+    assert {CHAT, COMPLETIONS, RESPONSES, MESSAGES} <= everywhere
+    assert SGLANG.unranked_paths(recorded_abilities(priority_scheduling_preemption_threshold=0)) == everywhere
 
 
 def test_the_slots_of_a_real_server_are_those_that_it_states() -> None:

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from gateway.engines.base import CHAT, MESSAGES, RESPONSES, Abilities, Outgoing, OutgoingRequest, PolledPool
-from gateway.engines.vllm import Vllm
-from policies.types import Hints
+from gateway.engines.vllm import SERVER_INFO, Vllm
+from policies.types import NO_LIMITS, Hints, QueueLimits
 from tests.engines.recorded import pages, text
 
 VLLM = Vllm()
@@ -41,6 +41,36 @@ def test_it_states_where_each_rank_publishes_its_kv_events() -> None:
     abilities = new()
     Vllm().learn(pages("vllm-0.32") | {"/kv_event_sources": json.dumps(stated)}, abilities)
     assert abilities.kv_event_ports == ((5557, 5567), (5558, None))
+
+
+def test_what_a_server_in_dev_mode_states_of_its_scheduler_is_known() -> None:
+    limited = pages("vllm-0.32") | {SERVER_INFO: text("vllm-0.32", "server_info_limited.json")}
+    (pool,) = VLLM.parse_report(limited).pools
+    assert pool.limits == QueueLimits(calls=5, prompt_tokens=6000)
+    ranks = pages("vllm-0.32-ranks") | {SERVER_INFO: limited[SERVER_INFO]}
+    assert {pool.limits for pool in VLLM.parse_report(ranks).pools} == {QueueLimits(calls=2, prompt_tokens=3000)}
+    abilities = new()
+    VLLM.learn(limited, abilities)
+    assert abilities.honours_priority
+    VLLM.learn({SERVER_INFO: limited[SERVER_INFO].replace('"priority"', '"fcfs"')}, abilities)
+    assert abilities.honours_priority is False
+
+
+def test_a_server_that_states_nothing_has_no_limits() -> None:
+    (pool,) = VLLM.parse_report(pages("vllm-0.32")).pools
+    assert pool.limits == NO_LIMITS
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The engine is currently busy and cannot accept new requests. Please try again later.",
+        "The engine has reached its prefill token backlog limit. Please try again later.",
+    ],
+)
+def test_a_refusal_for_a_full_queue_is_known_by_its_text(text: str) -> None:
+    assert VLLM.is_queue_full(text)
+    assert not VLLM.is_queue_full("EngineCore encountered an issue.")
 
 
 def test_prefix_caching_that_is_off_is_seen() -> None:

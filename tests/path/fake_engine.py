@@ -214,7 +214,7 @@ class FakeEngine:
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         if request.path in self._pages:
             return web.Response(body=self._pages[request.path]())
-        if request.path in self.lacks or request.path in ("/openapi.json", "/kv_event_sources"):
+        if request.path in self.lacks or request.path in ("/openapi.json", "/kv_event_sources", "/server_info"):
             return web.json_response({"detail": "Not Found"}, status=404)
         call = Call(request, await request.read())
         play = self.plays.pop(0) if self.plays else self.otherwise

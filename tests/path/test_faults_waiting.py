@@ -39,7 +39,16 @@ BODIES: dict[str, dict[str, Any]] = {
 AT_ONCE = {"silent_queue_s": 0}
 """Every stream that is not answered at once has status 200 and a keep-alive."""
 ONE_SLOT = {"name": "fifo", "slots_per_replica": 1}
-QUEUE_FULL, OUTRANKED = "The request queue is full.", "The request is aborted by a higher priority request."
+QUEUE_FULL = "The request queue is full."
+NO_PLACE = [
+    ("sglang", QUEUE_FULL),
+    ("sglang", "The request is aborted by a higher priority request."),
+    ("sglang", "Request waiting timeout reached."),
+    ("vllm", "The engine is currently busy and cannot accept new requests. Please try again later."),
+    ("vllm", "The engine has reached its prefill token backlog limit. Please try again later."),
+    ("dynamo", "Service temporarily overloaded"),
+]
+"""What SGLang 0.5.23, vLLM 0.32 and Dynamo 1.6.1 say."""
 
 
 def full(status: int = 503, retry_after: str = "") -> Play:
@@ -68,7 +77,8 @@ async def in_its_dialect(call: Call) -> Any:
 @pytest.fixture
 def sglang() -> FakeEngine:
     """One without pages of its own."""
-    return FakeEngine(lacks=frozenset(("/v1/loads", "/server_info", "/get_server_info")))
+    pages = ("/v1/loads", "/server_info", "/get_server_info", "/health", "/busy_threshold")
+    return FakeEngine(lacks=frozenset(pages))
 
 
 def resting(gateway: Gateway) -> int:
@@ -224,17 +234,17 @@ async def test_while_the_client_can_ask_again_itself_it_is_told(start: Start, en
 
 @fault(
     ENGINE,
-    "SGLang's queue is full, or gives the place to another",
+    "its own queue is full, or gives the place to another",
     "back to the gate's queue, with its old arrival",
     faults("full"),
 )
-@pytest.mark.parametrize("message", [QUEUE_FULL, OUTRANKED])
+@pytest.mark.parametrize(("kind", "message"), NO_PLACE)
 @pytest.mark.parametrize("is_stream", [False, True])
 async def test_a_call_for_which_an_engines_queue_has_no_place_waits_in_ours(
-    start: Start, sglang: FakeEngine, message: str, is_stream: bool
+    start: Start, sglang: FakeEngine, kind: str, message: str, is_stream: bool
 ) -> None:
     sglang.plays = [no_place(message, is_stream)] * 3
-    gateway = await start(sglang, kind="sglang")
+    gateway = await start(sglang, kind=kind)
     client = gateway.begin(ASK | {"stream": is_stream})
     await rests(gateway)
     assert len(sglang.calls) == 1, "it is not sent again at once"

@@ -30,7 +30,7 @@ SERVER = orjson.loads(pages("sglang-0.5.23")["/server_info"])
 @pytest.fixture
 def engine() -> FakeEngine:
     """As 0.5.23 described itself, but for what it does not serve here."""
-    info = SERVER | {"enable_session_radix_cache": False, "max_running_requests": 64}
+    info = SERVER | {"default_priority_value": 0, "enable_session_radix_cache": False, "max_running_requests": 64}
     return FakeEngine(
         more_pages={"/server_info": orjson.dumps(info)}, lacks=frozenset(["/v1/loads", "/get_server_info"])
     )

@@ -32,6 +32,14 @@ async def narrow() -> AsyncIterator[Sglang]:
         yield running
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def plain() -> AsyncIterator[Sglang]:
+    """As the flag alone makes it that ranks requests: it preempts, and one without a priority is the lowest."""
+    flags = ("--enable-metrics", "--enable-cache-report", "--enable-priority-scheduling")
+    async with sglang_server(SglangOptions(max_running=1, flags=flags)) as running:
+        yield running
+
+
 async def post(base_url: str, path: str, body: dict[str, Any], **headers: str) -> tuple[int, dict[str, Any]]:
     async with aiohttp.ClientSession() as http, http.post(base_url + path, json=body, headers=headers) as response:
         return response.status, await response.json()
@@ -66,7 +74,7 @@ async def test_turns_that_queue_there_go_in_the_gateway_s_order_and_what_runs_is
         for num, asked in enumerate(
             (
                 post(narrow.base_url, CHAT, short | {"priority": -1}),
-                post(front.base_url, MESSAGES, short),
+                post(narrow.base_url, MESSAGES, short),
                 post(front.base_url, CHAT, short | {"tools": [TOOL]}, **LAST_TURN),
             ),
             1,
@@ -76,6 +84,27 @@ async def test_turns_that_queue_there_go_in_the_gateway_s_order_and_what_runs_is
     done = [task.result() for task in (runner, *reversed(waiting))]
     assert [status for status, _ in done] == [200] * 4
     assert [at_s for _, at_s in done] == sorted(at_s for _, at_s in done)
+
+
+async def test_where_nothing_ranks_a_request_that_runs_it_is_not_preempted_for_one_of_the_gateway_s(
+    plain: Sglang,
+) -> None:
+    """SGLang takes the runner, which has no priority, for the lowest there is."""
+    long = {"model": plain.model, "messages": SAID, "max_tokens": 200, "stream": True}
+    short = {"model": plain.model, "messages": SAID, "max_tokens": 2, "tools": [TOOL]}
+    async with (
+        gateway(engine_url("sglang", plain.base_url), **MANY) as front,
+        aiohttp.ClientSession() as http,
+        http.post(front.base_url + MESSAGES, json=long) as runner,
+    ):
+        await runner.content.readany()
+        asked = asyncio.create_task(timed(post(front.base_url, CHAT, short, **LAST_TURN)))
+        text = await runner.text()
+        ended_s = time.monotonic()
+        status, answered_s = await asked
+    assert "message_stop" in text
+    assert status == 200
+    assert answered_s > ended_s
 
 
 async def test_its_metrics_know_few_levels(narrow: Sglang) -> None:
@@ -90,9 +119,9 @@ async def test_its_metrics_know_few_levels(narrow: Sglang) -> None:
     assert len(page) < 200_000
 
 
-async def test_a_full_queue_costs_no_request(narrow: Sglang) -> None:
+async def test_calls_that_its_queue_would_refuse_wait_at_the_gate(narrow: Sglang) -> None:
     """Twelve at once are more than it runs and queues. The later ones outrank those that it has queued, which it
-    then refuses."""
+    would then refuse."""
     async with gateway(engine_url("sglang", narrow.base_url), **MANY) as front:
 
         async def ask(number: int) -> int:
@@ -109,7 +138,19 @@ async def test_a_full_queue_costs_no_request(narrow: Sglang) -> None:
                 return response.status
 
         assert await asyncio.gather(*map(ask, range(12))) == [200] * 12
-        assert await front.metric("turngate_engine_faults_total", kind="full") > 0
+        assert await front.metric("turngate_engine_faults_total", kind="full") == 0
+
+
+async def test_a_queue_that_others_fill_costs_no_request(narrow: Sglang) -> None:
+    short = {"model": narrow.model, "messages": SAID, "max_tokens": 30, "ignore_eos": True}
+    first = short | {"priority": 3}
+    async with gateway(engine_url("sglang", narrow.base_url), **MANY) as front, asyncio.TaskGroup() as group:
+        others = [group.create_task(post(narrow.base_url, CHAT, first | {"max_tokens": 300}))]
+        await asyncio.sleep(0.5)
+        others += [group.create_task(post(narrow.base_url, CHAT, first)) for _ in range(3)]
+        await until_waiting(narrow, 3)
+        own = [group.create_task(post(front.base_url, CHAT, short)) for _ in range(3)]
+    assert [task.result()[0] for task in (*others, *own)] == [200] * 7
 
 
 async def test_a_client_chooses_no_rank(narrow: Sglang) -> None:
