@@ -1,6 +1,6 @@
 """How long others wait while hostile requests are answered.
 
-    python -m benchmarks.overhead.hostile [--quick] [--only TEXT] [--kinds KIND ...] [--seconds N] [--body-mib N]
+    python -m benchmarks.overhead.hostile [--quick] [--only PATTERN] [--kinds KIND] [--seconds N] [--body-mib N]
 
 Each shape of `tests/fuzz/shapes.py` is sent 4 at once, again and again, beside 200 streams of 20 chunks a second.
 Bodies, forms, input files of batches and answers of an engine are as large as `limits.body_bytes`. Where the
@@ -181,7 +181,7 @@ def ours(folder: Path, engine_port: int, body_bytes: int) -> Peer:
 def main() -> int:
     parser = command_parser(__doc__, __file__)
     parser.add_argument("--quick", action="store_true", help="2 s and 4 MiB a shape, print only")
-    parser.add_argument("--only", default="", help="shapes whose name holds this, print only")
+    parser.add_argument("--only", default="", help="shapes whose name has a match of this, print only")
     parser.add_argument("--kinds", nargs="*", choices=KINDS, default=list(KINDS), help="(%(default)s)")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of hostile requests (%(default)s)")
     parser.add_argument("--streams", type=int, default=STREAMS_BESIDE, help="beside them (%(default)s)")
@@ -189,7 +189,7 @@ def main() -> int:
     options = parser.parse_args()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 16_384)), hard))
-    shapes = [(kind, name) for kind in options.kinds for name in KINDS[kind] if options.only in name]
+    shapes = [(kind, name) for kind in options.kinds for name in KINDS[kind] if re.search(options.only, name)]
     seconds = QUICK_SECONDS if options.quick else options.seconds
     body_bytes = int((4.0 if options.quick else options.body_mib) * 2**20)
     with tempfile.TemporaryDirectory(prefix="turngate-hostile-") as name, ExitStack() as stack:
