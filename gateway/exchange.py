@@ -25,7 +25,7 @@ from gateway.dialects.base import Dialect, Opening
 from policies.engine_queue import EngineTime
 from policies.recognition.prefix_breaks import Found
 from policies.recognition.prompts import SystemChange
-from policies.types import Blocks, Dispatch, History, Turn, TurnKind, Usage, Waited, value
+from policies.types import Blocks, Dispatch, History, PromptHead, Turn, TurnKind, Usage, Waited, value
 
 if TYPE_CHECKING:
     from gateway.dialects.rounds import PublicAnswer, Round
@@ -96,6 +96,8 @@ class Recognition:
     """A keyed hash of it, for logs and operators."""
     history: History | None = None
     """Earlier turns of a session that comes for the first time, as its prompt tells of them."""
+    head: PromptHead | None = None
+    """Tools and system text of a first prompt."""
     system_hash: int = 0
     """Of its system text, of this process alone; 0: it is a side request."""
     system_change: SystemChange | None = None

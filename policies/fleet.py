@@ -96,7 +96,8 @@ class Pool:
     @property
     def resident_tokens(self) -> float:
         """Size of what its residents hold now; a shared block counts once."""
-        return (self.ledger.union.resident_blocks * BLOCK_CHARS + self.reserve.tail_chars) * self.ratio.value
+        blocks, reserve = self.ledger.union.resident_blocks, self.reserve
+        return (blocks * BLOCK_CHARS + reserve.tail_chars - reserve.edge_chars) * self.ratio.value
 
     def saw_answer(self, found_tokens: int, family: Family) -> None:
         """Learn whether the engine keeps answers: a prompt was found, and so many tokens behind it, or fewer."""
@@ -157,7 +158,10 @@ class Pool:
 
     def new_tokens(self, turn: Turn) -> float:
         """Tokens by which this turn's prompt would widen the union of the residents."""
-        return self.last_tokens(turn, self.ledger.new_blocks(turn.blocks))
+        tokens = self.last_tokens(turn, self.ledger.new_blocks(turn.blocks))
+        if turn.head is None:
+            return tokens
+        return max(0.0, tokens - self.reserve.edge_chars_of(turn.family_id) * self.ratio.value)
 
     def missing_tokens(self, turn: Turn, expected_blocks: int) -> float:
         """Prompt tokens that the engine has to compute, if it finds so many blocks in its cache."""

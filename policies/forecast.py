@@ -177,13 +177,16 @@ class Reserve:
         self._touched: dict[FamilyId, Family] = {}
         self._placed: dict[SessionId, tuple[int, int | None, int]] = {}
         """The stage at which a resident counts, and its part of `tail_chars`."""
-        self._answers: dict[FamilyId, tuple[int, float]] = {}
-        """Number of a family's residents, and the expected length of an answer."""
+        self._answers: dict[FamilyId, tuple[int, float, int]] = {}
+        """Number of a family's residents, the expected length of an answer, and `edge_chars` of the family."""
         self._sum: list[float] = []
         self.tail_chars = 0
         """Characters of the residents' prompts behind their last whole block."""
         self.answer_tokens = 0.0
         """Expected length of the residents' next answers."""
+        self.edge_chars = 0
+        """Of the blocks in which prefixes end: characters that residents beyond the first of a family share with
+        it, though the ledger counts them for each."""
 
     @property
     def forecast(self) -> list[float]:
@@ -206,6 +209,10 @@ class Reserve:
         if known is None:
             known = family.forecasts[stage] = self._forecast(family, *stage)
         return known
+
+    def edge_chars_of(self, family_id: FamilyId) -> int:
+        """Return the `edge_chars` that a further session of a family shares; 0 without a resident of it."""
+        return self._answers.get(family_id, (0, 0.0, 0))[2]
 
     def put(self, session: Session, family: Family, tail_chars: int) -> None:
         """Count a resident at its present stage, in place of its earlier one."""
@@ -246,10 +253,11 @@ class Reserve:
             self._touched[family.id] = family
 
     def _count_answers(self, family: Family, more: int) -> None:
-        num, before_tokens = self._answers.pop(family.id, (0, 0.0))
+        num, before_tokens, before_edge = self._answers.pop(family.id, (0, 0.0, 0))
         tokens = output_tokens(family)
         if num + more:
-            self._answers[family.id] = num + more, tokens
+            self._answers[family.id] = num + more, tokens, family.edge_chars
+        self.edge_chars += max(0, num + more - 1) * family.edge_chars - max(0, num - 1) * before_edge
         # Zero without residents also ends the rounding errors.
         change_tokens = (num + more) * tokens - num * before_tokens
         self.answer_tokens = self.answer_tokens + change_tokens if self._answers else 0.0

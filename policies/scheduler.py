@@ -45,7 +45,6 @@ from policies.policy import Policy
 from policies.shadow_clocks import Clocks
 from policies.slots import Slots
 from policies.types import (
-    BLOCK_CHARS,
     COMPLETE,
     SIDE,
     Arrived,
@@ -282,12 +281,12 @@ class Scheduler:
         else:
             parent = self._fleet.sessions.get(session.parent_id or "")
             family.tokens_per_char = self._fleet.tokens_per_char(turn)
-            shared_blocks = learning.saw_first_prompt(family, turn, parent, has_history=session.num_earlier > 0)
+            shared_chars = learning.saw_first_prompt(family, turn, parent, has_history=session.num_earlier > 0)
             session.num_begun = session.num_earlier
             self._fleet.weigh(family)
             if session.num_earlier and self._fleet.recalled:
                 self._take_place(session, turn)
-            self._clocks.began(session, shared_blocks * BLOCK_CHARS, parent, now)
+            self._clocks.began(session, shared_chars, parent, now)
         self._clocks.wants(session, family, turn, now)
         session.num_begun += 1
         learning.saw_bound(family, turn.max_output_tokens)

@@ -134,9 +134,12 @@ class Clocks:
         """When to call `expire`."""
         self._clocks: dict[SessionId, Clock] = {}
         self._population = Population()
-        self._families: dict[FamilyId, tuple[int, int]] = {}
-        """Living sessions of each, and the length of their shared prefix."""
-        self._shared_chars = 0
+        self._families: dict[FamilyId, tuple[int, int, float]] = {}
+        """Living sessions of each, the length of their shared prefix, and its part of a pool: as many of the pools
+        have it as its sessions are at."""
+        self._firsts: dict[FamilyId, Clock] = {}
+        """Sessions whose family has shown no shared prefix so far."""
+        self._shared_chars = 0.0
         self._lost_tokens = 0.0
         """That evictions would cost the turns of all living sessions."""
 
@@ -147,9 +150,24 @@ class Clocks:
         if session.id in self._clocks:
             self.forget(session.id)
         clock = self._clocks[session.id] = Clock(now, session.family_id, shared_chars)
+        if not shared_chars:
+            self._firsts.setdefault(session.family_id, clock)
+        elif (first := self._firsts.pop(session.family_id, None)) is not None:
+            self._share_prefix(first, shared_chars)
         above = None if parent is None else self._clocks.get(parent.id)
         if parent is not None and above is not None:
             clock.at = above.at + max(0.0, now - parent.idle_since)
+
+    def _share_prefix(self, clock: Clock, shared_chars: int) -> None:
+        """What the first session of a family has in common with the second one is not its own either."""
+        own_tokens, lost_tokens = clock.own_tokens, clock.lost_tokens
+        shared_tokens = shared_chars * self._fleet.families[clock.family_id].tokens_per_char
+        clock.shared_chars = shared_chars
+        clock.own_tokens = max(0.0, own_tokens - shared_tokens)
+        clock.lost_tokens = max(0.0, lost_tokens - shared_tokens)
+        if not clock.is_over:
+            self._population.change(clock.at, 0, clock.own_tokens - own_tokens)
+            self._lost_tokens += clock.lost_tokens - lost_tokens
 
     def came_back(self, session: Session, now: float) -> None:
         """An idle session sends a turn; it may have waited for sub-agents."""
@@ -171,7 +189,8 @@ class Clocks:
         if clock is None:
             return
         ratio, num = family.tokens_per_char, 0
-        lost_tokens = session.prompt_tokens - clock.shared_chars * ratio
+        _, prefix_chars, _ = self._families.get(clock.family_id, (0, clock.shared_chars, 0.0))
+        lost_tokens = session.prompt_tokens - min(clock.shared_chars, prefix_chars) * ratio
         lost_tokens = lost_tokens if lost_tokens > 0.0 else 0.0
         own_chars = turn.chars - clock.shared_chars
         own_tokens = (own_chars * ratio if own_chars > 0 else 0.0) + output_tokens(family)
@@ -246,13 +265,16 @@ class Clocks:
 
     def forget(self, session_id: SessionId) -> None:
         self.ended(session_id)
-        self._clocks.pop(session_id, None)
+        clock = self._clocks.pop(session_id, None)
+        if clock is not None and self._firsts.get(clock.family_id) is clock:
+            del self._firsts[clock.family_id]
 
     def _count(self, clock: Clock, num: int) -> None:
         """Count the living sessions of a family; its prefix takes room while there is one."""
-        before, chars = self._families.pop(clock.family_id, (0, 0))
-        self._shared_chars -= chars
-        if before + num > 0:
+        before, chars, part_chars = self._families.pop(clock.family_id, (0, 0, 0.0))
+        self._shared_chars -= part_chars
+        if (num_living := before + num) > 0:
             chars = min(chars, clock.shared_chars) or chars or clock.shared_chars
-            self._families[clock.family_id] = before + num, chars
-            self._shared_chars += chars
+            part_chars = chars * (1 - (1 - 1 / max(1, len(self._fleet.pools))) ** num_living)
+            self._families[clock.family_id] = num_living, chars, part_chars
+            self._shared_chars += part_chars

@@ -59,6 +59,15 @@ class History:
 
 
 @value
+class PromptHead:
+    """The part of a prompt before its messages: tools and system text."""
+
+    chars: int
+    hash: int
+    """Heads are equal where these are; of this process alone."""
+
+
+@value
 class Turn:
     """One model call that wants a slot."""
 
@@ -100,6 +109,8 @@ class Turn:
     """Earliest time at which it may go: the replicas that could serve it have refused it."""
     unranked: frozenset[ReplicaId] = frozenset()
     """Replicas whose own queue does not use its rank."""
+    head: PromptHead | None = None
+    """Of a first prompt. None: it has none, or the turn is not the first of its session."""
 
 
 class SessionState(StrEnum):
@@ -195,6 +206,11 @@ class Family:
     """Of the first prompt that arrived last."""
     first_chars: int = 0
     """Length of that prompt."""
+    first_head: PromptHead | None = None
+    """Of the same prompt."""
+    edge_chars: int = 0
+    """Of the block in which the prefix that its first prompts share ends: the part that belongs to the prefix.
+    Each of their chains has this block as one of its own."""
     private_chars: float | None = None
     """Mean length of a first prompt behind the prefix that the one before has, too. None: no sibling yet."""
     tokens_per_char: float = 0.25

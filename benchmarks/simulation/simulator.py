@@ -31,6 +31,7 @@ from policies.types import (
     History,
     Left,
     PoolLessons,
+    PromptHead,
     Reject,
     Release,
     ReplicaReported,
@@ -301,6 +302,7 @@ class Simulation:
             deadline_at=None if run.deadline_s is None else self._now + run.deadline_s,
             max_wait_s=world.max_wait_s,
             history=self._history(run, index),
+            head=self._head(run, call) if index == 0 else None,
         )
         self._served.add(run.id)
         simulated = SimulatedTurn(run.id, index, wanted_at, call.prompt_tokens, call.output_tokens)
@@ -316,6 +318,13 @@ class Simulation:
             for call in (run.calls[0], run.calls[index - 1])
         )
         return History(index, first, last)
+
+    def _head(self, run: AgentRun, call: ModelCall) -> PromptHead | None:
+        """Return the shared prefix of a run's family, which its clients send as system text."""
+        end, author = call.text.parts[0]
+        if len(call.text.parts) < 2:
+            return None
+        return PromptHead(round(end * self._world.chars_per_token), hash(author))
 
     def _answered(self, turn_id: str) -> None:
         """An answer is complete: its tool and its sub-agents start, or its session ends. Nobody waits for the

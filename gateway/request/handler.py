@@ -296,6 +296,7 @@ class TurnHandler:
             self._unable(exchange),  # excluded
             0.0,  # not_before
             self._unranked(exchange.request.path),  # unranked
+            recognition.head,
         )
 
     def _unranked(self, path: str) -> frozenset[ReplicaId]:

@@ -35,7 +35,7 @@ from policies.recognition.chains import Texts
 from policies.recognition.continuation import Call, Rule
 from policies.recognition.history import history
 from policies.recognition.lineage import Lineage, Sighting
-from policies.types import SIDE, Blocks, History, SessionId, value
+from policies.types import SIDE, Blocks, History, PromptHead, SessionId, value
 
 
 @value
@@ -228,6 +228,7 @@ class Identity:
             None if claim.session is None else excerpt(claim.session),  # client_session
             call.name,  # client_hash
             _history(sighting, script),  # history
+            _head(sighting, script),  # head
             sighting.system,  # system_hash
             sighting.system_change,
         )
@@ -375,6 +376,13 @@ def _history(sighting: Sighting, script: Script) -> History | None:
     if sighting.rule is not _NEW or sighting.kind is SIDE:
         return None
     return history(len(script.system) + sum(map(len, script.tools)), script.messages)
+
+
+def _head(sighting: Sighting, script: Script) -> PromptHead | None:
+    """Return the head of the first prompt of a session."""
+    if sighting.turn_index or sighting.kind is SIDE or not (script.system or script.tools):
+        return None
+    return PromptHead(len(script.system) + sum(map(len, script.tools)), hash((script.system, script.tools)))
 
 
 def _is_out_of_steps(script: Script) -> bool:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -14,7 +15,7 @@ from policies.learning import (
     TokenRatio,
     saw_first_prompt,
 )
-from policies.types import BLOCK_CHARS, Family, Session
+from policies.types import BLOCK_CHARS, Family, PromptHead, Session
 from tests.policies.turns_of import TOKENS_PER_BLOCK, chain, turn
 
 BASE_S, TOKEN_S = 0.04, 0.000_2
@@ -133,6 +134,27 @@ def test_what_no_sibling_sent_is_a_first_prompts_own_when_it_arrives() -> None:
     assert family.private_chars == 4 * BLOCK_CHARS
     family.tokens_per_char = 0.25
     assert private_tokens(family) == 4 * TOKENS_PER_BLOCK
+
+
+@pytest.mark.parametrize(
+    ("own_chars", "hashes", "edge_chars", "private_blocks"),
+    [(0, (1, 1), 500, 1), (8 * BLOCK_CHARS, (1, 1), 0, 9), (0, (1, 2), 0, 1)],
+    ids=["small sessions", "a margin for large ones", "another head"],
+)
+def test_the_end_of_a_shared_head_is_not_a_small_sessions_own(
+    own_chars: int, hashes: tuple[int, int], edge_chars: int, private_blocks: int
+) -> None:
+    """Both heads end 500 characters behind their last whole block."""
+    family, num_own = Family("f", output_tokens=64), 1 + own_chars // BLOCK_CHARS
+    shared_chars = []
+    for name, hash_ in zip("ab", hashes, strict=True):
+        first = turn(name, ("head", 8), (name, num_own))
+        head = PromptHead(8 * BLOCK_CHARS + 500, hash_)
+        shared_chars.append(saw_first_prompt(family, replace(first, head=head), None))
+    has_edge = hashes[0] == hashes[1]
+    assert shared_chars == [0, 8 * BLOCK_CHARS + 500 * has_edge]
+    assert family.edge_chars == edge_chars
+    assert family.private_chars == private_blocks * BLOCK_CHARS - edge_chars
 
 
 def test_the_only_prompt_of_a_family_bounds_the_guess_of_what_is_private() -> None:

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.simulation.fleets import FLEETS
+from benchmarks.simulation import fleets
+from benchmarks.simulation.fleets import FLEETS, AgentFleet, fixed
 from benchmarks.simulation.gate_ledger import of_fleet
+from benchmarks.simulation.router import Ungated
+from benchmarks.simulation.simulator import Decider, Simulation
+from gateway.embedded.model import EngineSpec
 from policies.admission import Limits
 from policies.scheduler import Scheduler
 from policies.shadow_clocks import MOST_STEPS, STEP_S, Population
 from policies.turns import Turns
-from policies.types import Arrived, Dispatch, FirstByte, ReplicaReported, SessionForgotten
+from policies.types import (
+    BLOCK_CHARS,
+    Arrived,
+    Decision,
+    Dispatch,
+    Fact,
+    FirstByte,
+    ReplicaReported,
+    SessionForgotten,
+)
 from tests.policies.turns_of import done, turn
 
 
@@ -24,6 +39,57 @@ def test_the_net_is_near_what_the_gate_saved(name: str) -> None:
 @pytest.mark.parametrize("name", ["n80", "w2", "giant", "chat"])
 def test_the_net_has_the_sign_of_what_the_gate_saved(name: str) -> None:
     assert of_fleet(FLEETS[name], [1]).has_sign
+
+
+@pytest.mark.parametrize("name", ["subf", "fam4hi"])
+def test_little_is_claimed_where_prefixes_of_families_leave_little_room_and_little_was_saved(name: str) -> None:
+    found = of_fleet(FLEETS[name], [1])
+    assert abs(found.net_s - found.difference_s) <= 0.1 * found.straight_s
+
+
+class Bounding:
+    """Clients that bound their answers as a demo does."""
+
+    def __init__(self, decider: Decider, output_tokens: int) -> None:
+        self._decider, self._output_tokens = decider, output_tokens
+
+    def tell(self, fact: Fact, now: float) -> tuple[list[Decision], float | None]:
+        if isinstance(fact, Arrived):
+            fact = Arrived(replace(fact.turn, max_output_tokens=self._output_tokens))
+        return self._decider.tell(fact, now)
+
+
+@pytest.mark.parametrize("num_blocks", [1_500, 1_750, 2_000])
+def test_the_block_in_which_a_prefix_ends_holds_nothing_and_claims_nothing_where_all_fit(num_blocks: int) -> None:
+    """A hundred agents as in `turngate demo tools`. Their prefix fills all but 15 characters of its last block."""
+    agents = fleets.Population(
+        num_sessions=100,
+        turns=fixed(2),
+        shared_tokens=2_160,
+        first_tokens=fixed(48),
+        append_tokens=fixed(30),
+        output_tokens=fixed(64),
+        gap_s=fixed(0.8),
+    )
+    fleet = AgentFleet([agents], replace(FLEETS["base"].world, spec=EngineSpec(num_blocks)))
+    scheduler = Scheduler(Turns(), Limits())
+    gated = Simulation(Bounding(scheduler, 64), fleet.world).run(fleet.draw(1))
+    assert gated.makespan_s == pytest.approx(Simulation(Ungated(), fleet.world).run(fleet.draw(1)).makespan_s)
+    [replica] = scheduler.view().replicas
+    assert (replica.gate_held_s, replica.gate_saved_s) == pytest.approx((0.0, 0.0), abs=1.0)
+
+
+def test_the_first_session_of_a_family_holds_no_more_of_its_own_than_the_second_one() -> None:
+    scheduler = Scheduler(Turns(), Limits())
+    scheduler.tell(ReplicaReported("r", capacity_tokens=100_000, slots=8), 0.0)
+    clocks = scheduler._clocks
+    for number in range(2):
+        parts = ("shared", 40), (f"own{number}", 4)
+        scheduler.tell(Arrived(turn(f"t{number}", *parts, session=f"s{number}", at=1.0)), 1.0)
+    one, other = clocks._clocks["s0"], clocks._clocks["s1"]
+    assert (one.own_tokens, one.shared_chars) == (other.own_tokens, 40 * BLOCK_CHARS)
+    assert clocks._population.now == pytest.approx((2, 2 * other.own_tokens))
+    assert not clocks._firsts
 
 
 @pytest.mark.parametrize("name", ["ctl", "bursts"])
@@ -50,6 +116,7 @@ def test_a_forgotten_session_leaves_nothing() -> None:
     clocks = scheduler._clocks
     assert not clocks._clocks
     assert not clocks._families
+    assert not clocks._firsts
     assert clocks._population.now == pytest.approx((0.0, 0.0))
 
 

@@ -229,6 +229,19 @@ def test_the_tools_that_are_remembered_are_bounded_in_bytes() -> None:
         assert 0 < sum(tools.size_bytes for tools in identity._tools._kept.values()) <= MAX_TOOL_BYTES
 
 
+def test_the_head_of_a_first_prompt_is_its_tools_and_system_text_and_equal_for_siblings() -> None:
+    desk = Desk()
+    first, sibling = desk.ask(USER), desk.ask(b'["user","Another task."]')
+    assert first.head is not None
+    assert first.head.chars == len(SYSTEM) + len(TOOLS[0])
+    assert sibling.head == first.head
+    other = desk.ask(b'["user","A third task."]', tools=(*TOOLS, *TOOLS))
+    assert other.head is not None
+    assert other.head != first.head
+    following = desk.ask(USER, *ANSWERED)
+    assert (following.session_id, following.head) == (first.session_id, None)
+
+
 # ---- sessions that begin with a history: the gateway was restarted
 
 USER, ANSWERED = b'["user",{"content":"go"}]', (b'["assistant",{"content":"a"}]', b'["tool",{"content":"r"}]')
