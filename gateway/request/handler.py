@@ -13,7 +13,7 @@ from gateway.access.keys import Caller, Keys
 from gateway.access.limits import Limiter
 from gateway.config.live_settings import RequestSettings
 from gateway.core.errors import ANSWERED, Failure, Outcome, Refused
-from gateway.core.slices import LARGE_BYTES, Reading, Slices
+from gateway.core.slices import Reading, Slices, is_large
 from gateway.core.transport import Handler, HeaderList, Request, Responder
 from gateway.dialects import BY_PATH, dialect_of
 from gateway.dialects.base import Dialect, Script
@@ -127,7 +127,7 @@ class RequestHandler:
             await self.stateless.answer_stored(exchange, responder)
             return ANSWERED
         names = self.slices.names
-        if len(raw) < LARGE_BYTES and not (names and _session_name(exchange) in names):
+        if not is_large(raw) and not (names and _session_name(exchange) in names):
             exchange.payload = payload = parse_body(raw, exchange.dialect, settings.limits)
         else:
             exchange.payload = payload = await self._parsed(exchange, raw)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core import values
-from gateway.core.values import OF_A_CONTAINER, counted, may_be_more
+from gateway.core.values import OF_A_CONTAINER, counted, is_sparse, may_be_more
 
 JSON = st.recursive(
     st.none() | st.integers(0, 9) | st.text(alphabet='a\\",[]{}:\n', max_size=8),
@@ -43,3 +43,17 @@ def test_the_count_ends_where_there_are_too_many() -> None:
     raw = b"[" + b"[]," * 10**7
     counts = counted(raw)
     assert next(counts) > 10**5
+
+
+@pytest.mark.parametrize("spaces", ["", " ", "\n  "])
+@pytest.mark.parametrize("num", [20, 30_000])
+@pytest.mark.parametrize("value", ["[]", "{}", "1", '""', '{"a":1}', '{"role":"user","content":"hi"}'])
+def test_a_text_of_many_small_values_is_not_sparse(value: str, num: int, spaces: str) -> None:
+    assert not is_sparse(f"[{','.join([spaces + value.replace('{', '{' + spaces)] * num)}]".encode())
+
+
+@pytest.mark.parametrize(
+    "text", ["Read the file, then say what it does.\n", "def f(a, b):\n    return [a, {b: 1}]\n"]
+)
+def test_a_history_of_long_texts_is_sparse(text: str) -> None:
+    assert is_sparse(orjson.dumps({"messages": [{"role": "tool", "content": text * 60}] * 300}))
