@@ -53,7 +53,11 @@ def test_a_text_of_many_small_values_is_not_sparse(value: str, num: int, spaces:
 
 
 @pytest.mark.parametrize(
-    "text", ["Read the file, then say what it does.\n", "def f(a, b):\n    return [a, {b: 1}]\n"]
+    "text",
+    [
+        "Read the file, then say what it does.\n",
+        "def f(self, names):\n    found = {name: self.at[name] for name in names}\n",
+    ],
 )
 def test_a_history_of_long_texts_is_sparse(text: str) -> None:
     assert is_sparse(orjson.dumps({"messages": [{"role": "tool", "content": text * 60}] * 300}))
