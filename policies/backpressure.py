@@ -49,6 +49,8 @@ class Backpressure:
         """In the engine's queue at the last poll."""
         self._num_strangers = 0
         """Those of them that were not sent from here, at least."""
+        self._has_refused = False
+        """Whether it refused a call, and none has begun or ended since, nor did a poll come."""
 
     def state(self, limits: QueueLimits, share: float) -> None:
         """Set the limits that the engine states, and the part of them that is this gateway's."""
@@ -63,6 +65,7 @@ class Backpressure:
         """Record the count of a poll."""
         self._waiting, self._num_polls, self._num_started = waiting, self._num_polls + 1, 0
         self._num_strangers = max(0, waiting - len(self._unstarted))
+        self._has_refused = False
         if self._unstarted and not waiting:
             self._unstarted = {
                 turn_id: sent for turn_id, sent in self._unstarted.items() if not self._is_counted(sent)
@@ -75,7 +78,13 @@ class Backpressure:
         """Record the first byte, or the end, of a call. Return whether another one may have a place now."""
         if self._unstarted.pop(turn_id, None) is not None:
             self._num_started += 1
+        self._has_refused = False
         return self.is_on
+
+    def refused(self, turn_id: TurnId) -> None:
+        """Record that the engine refused a call, for lack of room: what is counted here was too little."""
+        self._unstarted.pop(turn_id, None)
+        self._has_refused = True
 
     def has_place(self, now: float, num_running: int, prefill_tokens: int, engine_slots: int | None) -> bool:
         """Whether one more call may be sent. `num_running`: calls under way; `prefill_tokens`: of their prompts,
@@ -84,7 +93,7 @@ class Backpressure:
         One call may always go, as only its fate shows that there is room again.
         """
         limits = self.limits
-        if limits.is_full and num_running:
+        if num_running and (limits.is_full or self._has_refused):
             return False
         if not self._unstarted:
             return True

@@ -235,7 +235,10 @@ class Slots:
         turn, pool, usage = running.turn, running.pool, fact.usage
         pool.replica.free_slot(turn.id)
         pool.engine_queue.ended(now)
-        pool.backpressure.started(turn.id)
+        if fact.ending is Ending.REFUSED:
+            pool.backpressure.refused(turn.id)
+        else:
+            pool.backpressure.started(turn.id)
         answer_chars = (usage.output_tokens or 0) / pool.ratio.value
         found_chars = round((pool.kept_answers or 0.0) * answer_chars)
         pool.reuse.end(turn.id, found_chars, round(answer_chars) - found_chars)

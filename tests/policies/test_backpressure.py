@@ -8,7 +8,7 @@ import pytest
 
 from policies.backpressure import SHORT_S
 from policies.fifo import Passthrough
-from policies.types import Dispatch, FirstByte, QueueLimits, ReplicaReported, Turn
+from policies.types import Dispatch, Ending, FirstByte, Left, QueueLimits, ReplicaReported, Turn
 from tests.policies.test_scheduler import Fleet, ids
 from tests.policies.turns_of import TOKENS_PER_BLOCK, done, turn
 
@@ -92,6 +92,22 @@ def test_an_engine_that_says_it_is_full_gets_nothing_until_it_says_otherwise() -
     fleet.tell(ReplicaReported("r0", limits=QueueLimits(is_full=True)), 2.0)
     assert ids(fleet.arrive(turn("late", at=3.0))) == []
     assert ids(fleet.tell(ReplicaReported("r0", limits=QueueLimits()), 4.0)) == ["late"]
+
+
+def test_an_engine_that_refused_a_call_gets_no_other_until_one_begins_or_ends_there_or_a_poll_comes() -> None:
+    for news in (FirstByte("t0"), done("t0"), ReplicaReported("r0", running=1, waiting=0)):
+        fleet = limited(QueueLimits(waiting=3))
+        assert arrived(fleet, 2) == ["t0", "t1"]
+        fleet.tell(Left("t1", Ending.REFUSED), 2.0)
+        assert ids(fleet.arrive(turn("next", at=3.0))) == []
+        assert ids(fleet.tell(news, 4.0)) == ["next"]
+
+
+def test_an_engine_that_refused_its_only_call_gets_the_next() -> None:
+    fleet = limited(QueueLimits(waiting=3))
+    assert arrived(fleet, 1) == ["t0"]
+    fleet.tell(Left("t0", Ending.REFUSED), 2.0)
+    assert ids(fleet.arrive(turn("next", at=3.0))) == ["next"]
 
 
 def test_a_policy_that_bounds_no_slots_bounds_no_queue() -> None:

@@ -13,6 +13,7 @@ import pytest_asyncio
 
 from tests.real.gateway import Gateway, engine_url, gateway
 from tests.real.sglang import Sglang, SglangOptions, sglang_server
+from tests.real.wire import long_answer
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -143,14 +144,17 @@ async def test_calls_that_its_queue_would_refuse_wait_at_the_gate(narrow: Sglang
 
 async def test_a_queue_that_others_fill_costs_no_request(narrow: Sglang) -> None:
     short = {"model": narrow.model, "messages": SAID, "max_tokens": 30, "ignore_eos": True}
-    first = short | {"priority": 3}
-    async with gateway(engine_url("sglang", narrow.base_url), **MANY) as front, asyncio.TaskGroup() as group:
-        others = [group.create_task(post(narrow.base_url, CHAT, first | {"max_tokens": 300}))]
-        await asyncio.sleep(0.5)
-        others += [group.create_task(post(narrow.base_url, CHAT, first)) for _ in range(3)]
+    async with (
+        gateway(engine_url("sglang", narrow.base_url), **MANY) as front,
+        asyncio.TaskGroup() as group,
+        long_answer(narrow.base_url, narrow.model),
+    ):
+        asked = [group.create_task(post(narrow.base_url, CHAT, short | {"priority": 3})) for _ in range(3)]
         await until_waiting(narrow, 3)
-        own = [group.create_task(post(front.base_url, CHAT, short)) for _ in range(3)]
-    assert [task.result()[0] for task in (*others, *own)] == [200] * 7
+        asked += [group.create_task(post(front.base_url, CHAT, short)) for _ in range(3)]
+        while not await front.metric("turngate_queue_depth"):
+            await asyncio.sleep(0.02)
+    assert [task.result()[0] for task in asked] == [200] * 6
 
 
 async def test_a_client_chooses_no_rank(narrow: Sglang) -> None:
