@@ -153,9 +153,9 @@ class RequestHandler:
         exchange.reading = reading = await self.slices.admit(_session_name(exchange))
         steps = parse_in_steps(raw, exchange.dialect, exchange.settings.limits)
         payload, cut = await self.slices.run(steps)
-        if exchange.dialect.is_conversation:
+        if exchange.dialect.is_item_a_message:
             exchange.cut = cut
-        else:
+        if not exchange.dialect.is_conversation:
             reading.leave()
         return payload
 
