@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from gateway.core import fields
+from gateway.core import fields, pieces
 from gateway.core.errors import ANSWERED, EngineFault, Failure, NoAnswer, Outcome, Refused, of_break
 from gateway.core.fields import Json
 from gateway.core.reply import Reply
+from gateway.core.slices import LARGE_BYTES, Slices
 from gateway.core.sse import EventSplitter, EventTooLong, data_of
 from gateway.core.transport import HOP_BY_HOP, Direct, HeaderList, Pushing, Responder, UpstreamCut, UpstreamReply
 from gateway.dialects.base import Dialect, Opening
@@ -370,9 +371,9 @@ class UpstreamResponse:
         Raises EngineFailed, UpstreamCut, EventTooLong, NoAnswer.
         """
         if self._relay is None:
-            self._first = await self._reply.read(MAX_BODY_BYTES)
+            self._first = body = await self._reply.read(MAX_BODY_BYTES)
             self._is_over = True
-            self._read_body()
+            self._read_body(_parsed(body) if len(body) < LARGE_BYTES else await _parsed_in_slices(body))
             return
         async for chunk in self._chunks:
             if len(chunk) <= STEP_BYTES:
@@ -476,12 +477,9 @@ class UpstreamResponse:
         self.fault = self.fault or EngineFault.NO_END
         return Outcome.ENGINE_CUT
 
-    def _read_body(self) -> None:
+    def _read_body(self, parsed: object) -> None:
+        """Read the value of a body. Raises EngineFailed, NoAnswer."""
         exchange = self._exchange
-        try:
-            parsed = orjson.loads(self._first)
-        except orjson.JSONDecodeError:
-            parsed = None
         if not isinstance(parsed, dict):
             raise NoAnswer("its answer is no JSON object")
         if (failure := exchange.dialect.is_error(parsed)) is not None:
@@ -492,6 +490,22 @@ class UpstreamResponse:
         exchange.reply.is_complete = True
         if self._round is not None:
             self._round.read(parsed)
+
+
+def _parsed(body: bytes) -> object:
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+
+
+async def _parsed_in_slices(body: bytes) -> object:
+    """As `_parsed`, of a large body: with many answers (`n`) it may hold millions of values."""
+    try:
+        value, _ = await Slices().run(pieces.parsed(body))
+    except pieces.NotJson:
+        return None
+    return value
 
 
 async def in_steps(chunk: bytes) -> AsyncIterator[bytes]:

@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from itertools import pairwise
 from unittest.mock import patch
 
+import orjson
 import pytest
 
 from benchmarks.fuzz.targets import FuzzedGateway
 from gateway.request.inprocess import InProcessResponder
 from gateway.request.upstream_response import STEP_BYTES, StreamRelay, in_steps
-from tests.fuzz.shapes import NAMES, SHORT, SPOKEN, raw_of
+from tests.fuzz.shapes import CHAT, NAMES, SHORT, SPOKEN, raw_of
 
 USELESS = (b": " + b"wait " * 16 + b"\n\n") * 3_000
 
@@ -48,6 +49,18 @@ def test_a_large_chunk_is_read_in_steps_and_none_of_it_is_lost(path: str, is_fir
     gateway.close()
     assert max(fed) <= STEP_BYTES
     assert b"".join(written) == b"".join(chunks)
+
+
+@pytest.mark.parametrize("num", [1, 40_000])
+def test_an_answer_reads_the_same_whether_it_is_parsed_in_slices(num: int) -> None:
+    choices = [{"index": n, "message": {"content": f"text {n}"}, "finish_reason": "stop"} for n in range(num)]
+    whole = orjson.dumps({"id": "c", "object": "chat.completion", "choices": choices})
+    gateway = FuzzedGateway({"tools": {}})
+    answer = gateway.ask(CHAT, raw_of(SHORT[CHAT]), [b"\2\1" + whole])
+    broken = gateway.ask(CHAT, raw_of(SHORT[CHAT]), [b"\2\1" + whole[:-1]] * 3)
+    gateway.close()
+    assert (answer.status, answer.body) == (200, whole)
+    assert broken.status == 502
 
 
 async def test_the_event_loop_goes_round_between_two_steps() -> None:
