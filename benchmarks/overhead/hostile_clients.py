@@ -36,7 +36,8 @@ from tests.fuzz.shapes import (
 )
 
 AT_ONCE = 4
-PROBE_GAP_S = 0.005
+PROBERS, PROBE_GAP_S = 20, 0.1
+"""Each waits for its own answer only, so that one that comes late delays no other look."""
 SMALLEST = 1 / 64
 """Of the repeats that fill a body: fewer are not tried where the gateway refuses the body."""
 _FORM_TYPE = "multipart/form-data; boundary=edge"
@@ -123,20 +124,19 @@ def again_and_again(port: int, requests: list[HostileRequest], until: float, see
         seen.statuses[status] += 1
 
 
-def probe(port: int, until: float, seen: Seen) -> None:
-    """A look each PROBE_GAP_S. One that has to wait for the answer of the one before counts from its time."""
+def probe(port: int, begin_at: float, until: float, seen: Seen) -> None:
+    """A look each PROBE_GAP_S."""
     with socket.create_connection(("127.0.0.1", port)) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        due = answered_at = time.monotonic()
-        while due < until:
-            time.sleep(max(0.0, due - time.monotonic()))
-            begun_at = due if answered_at > due else time.monotonic()
+        while begin_at < until:
+            time.sleep(max(0.0, begin_at - time.monotonic()))
+            begun_at = time.monotonic()
             connection.sendall(b"GET /ready HTTP/1.1\r\nHost: h\r\n\r\n")
             if not connection.recv(65_536).startswith(b"HTTP/1.1 200"):
                 seen.faults.append("/ready was not 200")
             answered_at = time.monotonic()
             seen.ready_us.append(int((answered_at - begun_at) * 1e6))
-            due += PROBE_GAP_S
+            begin_at = max(begin_at + PROBE_GAP_S, answered_at)
 
 
 def made(port: int, kind: str, name: str, most_bytes: int) -> list[HostileRequest]:
@@ -165,7 +165,10 @@ def main() -> None:
     print("made", flush=True)
     sys.stdin.readline()
     seen, until = Seen(), time.monotonic() + float(seconds)
-    threads = [threading.Thread(target=probe, args=(int(port), until, seen))]
+    threads = []
+    for number in range(PROBERS):
+        first_at = time.monotonic() + number * PROBE_GAP_S / PROBERS
+        threads.append(threading.Thread(target=probe, args=(int(port), first_at, until, seen)))
     for _ in range(AT_ONCE if requests else 0):
         threads.append(threading.Thread(target=again_and_again, args=(int(port), requests, until, seen)))
     for thread in threads:

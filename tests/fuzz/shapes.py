@@ -204,6 +204,10 @@ def _of_format(path: str) -> Iterable[tuple[str, RequestShape]]:
         (100_000, path, lambda n: spelled(path, b'"user":"' + b"\\u00e9" * n + b'",')),
     )
     yield f"{name}: a long key", (500_000, path, lambda n: asked("hi") | {"k" * n: 1})
+
+
+def _beside_text(path: str) -> Iterable[tuple[str, RequestShape]]:
+    name, asked = NAMES[path], ASKED[path]
     yield (
         f"{name}: numbers of a list beside",
         (200_000, path, lambda n: asked("hi") | {"stop": [1] * n}),
@@ -262,9 +266,9 @@ def _of_tools(path: str) -> Iterable[tuple[str, RequestShape]]:
     )
 
 
-OF_EACH_FORMAT: Mapping[str, RequestShape] = dict(shape for path in NAMES for shape in _of_format(path)) | dict(
-    shape for path in OFFERED for shape in _of_tools(path)
-)
+OF_EACH_FORMAT: Mapping[str, RequestShape] = dict(
+    shape for path in NAMES for shape in (*_of_format(path), *_beside_text(path))
+) | dict(shape for path in OFFERED for shape in _of_tools(path))
 REQUESTS: Mapping[str, RequestShape] = {
     **OF_EACH_FORMAT,
     "chat: parts of a message": (10_000, CHAT, lambda n: messages(user(parts(n)))),
