@@ -179,7 +179,7 @@ def _fleet(arguments: argparse.Namespace, ground: _Ground, left_s: float) -> Ben
         try:
             return fleet_of_facts(factlog.lines(arguments.facts), sought_run_s / FACTS_STRETCH)
         except (OSError, ValueError) as error:
-            raise ConfigError(f"--facts {arguments.facts}: {error}") from None
+            raise ConfigError(f"--facts {arguments.facts}: {getattr(error, 'strerror', None) or error}") from None
     if ground.pool_tokens is None:
         raise ConfigError(
             "the engine does not state the size of its KV pool: give it as --set policy.capacity_tokens=NUMBER"

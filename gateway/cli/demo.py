@@ -78,6 +78,8 @@ def run(arguments: argparse.Namespace) -> int:
             parse_address(url)
         except ValueError as error:
             raise ConfigError(str(error)) from None
+    if not arguments.png.absolute().parent.is_dir():
+        raise ConfigError(f"--png {arguments.png}: there is no such folder")
     work = _fleet(arguments.png, url) if arguments.workload == FLEET else play_workload(arguments.workload, url)
     try:
         asyncio.run(work)

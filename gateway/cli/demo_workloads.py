@@ -17,7 +17,7 @@ import orjson
 
 from gateway.cli.demo_fleet import TIMEOUTS, ModelClient, TurnRecord, prose, quantile
 from gateway.cli.demo_process import Progress, command
-from gateway.core.transport import Upstream
+from gateway.core.transport import Upstream, UpstreamRefused
 from gateway.engines.kinds import parse_address
 from gateway.transport.aiohttp_upstream import AiohttpUpstream
 from tool_runtime.runtime import ToolRuntime
@@ -202,11 +202,14 @@ async def served_model(upstream: Upstream, base_url: str) -> str:
 
 async def served_models(upstream: Upstream, base_url: str, headers: Sequence[tuple[str, str]] = ()) -> list[Json]:
     """Return the models that an engine serves, at least one. Raises RuntimeError."""
-    reply = await upstream.call("GET", f"{base_url}/v1/models", headers, None, TIMEOUTS)
+    try:
+        reply = await upstream.call("GET", f"{base_url}/v1/models", headers, None, TIMEOUTS)
+    except UpstreamRefused:
+        raise RuntimeError(f"{base_url} does not accept connections: is the engine running?") from None
     raw = await reply.read(_MOST_ANSWER_BYTES)
     models: list[Json] = orjson.loads(raw).get("data") if reply.status == 200 else []
     if not models:
-        raise RuntimeError(f"{base_url}/v1/models answered {reply.status} and names no model")
+        raise RuntimeError(f"{base_url}/v1/models answered {reply.status} and names no model: is it an engine?")
     return models
 
 

@@ -13,6 +13,7 @@ from gateway.access.keys import plain_keys
 from gateway.config import loading
 from gateway.config.settings import Settings
 from gateway.core import fields
+from gateway.core.errors import ConfigError
 from gateway.core.fields import Json
 from gateway.core.transport import Timeouts, Upstream, UpstreamCut, UpstreamRefused
 from gateway.transport.aiohttp_upstream import AiohttpUpstream
@@ -42,6 +43,14 @@ def add_gateway_flags(parser: argparse.ArgumentParser) -> None:
     add_key_flag(parser)
 
 
+def given_key(reference: str) -> str:
+    """Return the key that `--key` refers to. Raises ConfigError."""
+    try:
+        return loading.secret(reference)
+    except ConfigError as error:
+        raise ConfigError(f"--key: {error}") from None
+
+
 def base_of(url: str) -> str:
     """Return the address of a gateway that was written without a scheme, or as the base URL of clients."""
     return (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
@@ -61,6 +70,8 @@ async def page(upstream: Upstream, url: str, path: str, key: str, timeout_s: flo
         raise NoPage(f"{base} does not answer: {error}") from None
     except orjson.JSONDecodeError:
         content = None
+    if reply.status in (401, 403) and key:
+        raise NoPage(f"{base} does not accept this key: name another one, --key env:NAME")
     if reply.status in (401, 403):
         raise NoPage(f"{base} asks for a key: --key env:NAME, or name it in the configuration (--config)")
     content = shown(content)
@@ -85,7 +96,7 @@ async def report(
 ) -> int:
     """Print the rows of a page as the tenants of all configured keys see them; 1 when the gateway gives none.
     `key` refers to the one key to show instead. Raises ConfigError."""
-    keys = plain_keys(settings).values() if key is None else [loading.secret(key)]
+    keys = plain_keys(settings).values() if key is None else [given_key(key)]
     upstream, timeout_s = AiohttpUpstream(), settings.probing.timeout_s
     try:
         pages = [await page(upstream, url, path, shown, timeout_s) for shown in keys]

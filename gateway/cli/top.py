@@ -89,7 +89,7 @@ def key_of(settings: Settings, reference: str | None) -> str:
     """Return the key to show: the given one, else the configured one of the operator, else the first client's.
     Hashes cannot be shown. Raises ConfigError."""
     if reference is not None:
-        return loading.secret(reference)
+        return remote.given_key(reference)
     for configured in (settings.admin.key, *(entry.key for entry in settings.keys)):
         if configured is not None and configured.startswith(("env:", "file:")):
             return loading.secret(configured)

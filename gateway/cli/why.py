@@ -69,7 +69,7 @@ def of_facts(path: Path, of: str) -> int:
     try:
         rows = FactRows(factlog.lines(path))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"--facts {path}: {error}") from None
+        raise ConfigError(f"--facts {path}: {getattr(error, 'strerror', None) or error}") from None
     page = explained(of, rows.of(of), rows.fleet())
     if page is None:
         print(f"turngate: {path} has no call of {of!r} that has ended", file=sys.stderr)

@@ -105,6 +105,23 @@ async def test_a_log_of_facts_is_played_on_an_engine_that_asks_for_a_key(
     assert "=> The gate" in out.decode()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["bench", "--engine", "embedded", "--facts", "no.jsonl"], "--facts no.jsonl: No such file or directory"),
+        (["why", "--facts", "no.jsonl"], "--facts no.jsonl: No such file or directory"),
+        (["why", "--key", "sekret"], "--key: give a secret by reference"),
+    ],
+)
+def test_what_is_not_there_is_named_without_words_of_a_library(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) in (1, 2)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+    assert "Errno" not in line
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_a_signal_leaves_nothing_behind(number: signal.Signals) -> None:
     slow = (*TINY[:-1], "embedded.speed=1")
@@ -142,4 +159,4 @@ def test_what_it_cannot_measure_is_refused(
 def test_an_engine_that_does_not_answer_is_an_error_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--engine", "vllm://127.0.0.1:1"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("turngate bench: Cannot connect to host 127.0.0.1:1")
+    assert line.startswith("turngate bench: http://127.0.0.1:1 does not accept connections")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -84,4 +85,11 @@ def test_an_engine_that_does_not_answer_is_an_error_in_one_line(
 ) -> None:
     assert main(["demo", name, "--engine", "vllm://127.0.0.1:1"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("turngate demo: Cannot connect to host 127.0.0.1:1")
+    assert line == "turngate demo: http://127.0.0.1:1 does not accept connections: is the engine running?"
+
+
+def test_a_picture_in_a_folder_that_is_not_there_is_told_before_the_demo(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["demo", "--png", str(tmp_path / "none" / "demo.png")]) == 2
+    assert "there is no such folder" in capsys.readouterr().err
