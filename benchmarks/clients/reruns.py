@@ -13,7 +13,7 @@ import asyncio
 import random
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -153,6 +153,8 @@ def table(found: Sequence[RoundFigures]) -> str:
         "`benchmarks/clients/reruns.py`. *Computed*: prompt tokens that were not cached, mean over the seeds.",
         f"*Named*: the same fleets with `X-Turngate-Session`; a ratio to them of at most {MOST:g} is wanted.",
         "*Sessions*: the most that the gateway has counted by the end of a round, and how many there are.",
+        "In brackets the standard error of a ratio, from the spread over the seeds. The Scheduler is told the same",
+        "in both arms (`tests/sessions/test_identity_fleets.py`): only times differ.",
         "",
         "| case | round | sessions | computed | named | ratio | mean s | named | ratio |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -170,11 +172,28 @@ def _row(name: str, numbers: Sequence[int], chosen: Sequence[RoundFigures]) -> s
     """Return the figures of some rounds of a case, both arms."""
     named, bare = ([one for one in chosen if one.is_named is is_named] for is_named in (True, False))
     sessions = f"{max(each.num_sessions for each in bare)} of {NUM_AGENTS * (numbers[-1] + 1)}"
-    tokens, named_tokens = (statistics.mean(one.computed_tokens for one in each) for each in (bare, named))
-    mean_s, named_s = (statistics.mean(one.mean_s for one in each) for each in (bare, named))
+    tokens, named_tokens = (_by_seed(each, lambda one: one.computed_tokens) for each in (bare, named))
+    seconds, named_s = (_by_seed(each, lambda one: one.mean_s) for each in (bare, named))
     cells = [name, " and ".join(str(number + 1) for number in numbers), sessions]
-    cells += [f"{tokens:,.0f}", f"{named_tokens:,.0f}", f"{tokens / named_tokens:.3f}"]
-    return f"| {' | '.join([*cells, f'{mean_s:.2f}', f'{named_s:.2f}', f'{mean_s / named_s:.3f}'])} |"
+    cells += [f"{statistics.mean(tokens):,.0f}", f"{statistics.mean(named_tokens):,.0f}"]
+    cells += [_ratio(tokens, named_tokens), f"{statistics.mean(seconds):.2f}", f"{statistics.mean(named_s):.2f}"]
+    return f"| {' | '.join([*cells, _ratio(seconds, named_s)])} |"
+
+
+def _by_seed(chosen: Sequence[RoundFigures], figure: Callable[[RoundFigures], float]) -> list[float]:
+    """Return the mean over the rounds of each seed."""
+    seeds = sorted({one.seed for one in chosen})
+    return [statistics.mean(figure(one) for one in chosen if one.seed == seed) for seed in seeds]
+
+
+def _ratio(values: Sequence[float], others: Sequence[float]) -> str:
+    """Return the ratio of two means, with its standard error."""
+    squares = [
+        statistics.variance(each) / len(each) / statistics.mean(each) ** 2 if len(each) > 1 else 0.0
+        for each in (values, others)
+    ]
+    ratio = statistics.mean(values) / statistics.mean(others)
+    return f"{ratio:.3f} ({ratio * sum(squares) ** 0.5:.3f})"
 
 
 async def measure(names: Sequence[str], seeds: Sequence[int]) -> list[RoundFigures]:

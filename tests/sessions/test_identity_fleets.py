@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from unittest.mock import patch
+
 import pytest
 
 from gateway.exchange import Recognition
 from policies.types import TurnKind
+from tests.sessions import fleet_scores
 from tests.sessions.fleet_scores import FleetScore, Seen, replay, score
-from tests.sessions.fleets import Agent, Client, Request, fleet, replied, requests, rows
+from tests.sessions.fleets import Agent, Client, Event, Fleet, Request, fleet, replied, requests, rows
 
 SIZES = {1: 6, 8: 4, 64: 1}
 """Fleets of each row by the number of agents at once: 209 in all."""
@@ -30,6 +34,26 @@ def test_sessions_are_found_whatever_the_client_does_to_its_history(row: str) ->
 def test_a_fleet_is_the_same_from_the_same_seed(row: str) -> None:
     once, again = ([(event.at, event.request.body) for event in requests(fleet(row, 8, 1))] for _ in range(2))
     assert once == again
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_scheduler_is_told_the_same_of_reruns_with_and_without_an_id(seed: int) -> None:
+    """So what a rerun costs cannot depend on the header: all else is chance of the measurement."""
+
+    def facts(is_named: bool) -> list[tuple[object, ...]]:
+        def events(of: Fleet) -> Iterator[Event]:
+            for event in requests(of):
+                event.request.headers = {"x-turngate-session": event.request.agent.label} if is_named else {}
+                yield event
+
+        with patch.object(fleet_scores, "requests", events):
+            seen = [one.recognition for one in replay(fleet("reruns", 12, seed))]
+        return [
+            (one.kind, one.is_retry, one.turn_index, one.history, bytes(one.blocks), one.chars, one.family_id)
+            for one in seen
+        ]
+
+    assert facts(is_named=True) == facts(is_named=False)
 
 
 def test_every_row_is_met_by_two_hundred_fleets_in_all() -> None:
