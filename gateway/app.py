@@ -148,6 +148,8 @@ class App:
         await self.follow_services()
         access = Access.of(self.settings.current, self._keys)
         public = Router(parts.handler.handle, parts.views, await self._batches(parts), access)
+        for fact in () if self._learned is None else self._learned.residents():
+            parts.gate.tell(fact)
         await self._listen(public.handle, replace(public, is_admin=True).handle)
         if self._learned is not None:
             self._learned.start()

@@ -62,16 +62,15 @@ def _residents(fleet: Fleet, pool: Pool) -> Iterator[ResidentLessons]:
             yield ResidentLessons(session.family_id, session.num_begun, chars, own_blocks, is_running)
 
 
-def recall_pool(pool: Pool, lessons: PoolLessons) -> bool:
-    """Take in the lessons of an earlier gateway, unless the pool has answered here. Return whether it did."""
+def recall_pool(pool: Pool, lessons: PoolLessons) -> None:
+    """Take in the lessons of an earlier gateway, unless the pool has answered here."""
     if pool.ratio.sums[1] or lessons.ratio[1] <= 0:
-        return False
+        return
     pool.ratio.recall(lessons.ratio)
     pool.pace.recall(lessons.pace)
     pool.grain_tokens, pool.kept_answers = lessons.grain_tokens, lessons.kept_answers
     pool.capacity.recall(lessons.stated_tokens, lessons.capacity_tokens, lessons.shown)
     pool.concurrency.slots = lessons.slots
-    return True
 
 
 def recall_residents(

@@ -208,9 +208,9 @@ class Scheduler:
 
     def _recall(self, pool: Pool, lessons: PoolLessons, now: float) -> None:
         """Begin where an earlier gateway ended: with its lessons, and with the room of its residents."""
-        if recall_pool(pool, lessons):
-            for session, idle_since in recall_residents(self._fleet, pool, lessons.residents, now):
-                self._idle.rest(session, idle_since)
+        recall_pool(pool, lessons)
+        for session, idle_since in recall_residents(self._fleet, pool, lessons.residents, now):
+            self._idle.rest(session, idle_since)
 
     def _take_place(self, session: Session, turn: Turn) -> None:
         """Make a session resident that was so at an earlier gateway."""

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -29,7 +29,7 @@ from policies.types import FamiliesRecalled, FamilyLessons, PoolLessons, Replica
 LOG = logging.getLogger(__name__)
 
 NAME, VERSION = b"turngate-learned", b"1"
-WRITTEN_EVERY_S = 2.0
+WRITTEN_EVERY_S = 1.0
 """At most, and only where something has changed."""
 MOST_AGE_S = 7 * 86_400.0
 """Older lessons are not used: a fleet of a week ago says little of today's."""
@@ -65,8 +65,8 @@ class LearnedFile:
         self._keeps_families = keeps_families
         self._recalled: dict[ReplicaId, _Replica] = {}
         """Read, and not reported since."""
-        self._has_residents = False
-        """Whether the residents that were read count."""
+        self._used: set[ReplicaId] = set()
+        """Replicas whose lessons were used."""
         self._kinds: dict[ReplicaId, str] = {}
         """Of the engines of all replicas."""
         self._body = b""
@@ -82,7 +82,6 @@ class LearnedFile:
         if problem:
             LOG.warning("what was learned before is not used: %s: %s", self._path, problem)
         self._recalled = {row.lessons.replica_id: row for row in rows.replicas}
-        self._has_residents = self._keeps_families and self._wall_clock() <= rows.written_at + MOST_RESIDENT_AGE_S
         return FamiliesRecalled(rows.families if self._keeps_families else ())
 
     def completed(self, reported: ReplicaReported, engine_kind: str) -> ReplicaReported:
@@ -98,7 +97,17 @@ class LearnedFile:
             served = f"{row.engine_kind} with {', '.join(sorted(row.lessons.models))}"
             LOG.warning("what was learned of %s is not used: it was %s", reported.replica_id, served)
             return reported
-        return replace(reported, lessons=row.lessons if self._has_residents else _lasting(row.lessons))
+        self._used.add(reported.replica_id)
+        return replace(reported, lessons=_lasting(row.lessons))
+
+    def residents(self) -> Iterator[ReplicaReported]:
+        """Yield the residents as the file has them now, for replicas whose lessons were used: told as late as
+        possible, since the earlier gateway may still serve them."""
+        rows, _ = self._rows()
+        if self._keeps_families and self._wall_clock() <= rows.written_at + MOST_RESIDENT_AGE_S:
+            for row in rows.replicas:
+                if row.lessons.residents and row.lessons.replica_id in self._used:
+                    yield ReplicaReported(row.lessons.replica_id, lessons=row.lessons)
 
     def start(self) -> None:
         """Begin to write. What has been read is in the file already."""
