@@ -7,25 +7,25 @@ import heapq
 from typing import TypeAlias
 
 from policies.admission_queue import FAIR
-from policies.shares import Flow, Shares, firsts, flow_of
+from policies.shares import Flow, Rates, Shares, firsts, flow_of
 from policies.types import Turn, TurnId
 
-USUAL_MS = 3_000.0
-"""Time in a slot, until turns have shown how long they take."""
+LEAST_OVERTAKEN = 4
+"""Turns of its flow that may always go before one."""
 SlotKey: TypeAlias = tuple[float, ...]
 
 
 class _SlotQueue:
     """The turns of one flow, as heaps. Stale entries stay until they come to the top."""
 
-    __slots__ = ("best", "num_waiting", "oldest")
+    __slots__ = ("best", "num_dispatched", "num_waiting", "oldest")
 
     def __init__(self) -> None:
-        self.num_waiting = 0
+        self.num_waiting = self.num_dispatched = 0
         self.best: list[tuple[SlotKey, int, TurnId]] = []
-        self.oldest: list[tuple[float, int, TurnId]] = []
-        """Each with the number of dispatches after which FAIR times as many went before it as in the order of
-        arrivals."""
+        self.oldest: list[tuple[float, int, int, TurnId]] = []
+        """Each with the number of dispatches, and of those of its flow, after which FAIR times as many went before
+        it as in the order of arrivals."""
 
 
 class DispatchQueue:
@@ -34,9 +34,8 @@ class DispatchQueue:
 
     def __init__(self) -> None:
         self.shares = Shares()
-        """Of the time of its slots, in milliseconds."""
-        self.usual_ms = USUAL_MS
-        """Mean time for which a turn holds its slot."""
+        """Of the tokens that its replica computes."""
+        self.rates = Rates()
         self._turns: dict[TurnId, Turn] = {}
         self._queues: dict[Flow, _SlotQueue] = {}
         self._num_put = 0
@@ -60,32 +59,44 @@ class DispatchQueue:
         heapq.heappush(queue.best, (key, self._num_put, turn.id))
         if turn.priority_class >= 0:
             due = self._num_dispatched + FAIR * len(self._turns)
-            heapq.heappush(queue.oldest, (turn.arrived_at, int(due), turn.id))
+            own_due = queue.num_dispatched + max(LEAST_OVERTAKEN, FAIR * queue.num_waiting)
+            heapq.heappush(queue.oldest, (turn.arrived_at, int(due), int(own_due), turn.id))
         if len(queue.best) + len(queue.oldest) > 128 + 4 * queue.num_waiting:  # most have left from the middle
             queue.best = [entry for entry in queue.best if entry[2] in self._turns]
-            queue.oldest = [entry for entry in queue.oldest if entry[2] in self._turns]
+            queue.oldest = [entry for entry in queue.oldest if entry[3] in self._turns]
             heapq.heapify(queue.best)
             heapq.heapify(queue.oldest)
 
     def pop(self, arrived_at: float, now: float) -> Turn:
         """Remove the best turn of the flow that is next; but the oldest one, where it arrived by then and was
-        overtaken too often. The queue must not be empty."""
+        overtaken too often. Of several flows the oldest turn goes as soon as it was overtaken too often by turns
+        of its own: their part of the slots may make each wait short. The queue must not be empty."""
         self._num_dispatched += 1
         turns = self._turns
         if len(turns) == 1:
             _, turn = turns.popitem()
-            self._queues[turn.priority_class, turn.tenant].num_waiting -= 1
+            queue = self._queues[turn.priority_class, turn.tenant]
+            queue.num_waiting, queue.num_dispatched = queue.num_waiting - 1, queue.num_dispatched + 1
             return turn
         queue, oldest_queue = self._next(now)
         if oldest_queue is not None:
-            arrived, due, turn_id = oldest_queue.oldest[0]
+            arrived, due, _, turn_id = oldest_queue.oldest[0]
             if arrived <= arrived_at and due <= self._num_dispatched:
-                oldest_queue.num_waiting -= 1
-                return turns.pop(turn_id)
+                return self._take(oldest_queue, turn_id)
+        if queue.oldest and self.is_shared and queue.oldest[0][2] <= queue.num_dispatched + 1:
+            return self._take(queue, queue.oldest[0][3])
         while (turn_id := heapq.heappop(queue.best)[2]) not in turns:
             pass
-        queue.num_waiting -= 1
-        return turns.pop(turn_id)
+        return self._take(queue, turn_id)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether turns of several tenants came here."""
+        return any(tenant != next(iter(self._queues))[1] for _, tenant in self._queues)
+
+    def _take(self, queue: _SlotQueue, turn_id: TurnId) -> Turn:
+        queue.num_waiting, queue.num_dispatched = queue.num_waiting - 1, queue.num_dispatched + 1
+        return self._turns.pop(turn_id)
 
     def remove(self, turn_id: TurnId) -> Turn:
         turn = self._turns.pop(turn_id)
@@ -116,7 +127,7 @@ class DispatchQueue:
             nexts = [self._queues[flow] for flow in firsts(self.shares.in_order(self._waiting(), now))]
             queue = nexts[0]
         for one in nexts:
-            while one.oldest and one.oldest[0][2] not in self._turns:
+            while one.oldest and one.oldest[0][3] not in self._turns:
                 heapq.heappop(one.oldest)
         with_oldest = [one for one in nexts if one.oldest]
         return queue, min(with_oldest, key=lambda one: one.oldest[0], default=None)

@@ -21,6 +21,7 @@ from policies.learning import Pace, TokenRatio, blend
 from policies.ledger import Ledger, Met
 from policies.placement import Option
 from policies.reuse import ReuseDistances
+from policies.sent_ahead import SentAhead
 from policies.shares import Tenants
 from policies.throughput import Switch
 from policies.types import (
@@ -75,6 +76,7 @@ class Pool:
     gate_time: GateTime = field(default_factory=GateTime)
     engine_queue: EngineQueue = field(default_factory=EngineQueue)
     backpressure: Backpressure = field(default_factory=Backpressure)
+    sent_ahead: SentAhead = field(default_factory=SentAhead)
     reuse: ReuseDistances = field(default_factory=ReuseDistances)
     grain_tokens: int = 0
     """Divides all numbers of cached tokens so far: its engine finds blocks of so many. 0: not seen yet."""
@@ -428,6 +430,7 @@ class Fleet:
                 self.release(session)
                 session.replica_id = None
         pool.ledger, pool.concurrency, pool.reuse = Ledger(), Concurrency(), ReuseDistances()
+        pool.sent_ahead.restarted()
 
 
 def _suppose_cached(pool: Pool, session: Session, blocks: Blocks) -> None:

@@ -131,9 +131,10 @@ class Scheduler:
         decisions: list[Decision] = []
         may_admit = True
         if isinstance(fact, FirstByte):
-            if self._slots.first_byte(fact.turn_id, now) and self._ready:
+            are_several = self._fleet.tenants.are_several(now)
+            if (self._slots.first_byte(fact.turn_id, now) or are_several) and self._ready:
                 self._dispatch(now, decisions)
-            if self._admission.held:
+            if self._admission.held or are_several:
                 self._wake_at = self._next_wake(now)
             return decisions, self._wake_at  # it makes no room
         if isinstance(fact, Arrived):
@@ -350,6 +351,7 @@ class Scheduler:
 
     def _rest(self, turn: Turn, now: float) -> None:
         """Make the session of a turn that is over idle, unless it has other turns."""
+        self._fleet.tenants.left(turn)
         session = self._fleet.sessions[turn.session_id]
         if self._idle.rest(session, now):
             for oldest in self._fleet.beyond_bound():
@@ -477,9 +479,21 @@ class Scheduler:
     def _dispatch(self, now: float, decisions: list[Decision]) -> None:
         """Give free slots to ready turns."""
         for pool in self._fleet.pools.values():
-            while pool.queue and (not self._policy.bounds_slots or pool.has_slot(now)):
+            while pool.queue and self._may_dispatch(pool, now):
                 turn = pool.queue.pop(now - self._limits.hold_bound_s, now)
                 decisions.append(self._dispatched(turn, pool, now))
+
+    def _may_dispatch(self, pool: Pool, now: float) -> bool:
+        """Whether the pool takes another turn: it has a free slot, and where several tenants use it, its own queue
+        is short."""
+        if not self._policy.bounds_slots:
+            return True
+        if not pool.has_slot(now):
+            return False
+        if not self._fleet.tenants.are_several(now):
+            return True
+        replica = pool.replica
+        return pool.sent_ahead.has_room(len(replica.running), pool.pace, replica.slots is not None, now)
 
     def _dispatched(self, turn: Turn, pool: Pool, now: float) -> Dispatch:
         session = self._fleet.sessions[turn.session_id]
@@ -517,4 +531,7 @@ class Scheduler:
         wake_at = quiet_at if quiet_at < wake_at else wake_at
         if self._admission.held:  # an idle session is less likely to come back once it outran its lease
             wake_at = min(wake_at, self._idle.outrun.next_at, self._admission.next_overdue_at(now))
+        if self._ready and self._fleet.tenants.are_several(now):
+            waiting = (pool for pool in self._fleet.pools.values() if pool.queue and pool.replica.free_slots)
+            wake_at = min(wake_at, *(pool.sent_ahead.next_at() for pool in waiting), math.inf)
         return None if wake_at == math.inf else wake_at

@@ -62,7 +62,7 @@ class RunningTurn:
     """How long its replica computed prompts of others until its first byte."""
 
 
-LEAST_MS, LEAST_TOKENS = 50.0, 64.0
+LEAST_SLOT_S, LEAST_TOKENS = 0.05, 64.0
 """The least that a turn is charged, so that many small turns do not count as none."""
 MOSTLY = 0.75
 """Share of the returns of a family that found their last prompt, beyond which a miss says something."""
@@ -91,6 +91,7 @@ class Slots:
         call = pool.engine_queue.send(len(pool.replica.running), now)
         pace.prefill_began(turn.id, not pool.replica.queued_prefill_tokens, now)
         pool.replica.occupy_slot(turn.id, round(missing_tokens))
+        pool.sent_ahead.sent(turn, missing_tokens, pace, now)
         running = RunningTurn(turn, pool, missing_tokens, evicted_tokens, now, now, call, pace.prefilled_tokens)
         running.prefilled_s = pace.prefilled_s
         self._running[turn.id] = running
@@ -99,9 +100,10 @@ class Slots:
         self._touch(running)
         if self._fleet.tenants.are_rivals:
             family = self._fleet.families[self._fleet.sessions[turn.session_id].family_id]
-            expected_tokens = missing_tokens + output_tokens(family)
-            self._queue_of(turn.model).shares.began(turn, max(LEAST_TOKENS, expected_tokens), now)
-            pool.queue.shares.began(turn, pool.queue.usual_ms, now)
+            tokens = max(LEAST_TOKENS, missing_tokens + output_tokens(family))
+            charge = pool.queue.rates.charge(turn, tokens, None, self._fleet.tenants.usually_open())
+            self._queue_of(turn.model).shares.began(turn, charge, now)
+            pool.queue.shares.began(turn, charge, now)
 
     def _touch(self, running: RunningTurn) -> None:
         """Let the turn hold its prompt in the pool. That of a side request is not looked for again."""
@@ -159,6 +161,7 @@ class Slots:
             return False
         pace = running.pool.pace
         running.pool.replica.end_prefill(turn_id)
+        running.pool.sent_ahead.begun(turn_id)
         running.alone_s = pace.prefill_ended(turn_id, running.missing_tokens, now)
         own_s = self._prefill_took_s(running, now)
         running.beside_s = self._others_s(running, now)
@@ -234,6 +237,7 @@ class Slots:
             return None
         turn, pool, usage = running.turn, running.pool, fact.usage
         pool.replica.free_slot(turn.id)
+        pool.sent_ahead.begun(turn.id)
         pool.engine_queue.ended(now)
         if fact.ending is Ending.REFUSED:
             pool.backpressure.refused(turn.id)
@@ -284,11 +288,7 @@ class Slots:
 
     def _charge(self, running: RunningTurn, session: Session, fact: Left, now: float) -> None:
         """Charge the fair shares. An answer of unknown length counts as long as those of its family."""
-        turn, queue, usage = running.turn, running.pool.queue, fact.usage
-        slot_ms = max(LEAST_MS, 1e3 * (now - running.started_at))
-        queue.usual_ms = learning.blend(queue.usual_ms, slot_ms)
-        queue.shares.ended(turn, slot_ms, now)
-        tokens = 0.0
+        turn, usage, tokens = running.turn, fact.usage, 0.0
         if usage.prompt_tokens is not None and usage.cached_tokens is not None:
             tokens = usage.prompt_tokens - usage.cached_tokens
         elif fact.ending is not Ending.REFUSED:
@@ -297,7 +297,12 @@ class Slots:
             tokens += usage.output_tokens
         elif fact.ending is not Ending.REFUSED:
             tokens += output_tokens(self._fleet.families[session.family_id])
-        self._queue_of(turn.model).shares.ended(turn, max(LEAST_TOKENS, tokens), now)
+        queue, slot_s = running.pool.queue, max(LEAST_SLOT_S, now - running.started_at)
+        tokens = max(LEAST_TOKENS, tokens)
+        charge = queue.rates.charge(turn, tokens, slot_s, self._fleet.tenants.usually_open())
+        queue.rates.saw(turn.tenant, tokens, slot_s)
+        self._queue_of(turn.model).shares.ended(turn, charge, now)
+        queue.shares.ended(turn, charge, now)
 
     def _judge_cache(self, running: RunningTurn, session: Session, fact: Left) -> None:
         """Tell the pool's capacity what the cached part of the session's last prompt shows.

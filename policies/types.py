@@ -111,6 +111,8 @@ class Turn:
     """Replicas whose own queue does not use its rank."""
     head: PromptHead | None = None
     """Of a first prompt. None: it has none, or the turn is not the first of its session."""
+    streams: bool = True
+    """Whether its first byte comes when its answer begins. False: its answer comes whole."""
 
 
 class SessionState(StrEnum):

@@ -297,6 +297,7 @@ class TurnHandler:
             0.0,  # not_before
             self._unranked(exchange.request.path),  # unranked
             recognition.head,
+            exchange.payload.wants_stream,  # streams
         )
 
     def _unranked(self, path: str) -> frozenset[ReplicaId]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -93,6 +93,7 @@ class _Open:
     text: Text
     prompt_tokens: int
     wanted_at: float
+    begun_at: float | None = None
     cached_tokens: int = 0
 
 
@@ -110,10 +111,18 @@ class Tenants:
     """Turns that were answered, by tenant."""
     done_at: list[tuple[float, str]] = field(default_factory=list)
     """The same in their order."""
+    warm_s: float = 0.0
+    """What is measured counts from then on."""
     waited_s: dict[str, list[float]] = field(default_factory=dict)
     """At the gate, by tenant."""
+    begun_s: dict[str, list[float]] = field(default_factory=dict)
+    """Until the engine took them from its own queue, by tenant."""
     computed_tokens: Counter[str] = field(default_factory=Counter)
-    """Tokens that the engine computed for answers, by tenant: of prompts that it did not find, and of answers."""
+    """Tokens that the engine computed, by tenant: of prompts that it did not find, and of answers."""
+    waiting_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """How long a turn of it waited at the gate or in the engine's queue while the engine worked, by tenant."""
+    worked_s: float = 0.0
+    """How long the engine worked."""
     refused: Counter[str] = field(default_factory=Counter)
     open_at: list[float] = field(default_factory=list)
     """When turns passed an open gate."""
@@ -128,6 +137,7 @@ class Tenants:
         self._is_busy = False
         self._wake_at: float | None = None
         self._open: dict[str, _Open] = {}
+        self._num_unbegun: Counter[str] = Counter()
 
     def play(self, seconds: float) -> Counter[str]:
         slots = self.slots if self.states_slots else None
@@ -153,10 +163,14 @@ class Tenants:
             return
         name = f"{agents.tenant}{lane.number}"
         prompt_tokens = agents.prompt_tokens + lane.num_begun * (agents.append_tokens + agents.output_tokens)
-        text = Text((256, agents.tenant), (prompt_tokens + agents.output_tokens, f"{name}.{lane.num_sessions}"))
+        text = Text(
+            (256, agents.tenant),
+            (prompt_tokens + agents.output_tokens, f"{name}.{agents.begins_at}.{lane.num_sessions}"),
+        )
         lane.num_begun += 1
         turn = self._turn(lane, name, text, prompt_tokens)
         self._open[turn.id] = _Open(lane, turn, text, prompt_tokens, self._now)
+        self._num_unbegun[turn.tenant] += 1
         self._tell(Arrived(turn))
 
     def _turn(self, lane: _Lane, name: str, text: Text, prompt_tokens: int) -> Turn:
@@ -205,10 +219,12 @@ class Tenants:
         if isinstance(decision, Reject):
             sent = self._open.pop(decision.turn_id)
             self.refused[sent.turn.tenant] += 1
+            self._num_unbegun[sent.turn.tenant] -= 1
             self._at(self._now + decision.retry_after_s, partial(self._next, sent.lane))
         elif isinstance(decision, Dispatch):
             sent = self._open[decision.turn_id]
-            self.waited_s.setdefault(sent.turn.tenant, []).append(self._now - sent.wanted_at)
+            if self._now >= self.warm_s:
+                self.waited_s.setdefault(sent.turn.tenant, []).append(self._now - sent.wanted_at)
             if decision.reason is Reason.OPEN:
                 self.open_at.append(self._now)
             tokens, priority = sent.lane.agents.output_tokens, -decision.hints.urgency
@@ -222,7 +238,29 @@ class Tenants:
         step = self._model.step(self._events[0][0] - self._now if self._events else 0.0)
         self._is_busy = step is not None
         if step is not None:
+            self._measure(step)
             self._at(self._now + step.duration_s, partial(self._stepped, step))
+
+    def _measure(self, step: Step) -> None:
+        for turn_id in step.admitted:
+            sent = self._open[turn_id]
+            if sent.begun_at is None:
+                sent.begun_at = self._now
+                self._num_unbegun[sent.turn.tenant] -= 1
+                if self._now >= self.warm_s:
+                    self.begun_s.setdefault(sent.turn.tenant, []).append(self._now - sent.wanted_at)
+        if self._now < self.warm_s:
+            return
+        self.worked_s += step.duration_s
+        for tenant, num in self._num_unbegun.items():
+            if num:
+                self.waiting_s[tenant] += step.duration_s
+        for prefilled in step.prefilled:
+            if prefilled.is_first:
+                sent = self._open[prefilled.id]
+                self.computed_tokens[sent.turn.tenant] += 1 + sent.prompt_tokens - prefilled.cached_tokens
+        for turn_id in step.decoded:
+            self.computed_tokens[self._open[turn_id].turn.tenant] += step.num_iterations
 
     def _stepped(self, step: Step) -> None:
         for prefilled in step.prefilled:
@@ -232,8 +270,6 @@ class Tenants:
         for turn_id in step.finished:
             sent = self._open.pop(turn_id)
             self.done[sent.turn.tenant] += 1
-            output_tokens = sent.lane.agents.output_tokens
-            self.computed_tokens[sent.turn.tenant] += sent.prompt_tokens - sent.cached_tokens + output_tokens
             self.done_at.append((self._now, sent.turn.tenant))
             usage = Usage(sent.prompt_tokens, sent.cached_tokens, sent.lane.agents.output_tokens)
             self._tell(Left(turn_id, Ending.COMPLETE, usage))

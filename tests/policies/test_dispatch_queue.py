@@ -90,6 +90,23 @@ def test_tenants_go_by_what_they_got_and_a_tenants_own_turns_by_their_order() ->
     assert order == ["a3", "b1", "a2", "b0", "a1", "a0"]
 
 
+def test_among_tenants_a_turn_is_overtaken_by_few_of_its_own_tenant() -> None:
+    """Not only after a minute: their part of the slots may make each wait short."""
+    waiting = DispatchQueue()
+    waiting.put(of("b", "b"), (0.0,), 0.0)
+    for number in range(9):
+        waiting.put(of("a", f"before {number}"), (0.0,), 0.0)
+    waiting.put(of("a", "unlucky"), (9.0,), 0.0)
+    for number in range(1, 100):
+        waiting.put(of("a", f"t{number}"), (0.0,), 0.0)
+        one = waiting.pop(-BOUND_S, 0.0)
+        waiting.shares.began(one, 0.0 if one.tenant == "a" else 1e9, 0.0)
+        if one.id == "unlucky":
+            assert number <= FAIR * 10 + 1
+            return
+    raise AssertionError("it starves")
+
+
 def test_a_higher_class_goes_first_and_who_waits_too_long_beside_it_by_turns() -> None:
     waiting = ready(
         *((of("vip", f"v{n}", priority_class=1), 0.0) for n in range(9)), (of("a", "a"), 0.0), (of("b", "b"), 0.0)

@@ -8,7 +8,7 @@ import pytest
 
 from policies.shares import LATELY_S
 from policies.turns import Turns
-from policies.types import Dispatch, Reason, ReplicaReported, Turn, TurnKind
+from policies.types import Dispatch, FirstByte, Reason, ReplicaReported, Turn, TurnKind
 from tests.policies.tenants import Agents, Tenants
 from tests.policies.test_scheduler import Fleet, ids
 from tests.policies.turns_of import done, turn
@@ -46,6 +46,23 @@ def test_it_makes_no_room_for_who_may_not_have_it(weight: float, priority_class:
     assert fleet.arrive(poor) == []
 
 
+def test_among_tenants_an_engine_is_sent_its_next_prompt_when_it_has_begun_a_long_one() -> None:
+    fleet = Fleet(slots=100, blocks=1_000)
+    fleet.arrive(of("other", turn("x", ("x", 1))))
+    assert ids(fleet.arrive(of("rich", turn("long", ("long", 200), at=1.0)))) == ["long"]
+    assert fleet.arrive(of("rich", turn("next", ("next", 200), at=1.0))) == []
+    assert ids(fleet.tell(FirstByte("long"), 5.0)) == ["next"]
+
+
+def test_one_tenant_alone_sends_all_that_has_a_slot() -> None:
+    fleet = Fleet(slots=100, blocks=1_000)
+    assert [ids(fleet.arrive(turn(f"t{number}", (f"{number}", 200)))) for number in range(3)] == [
+        ["t0"],
+        ["t1"],
+        ["t2"],
+    ]
+
+
 def test_a_session_that_is_all_that_its_tenant_has_makes_room_for_nobody() -> None:
     fleet = Fleet()
     idle(fleet, "one", "a", 80)
@@ -59,6 +76,7 @@ def test_residents_that_outgrow_the_pool_are_held_of_the_tenant_that_has_most_of
         idle(fleet, "rich", name, 60)
     idle(fleet, "poor", "x", 60)
     assert ids(fleet.arrive(of("rich", turn("a2", ("a", 330), session="a", at=0.2, remaining=0)))) == ["a2"]
+    fleet.tell(FirstByte("a2"), 0.25)
     assert ids(fleet.arrive(of("poor", turn("x2", ("x", 61), session="x", at=0.3, remaining=98)))) == ["x2"]
     assert fleet.arrive(of("rich", turn("b2", ("b", 61), session="b", at=0.4, remaining=0))) == []
 
@@ -143,6 +161,7 @@ def test_side_requests_pass_the_gate_one_at_a_time_beside_a_resident_session() -
     fleet = Fleet(slots=100)
     fleet.arrive(of("other", turn("x", ("x", 10))))
     fleet.arrive(of("one", turn("a", ("a", 60))))
+    fleet.tell(FirstByte("a"), 0.5)
     [first] = fleet.arrive(side("title", "a"))
     assert isinstance(first, Dispatch)
     assert first.reason is Reason.SIDE

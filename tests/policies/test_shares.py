@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.shares import HALF_LIFE_S, LATELY_S, Flow, Shares, Tenants
+from policies.shares import HALF_LIFE_S, LATELY_S, Flow, Rates, Shares, Tenants
 from policies.types import Turn
 from tests.policies.turns_of import turn
 
@@ -58,6 +58,18 @@ def test_silence_earns_no_credit() -> None:
     served(shares, B, 3_000)
     shares.joined(C, [A, B], 0.0)
     assert shares.got(C, 0.0) == 1_000
+
+
+def test_a_flow_whose_turns_run_was_not_silent() -> None:
+    """Else a tenant of which no turn waits for a moment would lose what it has not got."""
+    shares = Shares()
+    served(shares, A, 1_000)
+    shares.began(of(B), 100.0, 0.0)
+    shares.joined(B, [A], 0.0)
+    assert shares.got(B, 0.0) == 100.0
+    shares.ended(of(B), 100.0, 0.0)
+    shares.joined(B, [A], 0.0)
+    assert shares.got(B, 0.0) == 1_000
 
 
 def test_who_begins_to_wait_alone_starts_where_the_last_one_began() -> None:
@@ -114,3 +126,46 @@ def test_several_tenants_are_about_until_one_has_been_alone_for_long() -> None:
     assert tenants.are_several(5.0 + LATELY_S - 1)
     tenants.arrived(of(A), 5.0 + LATELY_S)
     assert not tenants.are_several(5.0 + LATELY_S)
+
+
+def rates() -> Rates:
+    """Of three tenants; the answers of the last one are long."""
+    found = Rates()
+    for tenant, slot_s in (("a", 1.0), ("b", 2.0), ("long", 10.0)):
+        found.saw(tenant, 400.0, slot_s)
+    return found
+
+
+def test_the_tenant_that_wants_most_is_charged_for_the_time_of_its_slots_too() -> None:
+    """At the fewest tokens per second that another one gets."""
+    few = {"a": 5.0, "b": 5.0}
+    assert rates().charge(of((0, "long")), 400.0, 10.0, {**few, "long": 6.0}) == 2_000.0
+    assert rates().charge(of((0, "long")), 400.0, None, {**few, "long": 6.0}) == 2_000.0
+    assert rates().charge(of((0, "long")), 9_000.0, 10.0, {**few, "long": 6.0}) == 9_000.0
+
+
+def test_any_other_tenant_is_charged_its_tokens() -> None:
+    """It may have more turns: a few long prompts are a flood, too."""
+    open_turns, found = {"a": 5.0, "b": 6.0, "long": 5.0}, rates()
+    assert found.charge(of(A), 300.0, 50.0, open_turns) == 300.0
+    assert found.charge(of((0, "long")), 400.0, 10.0, open_turns) == 400.0
+    assert found.charge(of(B), 300.0, 1.0, open_turns) == 300.0
+    found.saw("prompts", 6_000.0, 1.0)
+    assert found.charge(of(B), 300.0, 2.0, {"b": 9.0, "prompts": 1.0}) == 300.0
+
+
+def test_beside_tenants_of_unknown_pace_only_tokens_count() -> None:
+    assert rates().charge(of((0, "long")), 400.0, 10.0, {"long": 9.0, "new": 1.0}) == 400.0
+    assert rates().charge(of((0, "long")), 400.0, 10.0, {"long": 9.0}) == 400.0
+
+
+def test_open_turns_count_over_the_weight_of_their_tenant() -> None:
+    tenants = Tenants()
+    for number in range(3):
+        tenants.arrived(of(A, f"{number}", weight=3.0), 0.0)
+    tenants.arrived(of(B), 0.0)
+    assert tenants.open_turns == pytest.approx({"a": 1.0, "b": 1.0})
+    assert set(tenants.usually_open()) == {"a", "b"}
+    for number in range(3):
+        tenants.left(of(A, f"{number}", weight=3.0))
+    assert set(tenants.open_turns) == {"b"}
