@@ -21,6 +21,8 @@ _SHAPES = base.COMMON | {"prompt": base.TEXT_OR_LIST}
 
 _TURN_START = re.compile(r"<\|(?:im_start|start_header_id|start|system|user|assistant)\|>|\[INST\]")
 """Where the templates of Qwen, Llama 3, gpt-oss, GLM and Mistral begin a message."""
+MOST_TURNS = 10_000
+"""Messages of one rendered prompt. What follows is in the last: a million of them would take seconds."""
 _SYSTEM_START = re.compile(r"<\|(?:im_start\|>|start_header_id\|>|start\|>)?system\b")
 
 
@@ -103,12 +105,16 @@ def _turns_in_steps(prompt: str) -> Steps[list[str]]:
     """Return a rendered prompt, cut where its template begins a message."""
     starts = {0, len(prompt)}
     for begin in range(0, len(prompt), _WINDOW_CHARS):
+        if len(starts) > MOST_TURNS:
+            break
         end = begin + _WINDOW_CHARS + _LONGEST_START - 1
         # An expression takes ten times as long as this for a text without a beginning.
         if prompt.find("<|", begin, end) >= 0 or prompt.find("[INST]", begin, end) >= 0:
             starts.update(match.start() for match in _TURN_START.finditer(prompt, begin, end))
         yield
-    return [prompt[start:stop] for start, stop in pairwise(sorted(starts))]
+    starts.remove(len(prompt))
+    kept = [*sorted(starts)[:MOST_TURNS], len(prompt)]
+    return [prompt[start:stop] for start, stop in pairwise(kept)]
 
 
 CHARS_PER_TOKEN = 4

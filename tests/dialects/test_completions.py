@@ -13,7 +13,7 @@ from gateway.core.reply import Reply
 from gateway.core.slices import finished
 from gateway.dialects import completions
 from gateway.dialects.base import Script
-from gateway.dialects.completions import Completions, num_chars
+from gateway.dialects.completions import MOST_TURNS, Completions, num_chars
 
 COMPLETIONS = Completions()
 SYSTEM = "<|im_start|>system\nBe brief.<|im_end|>\n"
@@ -88,3 +88,10 @@ def test_a_rendered_prompt_is_cut_at_each_beginning_however_it_is_searched(promp
         patch.setattr(completions, "_WINDOW_CHARS", window_chars)
         found = finished(completions._turns_in_steps(prompt))
     assert found == [piece for piece in STARTS.split(prompt) if piece]
+
+
+def test_a_rendered_prompt_has_a_bounded_number_of_messages_and_loses_nothing() -> None:
+    prompt = USER * (3 * MOST_TURNS)
+    turns = finished(completions._turns_in_steps(prompt))
+    assert len(turns) == MOST_TURNS
+    assert "".join(turns) == prompt
