@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from policies.turns import Turns
@@ -109,8 +109,9 @@ FLOODS = st.builds(
 @example(Fleet(8, states_slots=False, num_turns=6), Flood(longer_prompts=5))  # 0.18
 @example(Fleet(2, slots=16, capacity_tokens=40_000), Flood(longer_prompts=10))  # 0.19
 @example(Fleet(2, slots=16), Flood(longer_prompts=8, num_lanes=40, declared=Declared(deadline_s=5.0)))  # 0.80
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None, derandomize=True)
 def test_beside_a_flood_each_tenant_has_its_part_of_the_tokens_and_its_wait(fleet: Fleet, flood: Flood) -> None:
+    assume(2 * flood.turn_tokens <= fleet.capacity_tokens)  # else others wait for the room of one turn
     before, beside = calm(fleet), fleet.play(flood.agents)
     others = [f"tenant{number}" for number in range(1, fleet.num_tenants)]
     part = sum(beside.computed_tokens.values()) / fleet.num_tenants
