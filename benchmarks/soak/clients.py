@@ -6,6 +6,7 @@ Each request has an id of its own and ends with what its client saw; the gateway
 from __future__ import annotations
 
 import asyncio
+import io
 import itertools
 import random
 from collections import Counter
@@ -146,7 +147,7 @@ async def _whole(
     is_slow: bool,
 ) -> None:
     try:
-        async with http.post(path, data=raw, headers=JSON_TYPE | headers) as response:
+        async with http.post(path, data=io.BytesIO(raw), headers=JSON_TYPE | headers) as response:
             record.status = response.status
             while await response.content.readany():
                 await asyncio.sleep(0.2 if is_slow else 0)
