@@ -304,13 +304,14 @@ class Admission:
         """Judge whether holding sessions pays in the pool, if that is due. Return whether it does not."""
         if pool.switch.is_due(now) and len(pool.pace.gaps) >= FEWEST_GAPS and not self._fleet.tenants.are_rivals:
             was_open = pool.switch.is_open
-            pool.switch.judge(self._load(pool), pool.pace, now)
+            if (load := self._load(pool)) is not None:  # else the turn is too large for an empty pool
+                pool.switch.judge(load, pool.pace, now)
             if pool.switch.is_open is not was_open:
                 self._fleet.switched.append(pool)
         return self.is_open(pool)
 
-    def _load(self, pool: Pool) -> Load:
-        """Return the sessions that use the pool, with its part of those that wait."""
+    def _load(self, pool: Pool) -> Load | None:
+        """Return the sessions that use the pool, with its part of those that wait; None: there are none."""
         part = 1 / max(1, sum(other.replica.is_healthy for other in self._fleet.pools.values()))
         waiting: dict[tuple[FamilyId, Stage], float] = {}
         for queue in self._queues.values():

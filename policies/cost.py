@@ -76,8 +76,8 @@ def is_cheap(pool: Pool, session: Session, family: Family, new_tokens: float) ->
     return sum(max(0.0, new_tokens + more) for more in growth) <= turn_value_tokens(pool)
 
 
-def load_of(pool: Pool, families: Mapping[FamilyId, Family], waiting: Stages) -> Load:
-    """Return the sessions that reside in a pool or wait for it. There must be one."""
+def load_of(pool: Pool, families: Mapping[FamilyId, Family], waiting: Stages) -> Load | None:
+    """Return the sessions that reside in a pool or wait for it; None: there are none."""
     assert pool.capacity.tokens is not None
     num = own_tokens = turn_tokens = lost_tokens = num_turns = 0.0
     shared_tokens = pool.resident_tokens
@@ -101,6 +101,8 @@ def load_of(pool: Pool, families: Mapping[FamilyId, Family], waiting: Stages) ->
             lost_tokens += weight * left * (prompt_tokens + (left - 1 if left > 1 else 0.0) / 2 * append)
             turn_tokens += weight * append
             shared_tokens -= weight * prompt_tokens * are_residents
+    if not num:
+        return None
     own_tokens = max(1.0, own_tokens / num)
     room_tokens = max(own_tokens, pool.capacity.tokens - max(0.0, shared_tokens))
     return Load(max(1.0, num), own_tokens, turn_tokens / num, lost_tokens / num_turns, room_tokens)

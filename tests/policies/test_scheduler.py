@@ -332,3 +332,15 @@ def test_a_turn_whose_time_comes_when_nobody_is_up_is_refused() -> None:
     [refused] = fleet.tell(Tick(), 9.0)
     assert isinstance(refused, Reject)
     assert refused.refusal is Refusal.NO_REPLICA
+
+
+@pytest.mark.parametrize("blocks", [90, 97, 98, 99, 100, 101, 150])
+def test_a_turn_as_large_as_an_empty_pool_goes_there(blocks: int) -> None:
+    fleet = Fleet()
+    for number in range(20):
+        at = 4.0 * number
+        assert fleet.arrive(turn(f"t{number}", ("a", 2 + number), session="a", at=at))
+        fleet.tell(done(f"t{number}", output_tokens=9), at + 1.0)
+    fleet.tell(SessionEnded("a"), 300.0)
+    [decision] = fleet.arrive(turn("giant", ("giant", blocks), at=400.0))
+    assert isinstance(decision, Dispatch)
