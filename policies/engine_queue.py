@@ -197,7 +197,9 @@ class EngineQueue:
             begun_at, unclear_s = self._turn_at(call, call.iteration, until, needed_s)
             begun_at = max(call.sent_at, min(max(begun_at, least), most))
             explained_s = call.iteration.num * expected_s + max(0.0, beside_s - (begun_at - call.sent_at))
-            late_s = until - max(begun_at, call.iteration.before_at) - explained_s
+            # Without polls the iteration before may itself be one that waited.
+            since = max(begun_at, call.iteration.before_at) if has_polls else begun_at
+            late_s = until - since - explained_s
             is_late = knows_prefill and late_s > max(LEAST_S, LEAST_SHARE * expected_s)
             if is_late and not has_polls:
                 begun_at = min(begun_at + late_s, until)

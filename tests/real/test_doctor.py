@@ -50,7 +50,7 @@ def advised(report: str) -> list[str]:
 async def test_doctor_advises_nothing_to_a_well_started_vllm(vllm_process: Vllm) -> None:
     report = await doctor("vllm", vllm_process)
     assert advised(report) == [], report
-    assert "--scheduling-policy priority" in report, "vLLM does not state it: no advice, and no silence"
+    assert "--scheduling-policy priority" not in report, "in dev mode vLLM states its policy"
 
 
 async def test_doctor_advises_the_flags_that_a_vllm_lacks() -> None:
