@@ -123,6 +123,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
     if report is not None and not report.absolute().parent.is_dir():
         raise ConfigError(f"--report {report}: there is no such folder")
     failures: list[BaseException] = []
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a script ignores it
     try:
         return process.run_loop(_until_sigterm(bench(arguments, settings)))
     except* (*CALL_FAILURES, NoPage, TimeoutError, OSError) as group:
