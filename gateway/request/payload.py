@@ -32,8 +32,6 @@ async def read_body(request: Request, limits: RequestLimits, bodies: IncomingBod
 
 def _counted(raw: bytes, limits: RequestLimits) -> Steps[None]:
     """Count the values of a body before it is parsed. Raises Refused."""
-    if not values.may_be_more(raw, limits.values):
-        return
     for num in values.counted(raw):
         if num > limits.values:
             text = f"The body has more than {limits.values} values (limits.values)."
@@ -57,7 +55,8 @@ def parse_in_steps(
     raw: bytes, dialect: Dialect, limits: RequestLimits
 ) -> Steps[tuple[Payload, pieces.Cut | None]]:
     """As `parse_body`, of a large body: also return its cut. Raises Refused."""
-    yield from _counted(raw, limits)
+    if values.may_be_more(raw, limits.values):
+        yield from _counted(raw, limits)
     try:
         body, cut = yield from pieces.parsed(raw)
     except pieces.NotJson as error:
