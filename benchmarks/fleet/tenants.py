@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -55,26 +55,32 @@ def _key(tenant: str) -> str:
 
 
 @asynccontextmanager
-async def gateway(num_tenants: int, states_slots: bool) -> AsyncIterator[str]:
-    """Lend the base URL of a gateway in this process."""
-    engine = InProcessEngine(Embedded.model_validate(ENGINE))
-    url = f"vllm://127.0.0.1:{await engine.start()}"
-    tenants = [f"tenant{number}" for number in range(num_tenants)]
+async def embedded_gateway(engine: dict[str, Any], states_slots: bool, **settings: Any) -> AsyncIterator[str]:
+    """Lend the base URL of a gateway in this process. An engine that speaks as vLLM does tells nothing of its
+    slots."""
+    server = InProcessEngine(Embedded.model_validate(engine))
+    url = f"vllm://127.0.0.1:{await server.start()}"
     tree: dict[str, Any] = {
         "listen": {"port": 0},
         "engines": ["embedded" if states_slots else url],
-        "embedded": ENGINE,
-        "keys": [{"key": hashed(_key(one)), "name": one, "tenant": one} for one in tenants],
+        "embedded": engine,
         "probing": {"interval_s": 3600},
         "timeouts": {"shutdown_grace_s": 0},
     }
-    app = App(Settings.model_validate(tree))
+    app = App(Settings.model_validate(tree | settings))
     try:
         await app.start()
         yield f"http://127.0.0.1:{app.port}"
     finally:
         await app.stop()
-        await engine.stop()
+        await server.stop()
+
+
+def gateway(num_tenants: int, states_slots: bool) -> AbstractAsyncContextManager[str]:
+    """Return a gateway with a key for each tenant."""
+    tenants = [f"tenant{number}" for number in range(num_tenants)]
+    keys = [{"key": hashed(_key(one)), "name": one, "tenant": one} for one in tenants]
+    return embedded_gateway(ENGINE, states_slots, keys=keys)
 
 
 class Clients:

@@ -6,17 +6,15 @@ Nothing is timed: the turns of the quiet tenant are counted while the other one 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from itertools import count
 from typing import Any
 
 import aiohttp
 import pytest
 
-from gateway.app import App
-from gateway.config.settings import Embedded, Settings
-from gateway.embedded.server import InProcessEngine
+from benchmarks.fleet.tenants import embedded_gateway
 from tests.deadline import DEADLINE_S
 from tests.path.secured import by, keys
 from tests.transport.loops import carrier
@@ -45,27 +43,9 @@ DECLARED: dict[str, dict[str, str]] = {
 }
 
 
-@asynccontextmanager
-async def gateway(states_slots: bool) -> AsyncIterator[str]:
-    """Its base URL. An engine that speaks as vLLM does tells nothing of its slots."""
-    engine = InProcessEngine(Embedded.model_validate(ENGINE))
-    url = f"vllm://127.0.0.1:{await engine.start()}"
-    tree: dict[str, Any] = {
-        "listen": {"port": 0},
-        "transport": carrier(),
-        "engines": ["embedded" if states_slots else url],
-        "embedded": ENGINE,
-        "keys": keys("flood", "quiet"),
-        "probing": {"interval_s": 3600},
-        "timeouts": {"shutdown_grace_s": 0},
-    }
-    app = App(Settings.model_validate(tree))
-    try:
-        await app.start()
-        yield f"http://127.0.0.1:{app.port}"
-    finally:
-        await app.stop()
-        await engine.stop()
+def gateway(states_slots: bool) -> AbstractAsyncContextManager[str]:
+    """Its base URL."""
+    return embedded_gateway(ENGINE, states_slots, transport=carrier(), keys=keys("flood", "quiet"))
 
 
 class Clients:
