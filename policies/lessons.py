@@ -27,7 +27,7 @@ NO_TEXT, MOST_BLOCKS = 1 << 64, 1 << 16
 """The first id of a block that no text has, and the blocks that one prompt has at most."""
 RETRIED_S = 3.0
 """Within which clients come back that the earlier gateway has turned away, or that lost it."""
-NOBODY = ""
+UNKNOWN_TENANT = ""
 """The tenant of a session of which only the size is known."""
 
 
@@ -85,7 +85,7 @@ def recall_residents(
         family = fleet.families.get(resident.family_id)
         if family is None:
             continue
-        session = Session(f"recalled {pool.replica.id} {number}", family.id, NOBODY, is_recalled=True)
+        session = Session(f"recalled {pool.replica.id} {number}", family.id, UNKNOWN_TENANT, is_recalled=True)
         session.num_begun, session.prompt_tokens = resident.num_begun, round(resident.chars * pool.ratio.value)
         fleet.sessions[session.id] = session
         fleet.recalled.setdefault(family.id, {})[session.id] = resident.chars
