@@ -68,8 +68,12 @@ class LoopWatch:
 
     def _look(self) -> None:
         while not self._is_over.wait(LOOK_S):
-            if time.monotonic() - self._due_at >= LOOK_S:
-                self._step = step_of(sys._current_frames().get(self._loop_thread))
+            # A look between the end of the step and the beat sees none: then the look before it stays.
+            if time.monotonic() - self._due_at >= LOOK_S and (step := self._step_now()) != NOT_SEEN:
+                self._step = step
+
+    def _step_now(self) -> str:
+        return step_of(sys._current_frames().get(self._loop_thread))
 
 
 def step_of(frame: FrameType | None) -> str:
