@@ -30,6 +30,8 @@ NUM_LANES, NUM_FLOOD_LANES = 12, 60
 PROMPT_WORDS, ANSWER_TOKENS = 300, 24
 FLOODS = {"turns alike": (1, 1), "prompts 5 times as long": (5, 1), "answers 10 times as long": (1, 10)}
 NUMBERS = 2, 4, 8
+WARM_S, MEASURED_S = 2.0, 5.0
+"""For each tenant: a turn of one among N waits N times as long, and shares are those of many turns."""
 
 
 @dataclass
@@ -156,15 +158,18 @@ async def play(
 def main() -> None:
     parser = command_parser(__doc__, __file__)
     parser.add_argument("--tenants", type=int, nargs="+", default=NUMBERS, help="how many; one run for each")
-    parser.add_argument("--warm", type=float, default=6.0, help="seconds before the measured ones")
-    parser.add_argument("--seconds", type=float, default=14.0, help="measured seconds of a run")
+    parser.add_argument(
+        "--warm", type=float, default=WARM_S, help="seconds for each tenant before the measured ones"
+    )
+    parser.add_argument("--seconds", type=float, default=MEASURED_S, help="measured seconds for each tenant")
     given = parser.parse_args()
     rows, data = [], []
     for states_slots in (True, False):
         for num in given.tenants:
-            calm = asyncio.run(play(num, states_slots, None, given.warm, given.seconds))
+            warm_s, seconds = given.warm * num, given.seconds * num
+            calm = asyncio.run(play(num, states_slots, None, warm_s, seconds))
             for name, flood in FLOODS.items():
-                beside = asyncio.run(play(num, states_slots, flood, given.warm, given.seconds))
+                beside = asyncio.run(play(num, states_slots, flood, warm_s, seconds))
                 slots = "stated" if states_slots else "unknown"
                 part, before_s, wait_s = beside.least_part(), calm.p99_s(), beside.p99_s()
                 rows.append(f"| {slots} | {num} | {name} | {part:.2f} | {before_s:.2f} | {wait_s:.2f} |")
