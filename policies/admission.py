@@ -76,6 +76,9 @@ class Admission:
         self.held: dict[TurnId, AdmissionQueue] = {}
         """The queue of each waiting turn."""
         self._kept: OrderedDict[SessionId, _KeptPlace] = OrderedDict()
+        self.unranked: dict[TurnId, Exception] = {}
+        """Turns that the policy failed to rank since the Scheduler last looked. They stand last until it does: an
+        error that is raised would leave the queue half changed."""
 
     def turns(self) -> Iterator[Turn]:
         """Return all waiting turns, in no order."""
@@ -162,7 +165,11 @@ class Admission:
         it came back, so none that came later prolongs its stall."""
         if bucket.num_begun > 1 and not self._policy.ranks_turns:
             return 0.0
-        return self._policy.rank(turn, bucket, self._fleet.families[bucket.family_id])
+        try:
+            return self._policy.rank(turn, bucket, self._fleet.families[bucket.family_id])
+        except Exception as error:
+            self.unranked[turn.id] = error
+            return math.inf
 
     # ---- the decision
 
@@ -209,7 +216,7 @@ class Admission:
                 bucket = queue.held.bucket(turn.id)
                 if not bucket.is_returning and (is_awaited or turn.tenant in held_up):
                     continue
-                pools = self._fleet.eligible(turn)
+                self._fleet.deciding, pools = turn.id, self._fleet.eligible(turn)
                 admitted = self._try(turn, pools, now, not tried, turn.tenant not in tried, is_overdue)
                 tried.add(turn.tenant)
                 if admitted is not None:

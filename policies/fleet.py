@@ -38,6 +38,7 @@ from policies.types import (
     SessionId,
     SessionState,
     Turn,
+    TurnId,
 )
 
 ROOMY = 0.7
@@ -203,6 +204,8 @@ class Fleet:
         """Sessions of an earlier gateway that have not come back, and the characters of their last prompts."""
         self.lost: list[tuple[Session, ReplicaId]] = []
         """Sessions whose residency ended, and where, since the Scheduler last looked."""
+        self.deciding: TurnId | None = None
+        """The turn that is decided on now; an error in the decision is blamed on it."""
 
     def pool(self, replica_id: ReplicaId) -> Pool:
         if replica_id not in self.pools:

@@ -264,9 +264,10 @@ class Reserve:
 
     def _refresh(self, family: Family) -> None:
         stages = self._stages[family.id]
-        before, after = self._families.pop(family.id, None), None
-        if stages:
-            after = self._families[family.id] = self._total(family, stages)
+        after = self._total(family, stages) if stages else None  # first: the policy may raise
+        before = self._families.pop(family.id, None)
+        if after is not None:
+            self._families[family.id] = after
         else:
             del self._stages[family.id]
         if not self._families:

@@ -61,12 +61,14 @@ class IdleSessions:
         """Begin the lease of a session that has no turn left. Return whether that is so."""
         if session.num_running or session.num_waiting:
             return False
-        session.idle_since = now
-        session.lease_until = now + self._policy.lease_s(session, self._fleet.families[session.family_id])
-        self.leases.put(session.lease_until, session.id)
+        session.idle_since = session.lease_until = now
         home = self._fleet.home(session)
         if home is not None:
             home.idle[session.id] = session
+        try:
+            session.lease_until += self._policy.lease_s(session, self._fleet.families[session.family_id])
+        finally:
+            self.leases.put(session.lease_until, session.id)
         return True
 
     def ended(self, session: Session, now: float) -> None:

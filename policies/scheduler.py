@@ -13,8 +13,9 @@ Laws (tests/contract):
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from policies import learning
@@ -78,6 +79,9 @@ from policies.types import (
 )
 from policies.waits import Waits, holds_most, residents
 
+AGAIN_S = 1.0
+"""When to decide again after an error that may have stopped the timer."""
+
 
 class _Ready(NamedTuple):
     """A turn that waits for a slot only."""
@@ -120,6 +124,11 @@ class Scheduler:
         self._wake_at: float | None = None
         """As returned last."""
         self._num_placed = 0
+        self._open: dict[TurnId, Turn] = {}
+        """Turns that arrived and are not over, as they are gated."""
+        self.on_error: Callable[[TurnId | None, Exception], None] | None = None
+        """Hears of each error in a decision, with the turn that gave all back for it; None: it was no turn's.
+        Without a hearer errors are raised, and the state is undefined from then on."""
 
     @property
     def family_bytes(self) -> int:
@@ -129,20 +138,34 @@ class Scheduler:
     def tell(self, fact: Fact, now: float) -> tuple[list[Decision], float | None]:
         """Take a fact in. Return the decisions, and when to send a Tick if no other fact comes before."""
         decisions: list[Decision] = []
-        may_admit = True
+        try:
+            self._decide(fact, now, decisions)
+        except Exception as error:
+            if self.on_error is None:
+                raise
+            self._blame(error, now, decisions)
+            self._go_on(now, decisions)
+        if self._admission.unranked:
+            self._drop_unranked(now, decisions)
+        return decisions, self._wake_at
+
+    def _decide(self, fact: Fact, now: float, decisions: list[Decision]) -> None:
+        """Take a fact in, and decide what follows. The steps behind the fact are those of `_go_on`, too."""
+        may_admit, self._fleet.deciding = True, None
         if isinstance(fact, FirstByte):
             are_several = self._fleet.tenants.are_several(now)
             if (self._slots.first_byte(fact.turn_id, now) or are_several) and self._ready:
                 self._dispatch(now, decisions)
             if self._admission.held or are_several:
                 self._wake_at = self._next_wake(now)
-            return decisions, self._wake_at  # it makes no room
+            return  # it makes no room
         if isinstance(fact, Arrived):
             may_admit = self._arrived(fact.turn, now, decisions)
         elif isinstance(fact, Left):
             self._left(fact, now)
         else:
             self._heard(fact, now, decisions)
+        self._fleet.deciding = None
         idle = self._idle
         if idle.leases.next_at <= now or idle.outrun.next_at <= now or self._deadlines.next_at <= now:
             may_admit |= self._expire(now, decisions)
@@ -161,7 +184,6 @@ class Scheduler:
         if isinstance(fact, Arrived) and (self._admission.held or self._ready or self._resting):
             self._note_wait(fact.turn, now)
         self._wake_at = self._next_wake(now)
-        return decisions, self._wake_at
 
     def view(self, counts_sessions: bool = True, named: frozenset[SessionId] = frozenset()) -> FleetView:
         """Return a copy for observers, with the state of the named sessions."""
@@ -225,9 +247,11 @@ class Scheduler:
     def _arrived(self, turn: Turn, now: float, decisions: list[Decision]) -> bool:
         """Take a turn in. Return whether a turn at the gate may go that could not before: this one, or others
         where its prompt is shorter than the session's last."""
+        self._fleet.deciding = turn.id
         self._fleet.tenants.arrived(turn, now)
         if turn.kind is SIDE:
             turn = self._gated_side(turn, now)
+        self._open[turn.id] = turn
         session = self._begin(turn, now)
         shrinks = len(turn.blocks) < len(session.blocks)
         session.num_waiting += 1
@@ -297,6 +321,7 @@ class Scheduler:
     def _route(self, turn: Turn, session: Session, now: float, decisions: list[Decision]) -> None:
         """Send a turn on its way: 1. its session is resident; 2. no replica can serve it; 3. it needs no
         residency; 4. it waits at the gate."""
+        self._fleet.deciding = turn.id
         needs_residency = self._policy.gates_residency and turn.kind is not SIDE
         home = self._fleet.home(session)
         if needs_residency and home is not None and home.may_serve(turn):
@@ -338,6 +363,7 @@ class Scheduler:
         self._rest(turn, now)
 
     def _left(self, fact: Left, now: float) -> None:
+        self._fleet.deciding = fact.turn_id
         turn = self._slots.free(fact, now)
         if turn is None:
             turn = self._withdraw(fact.turn_id, now + fact.keep_place_s)
@@ -351,16 +377,19 @@ class Scheduler:
 
     def _rest(self, turn: Turn, now: float) -> None:
         """Make the session of a turn that is over idle, unless it has other turns."""
+        del self._open[turn.id]
         self._fleet.tenants.left(turn)
         session = self._fleet.sessions[turn.session_id]
-        if self._idle.rest(session, now):
-            for oldest in self._fleet.beyond_bound():
-                self._forget(oldest)
-        if turn.kind is SIDE:
-            self._sides.discard(session.id)
-        elif self._sides and turn.id in self._sides:
-            self._sides.discard(turn.id)
-            self._idle.ended(session, now)
+        try:
+            if self._idle.rest(session, now):
+                for oldest in self._fleet.beyond_bound():
+                    self._forget(oldest)
+        finally:
+            if turn.kind is SIDE:
+                self._sides.discard(session.id)
+            elif self._sides and turn.id in self._sides:
+                self._sides.discard(turn.id)
+                self._idle.ended(session, now)
 
     def _note_wait(self, turn: Turn, now: float) -> None:
         """Note what a turn waits for that arrived now and did not go at once."""
@@ -442,6 +471,7 @@ class Scheduler:
 
     def _admit(self, now: float) -> None:
         while (admitted := self._admission.next(now)) is not None:
+            self._fleet.deciding = admitted.turn.id
             self._make_ready(admitted.turn, self._choose(admitted.turn, admitted.pools), admitted.reason, now)
 
     def _choose(self, turn: Turn, pools: list[Pool]) -> Pool:
@@ -482,6 +512,7 @@ class Scheduler:
             while pool.queue and self._may_dispatch(pool, now):
                 turn = pool.queue.pop(now - self._limits.hold_bound_s, now)
                 decisions.append(self._dispatched(turn, pool, now))
+        self._fleet.deciding = None
 
     def _may_dispatch(self, pool: Pool, now: float) -> bool:
         """Whether the pool takes another turn: it has a free slot, and where several tenants use it, its own queue
@@ -497,6 +528,7 @@ class Scheduler:
 
     def _dispatched(self, turn: Turn, pool: Pool, now: float) -> Dispatch:
         session = self._fleet.sessions[turn.session_id]
+        self._fleet.deciding = turn.id
         ready = self._ready.pop(turn.id)
         session.num_waiting, session.num_running = session.num_waiting - 1, session.num_running + 1
         self._slots.occupy(turn, pool, ready.missing_tokens, ready.evicted_tokens, now)
@@ -535,3 +567,76 @@ class Scheduler:
             waiting = (pool for pool in self._fleet.pools.values() if pool.queue and pool.replica.free_slots)
             wake_at = min(wake_at, *(pool.sent_ahead.next_at() for pool in waiting), math.inf)
         return None if wake_at == math.inf else wake_at
+
+    # ---- errors in decisions: a policy may come from elsewhere
+
+    def _go_on(self, now: float, decisions: list[Decision]) -> None:
+        """Decide for all others after an error: route turns that were on their way, and do all steps."""
+        for turn in list(self._open.values()):
+            session = self._fleet.sessions.get(turn.session_id)
+            if session is not None and not self._is_placed(turn.id):
+                self._try(partial(self._route, turn, session, now, decisions), now, decisions)
+        self._try(partial(self._expire, now, decisions), now, decisions)
+        self._try(partial(self._resume, now, decisions), now, decisions)
+        self._try(partial(self._admission.trim, now), now, decisions)
+        self._try(partial(self._admit, now), now, decisions)
+        self._try(partial(self._dispatch, now, decisions), now, decisions)
+        self._try(partial(self._announce, decisions), now, decisions)
+        self._wake_at = now + AGAIN_S
+        self._try(partial(self._set_wake, now), now, decisions)
+
+    def _try(self, step: Callable[[], object], now: float, decisions: list[Decision]) -> None:
+        """Do a step, again and again while its errors are those of turns."""
+        is_again = True
+        while is_again:
+            is_again, self._fleet.deciding = False, None
+            try:
+                step()
+            except Exception as error:
+                is_again = self._blame(error, now, decisions)
+
+    def _blame(self, error: Exception, now: float, decisions: list[Decision]) -> bool:
+        """Report an error. The turn that was decided on, if there is one, gives all back. Return whether there
+        is."""
+        assert self.on_error is not None
+        turn_id, self._fleet.deciding = self._fleet.deciding, None
+        turn = self._open.pop(turn_id or "", None)
+        if turn is not None:
+            decisions[:] = [one for one in decisions if getattr(one, "turn_id", "") != turn_id]
+            self._drop(turn, now)
+        self.on_error(turn_id, error)
+        return turn is not None
+
+    def _drop(self, turn: Turn, now: float) -> None:
+        """Take back all that a turn has come to, whichever step failed. A session without another turn ends."""
+        self._fleet.tenants.left(turn)
+        self._withdraw(turn.id, now)
+        for pool in self._fleet.pools.values():
+            if turn.id in pool.queue:
+                pool.queue.remove(turn.id)
+        self._slots.take_back(turn.id, now)
+        self._sides.discard(turn.session_id if turn.kind is SIDE else turn.id)
+        session = self._fleet.sessions.get(turn.session_id)
+        if session is None:
+            return
+        others = [other.id for other in self._open.values() if other.session_id == session.id]
+        session.num_running = sum(other in self._slots for other in others)
+        session.num_waiting = len(others) - session.num_running
+        if not others:
+            session.idle_since = now
+            self._idle.ended(session, now)
+
+    def _drop_unranked(self, now: float, decisions: list[Decision]) -> None:
+        """Drop the turns that the policy failed to rank; each may show another one, which is ranked then."""
+        while self._admission.unranked:
+            self._fleet.deciding, error = self._admission.unranked.popitem()
+            if self.on_error is None:
+                raise error
+            self._blame(error, now, decisions)
+
+    def _is_placed(self, turn_id: TurnId) -> bool:
+        waits = turn_id in self._admission.held or turn_id in self._ready or turn_id in self._resting
+        return waits or turn_id in self._slots
+
+    def _set_wake(self, now: float) -> None:
+        self._wake_at = self._next_wake(now)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 from policies import learning
@@ -258,6 +259,16 @@ class Slots:
             self._judge_cache(running, session, fact)
             self._learn(turn, session, pool, fact)
         return turn
+
+    def __contains__(self, turn_id: TurnId) -> bool:
+        return turn_id in self._running
+
+    def take_back(self, turn_id: TurnId, now: float) -> None:
+        """Take back the slot of a turn that an error ended, if it has one, or half of one."""
+        with suppress(Exception):  # its parts may be missing
+            self.free(Left(turn_id, Ending.CANCELLED), now)
+        for pool in self._fleet.pools.values():
+            pool.replica.free_slot(turn_id)
 
     def _time(self, running: RunningTurn, session: Session, fact: Left, now: float) -> None:
         """Learn from the times of a complete turn. Where the engine says how many tokens it computed, that counts;

@@ -185,8 +185,8 @@ class Ticket:
         self._turn = turn
         self.has_begun = has_begun
         """Whether its answer has parts already."""
-        self.decided: Dispatch | Rejected | TurnedAway | None = None
-        """None: it waits."""
+        self.decided: Dispatch | Exception | None = None
+        """None: it waits. An exception other than Rejected and TurnedAway is an error in the decision itself."""
         self.decided_at: float | None = None
         self._news: asyncio.Event | None = None
         self._left: Left | None = None
@@ -202,15 +202,17 @@ class Ticket:
 
     def __exit__(self, *_: object) -> None:
         self._gate.leave(self, self._turn)
+        self.decided = None  # the traceback of an error holds the frames that it passed, and those hold the ticket
 
-    def decide(self, decided: Dispatch | Rejected | TurnedAway) -> None:
+    def decide(self, decided: Dispatch | Exception) -> None:
         """Set the decision, once."""
         self.decided, self.decided_at = decided, self._gate.clock()
         if self._news is not None:
             self._news.set()
 
     def granted(self) -> Dispatch | None:
-        """Return the replica; None while the turn is queued. Raises Rejected, TurnedAway."""
+        """Return the replica; None while the turn is queued. Raises Rejected, TurnedAway, and an error in the
+        decision."""
         if isinstance(self.decided, Exception):
             raise self.decided
         return self.decided
@@ -271,6 +273,7 @@ class Gate:
         self._wake_at: float | None = None
         self._given_up: OrderedDict[SessionId, float] = OrderedDict()
         """Sessions whose client stopped waiting, and the arrival of their turn, which a retry inherits."""
+        scheduler.on_error = self._fail
 
     def connect(self, background: Callable[[Release], None], *listeners: Listener) -> None:
         """Let `background` carry out releases, and listeners see every fact, in this order."""
@@ -354,6 +357,14 @@ class Gate:
         ticket.decide(
             Rejected(decision.refusal, decision.retry_after_s) if isinstance(decision, Reject) else decision
         )
+
+    def _fail(self, turn_id: TurnId | None, error: Exception) -> None:
+        """End the request of a turn with the error that a decision on it met; log one that ends no request."""
+        ticket = self._tickets.get(turn_id or "")
+        if ticket is not None and ticket.decided is None:
+            ticket.decide(error)
+        else:
+            LOG.error("a decision of the Scheduler failed", exc_info=error)
 
     def _set_timer(self, wake_at: float | None, now: float) -> None:
         self.stop()
