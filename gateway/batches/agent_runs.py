@@ -20,6 +20,7 @@ from gateway.batches.store import Store, StoreFailed
 from gateway.core import fields
 from gateway.core.errors import Failure
 from gateway.core.fields import Json
+from gateway.core.slices import Steps
 from gateway.dialects import base
 from gateway.dialects.base import Script, openai_error
 from gateway.request.inprocess import InProcessResponder
@@ -130,8 +131,9 @@ def check(body: Json, tools: Tools) -> Failure | None:
     return None
 
 
-def script(body: Json) -> Script:
+def script(body: Json) -> Steps[Script]:
     """Return the conversation of a run, which decides its place among other lines."""
+    yield
     names = tuple(name for name in fields.items(body, "tools") if isinstance(name, str))
     system, task = fields.text(body, "system") or "", fields.text(body, "task") or ""
     return Script(tuple(map(str.encode, names)), system.encode(), (task.encode(),), bool(names), names)

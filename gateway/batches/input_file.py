@@ -13,13 +13,15 @@ from typing import IO, Any
 import orjson
 
 from gateway.batches.objects import Line, LineFault
-from gateway.core import fields
+from gateway.core import fields, pieces, values
 from gateway.core.errors import Failure
 from gateway.core.fields import Json, excerpt
 from gateway.core.json_edit import members_of, splice
-from gateway.dialects.base import Script
+from gateway.core.slices import Steps, finished, is_large
+from gateway.dialects.base import Dialect, Script
+from gateway.dialects.canonical import tools_in_steps
 
-MAX_LINES = 50_000
+MAX_LINES, MAX_LINES_WITH_BLANK = 50_000, 200_000
 MAX_FAULTS = 1_000
 """Reported faults of one file, which fails with the first."""
 MAX_FAULT_CHARS = 1_000
@@ -27,6 +29,7 @@ MAX_CUSTOM_ID_CHARS = 512
 _REQUIRED = ("custom_id", "method", "url", "body")
 _SHORTEST_PREFIX_BYTES = 128
 _NUM_PREFIXES = 10
+_BUFFER_BYTES = 256 * 1024
 _DIGEST_BYTES = 3
 
 
@@ -36,7 +39,7 @@ class Endpoint:
 
     url: str
     check: Callable[[Json], Failure | None]
-    script: Callable[[Json], Script]
+    script: Callable[[Json], Steps[Script]]
     wrong_model: Callable[[str], str | None]
     """Says why no engine serves a model. None: one does."""
 
@@ -51,7 +54,7 @@ class Input:
 
 
 class Rests:
-    """Called after each line, in a thread: it rests as long as it works.
+    """Called after each step, in a thread: it rests as long as it works.
 
     The event loop gives the interpreter's lock away with each system call. A thread that computes gives it back
     after 5 ms, so that a loop that writes to many streams would wait for nearly all of its time.
@@ -71,34 +74,56 @@ class Rests:
             self._since = self._clock()
 
 
+@dataclass(frozen=True, slots=True)
+class LineLimits:
+    """What one line may be, as a request may."""
+
+    num_bytes: int
+    values: int
+
+
 def read(
-    file: Path, endpoint: Endpoint, max_line_bytes: int, line_read: Callable[[], None] = lambda: None
+    file: Path, endpoint: Endpoint, limits: LineLimits, step_done: Callable[[], None] = lambda: None
 ) -> Input:
-    """Check every line, with one line in memory at a time. `line_read` is called after each. Raises OSError."""
+    """Check every line, with one line in memory at a time. `step_done` is called after each step of a few
+    milliseconds. Raises OSError."""
     found = Input()
     seen: set[str] = set()
-    with file.open("rb") as source:
-        for number, (offset, raw) in enumerate(_raw_lines(source, max_line_bytes)):
-            if number == MAX_LINES:
-                text = f"The batch has more than {MAX_LINES:,} requests."
-                return Input(faults=[LineFault("too_many_tasks", text)])
+    number = 0
+    with file.open("rb", buffering=_BUFFER_BYTES) as source:
+        for num_read, (offset, raw) in enumerate(_raw_lines(source, limits.num_bytes)):
+            step_done()
+            if number == MAX_LINES or num_read == MAX_LINES_WITH_BLANK:
+                what = f"{MAX_LINES:,} requests" if number == MAX_LINES else f"{MAX_LINES_WITH_BLANK:,} lines"
+                return Input(faults=[LineFault("too_many_tasks", f"The batch has more than {what}.")])
+            if raw.isspace():
+                continue
+            number += 1
             try:
-                found.lines.append(_line(number, offset, raw, endpoint, found, seen, max_line_bytes))
+                line = _line(number - 1, offset, raw, endpoint, found, seen, limits)
+                found.lines.append(finished(line, step_done))
             except _WrongLine as wrong:
                 text = excerpt(str(wrong), MAX_FAULT_CHARS)
-                found.faults.append(LineFault(wrong.code, text, wrong.param, number + 1))
+                found.faults.append(LineFault(wrong.code, text, wrong.param, number))
                 if len(found.faults) == MAX_FAULTS:
                     return found
-            line_read()
     if not found.lines and not found.faults:
         found.faults.append(LineFault("empty_file", "The input file has no requests."))
     return found
 
 
+def script_of(dialect: Dialect, body: Json) -> Steps[Script]:
+    """Return the conversation of a line."""
+    tools = yield from tools_in_steps(dialect.definitions(body))
+    return (yield from dialect.script_in_steps(body, tools))
+
+
 def body_of(raw: bytes) -> bytes:
     """Return the body of a line's request as it was written, without the fields that only streams need."""
     start, end = [(start, end) for key, _, start, end in members_of(raw) if key == "body"][-1]
-    return splice(raw[start:end], orjson.loads(raw[start:end]), {}, ("stream", "stream_options"))
+    body = raw[start:end]
+    cut = pieces.cut(body) if is_large(body) else None
+    return splice(body, cut.members if cut is not None else orjson.loads(body), {}, ("stream", "stream_options"))
 
 
 def prefix_key(pieces: Iterator[bytes]) -> bytes:
@@ -125,8 +150,8 @@ class _WrongLine(Exception):
 
 
 def _raw_lines(source: IO[bytes], max_bytes: int) -> Iterator[tuple[int, bytes]]:
-    """Yield offset and text of each line that is not blank. Of a line that is too long, only its start. A byte
-    order mark, which spreadsheets and editors write, is no part of the first line."""
+    """Yield offset and text of each line. Of a line that is too long, only its start. A byte order mark, which
+    spreadsheets and editors write, is no part of the first line."""
     offset = len(BOM_UTF8) if source.read(len(BOM_UTF8)) == BOM_UTF8 else 0
     source.seek(offset)
     while raw := source.readline(max_bytes + 2):
@@ -135,17 +160,16 @@ def _raw_lines(source: IO[bytes], max_bytes: int) -> Iterator[tuple[int, bytes]]
             size += len(more)
             if more.endswith(b"\n"):
                 break
-        if raw.strip():
-            yield offset, raw
+        yield offset, raw
         offset += size
 
 
 def _line(
-    number: int, offset: int, raw: bytes, endpoint: Endpoint, found: Input, seen: set[str], max_bytes: int
-) -> Line:
-    if len(raw.rstrip(b"\r\n")) > max_bytes:
-        raise _WrongLine("invalid_request", f"This line is longer than {max_bytes:,} bytes.")
-    request = _parsed(raw)
+    number: int, offset: int, raw: bytes, endpoint: Endpoint, found: Input, seen: set[str], limits: LineLimits
+) -> Steps[Line]:
+    if len(raw) - raw.endswith(b"\n") - raw.endswith(b"\r\n") > limits.num_bytes:
+        raise _WrongLine("invalid_request", f"This line is longer than {limits.num_bytes:,} bytes.")
+    request = yield from _parsed(raw, limits.values)
     custom_id, body = request["custom_id"], request["body"]
     if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_CUSTOM_ID_CHARS:
         text = f"custom_id must be a string of 1 to {MAX_CUSTOM_ID_CHARS} characters."
@@ -167,13 +191,19 @@ def _line(
     if (failure := endpoint.check(body)) is not None:
         raise _WrongLine("invalid_request", failure.message, f"body.{failure.param}" if failure.param else "body")
     _check_model(fields.text(body, "model") or "", endpoint, found)
-    return Line(number, offset, len(raw), custom_id, prefix_key(_pieces(endpoint.script(body))))
+    script = yield from endpoint.script(body)
+    return Line(number, offset, len(raw), custom_id, prefix_key(_pieces(script)))
 
 
-def _parsed(raw: bytes) -> Mapping[str, Any]:
+def _parsed(raw: bytes, most_values: int) -> Steps[Mapping[str, Any]]:
+    if values.may_be_more(raw, most_values):
+        for num in values.counted(raw):
+            if num > most_values:
+                raise _WrongLine("invalid_request", f"This line has more than {most_values:,} values.")
+            yield
     try:
-        request = orjson.loads(raw)
-    except orjson.JSONDecodeError:
+        request = (yield from pieces.parsed(raw))[0] if is_large(raw) else orjson.loads(raw)
+    except ValueError:
         request = None
     if not isinstance(request, dict):
         raise _WrongLine("invalid_json_line", "This line is not parseable as valid JSON.")

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from gateway.batches import input_file
 from gateway.batches.files import NO_ROOM, Blobs, is_disk_full
 from gateway.batches.finalizer import FAILED, Finalizer, unfinished_row
-from gateway.batches.input_file import Endpoint
+from gateway.batches.input_file import Endpoint, LineLimits, Rests
 from gateway.batches.objects import FULL_CODE, Batch, Finished, Line, LineFault, NotAllowed, Status
 from gateway.batches.store import Store, StoreFailed
 
@@ -65,14 +65,16 @@ class Runner:
     metrics: BatchMetrics
     now: Callable[[], float]
     """Unix seconds."""
-    max_line_bytes: Callable[[], int]
-    """The bound for files that are read from now on."""
+    line_limits: Callable[[], LineLimits]
+    """The bounds for files that are read from now on."""
     max_open: int
     """Lines of one batch that are held in memory."""
     tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     """By batch id. The task that removes expired files has the id ""."""
     problems: dict[str, LineFault] = field(default_factory=dict)
     """Why the work on a batch waits, by batch id."""
+    reading: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while a thread reads an input file: several would take the interpreter's lock from the event loop."""
     again_s: float = AGAIN_S
 
     async def start(self, is_alone: bool = True) -> None:
@@ -143,9 +145,8 @@ class Runner:
     async def _validate(self, batch: Batch) -> Batch:
         file, endpoint = self.blobs.path(batch.input_file_id), self.endpoint(batch)
         try:
-            found = await asyncio.to_thread(
-                input_file.read, file, endpoint, self.max_line_bytes(), input_file.Rests()
-            )
+            async with self.reading:
+                found = await asyncio.to_thread(input_file.read, file, endpoint, self.line_limits(), Rests())
         except FileNotFoundError:
             fault = LineFault("file_not_found", "The input file does not exist any more.")
             found = input_file.Input(faults=[fault])
@@ -160,7 +161,8 @@ class Runner:
                 room = asyncio.Semaphore(self.max_open)
                 last: Line | None = None
                 while page := await self.store.open_lines(batch.id, last, PAGE_LINES):
-                    bodies = await asyncio.to_thread(_bodies, self.blobs.path(batch.input_file_id), page)
+                    async with self.reading:
+                        bodies = await asyncio.to_thread(_bodies, self.blobs.path(batch.input_file_id), page)
                     for line, body in zip(page, bodies, strict=True):
                         await room.acquire()
                         group.create_task(self._finish(batch, line, body, room))
@@ -203,7 +205,7 @@ class Runner:
 def _bodies(file: Path, page: list[Line]) -> list[bytes]:
     """Read the request bodies of lines. Raises OSError."""
     with file.open("rb") as source:
-        bodies, rests = [], input_file.Rests()
+        bodies, rests = [], Rests()
         for line in page:
             source.seek(line.offset)
             bodies.append(input_file.body_of(source.read(line.size_bytes)))

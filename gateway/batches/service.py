@@ -8,6 +8,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from gateway.batches import AGENT_RUNS, BatchHandler, agent_runs
@@ -15,7 +16,7 @@ from gateway.batches.agent_runs import AgentRuns, OutputChecker
 from gateway.batches.api import Api
 from gateway.batches.files import Blobs
 from gateway.batches.finalizer import finished_line
-from gateway.batches.input_file import Endpoint
+from gateway.batches.input_file import Endpoint, LineLimits, script_of
 from gateway.batches.line_executor import ConcurrencyLimiter, LineExecutor, LineKeys, Load, Pace
 from gateway.batches.objects import Batch, Finished, Line
 from gateway.batches.redis import RedisStore
@@ -64,7 +65,7 @@ async def batches_on(
         endpoints.answer,
         metrics,
         time.time,
-        max_line_bytes=lambda: settings.current.limits.body_bytes,
+        line_limits=lambda: LineLimits(settings.current.limits.body_bytes, settings.current.limits.values),
         max_open=batches.in_flight,
     )
     async with AsyncExitStack() as running:
@@ -135,7 +136,7 @@ class Endpoints:
             tools = self._tools(batch)
             return Endpoint(url, lambda body: agent_runs.check(body, tools), agent_runs.script, self.wrong_model)
         dialect = BY_PATH[url]
-        return Endpoint(url, dialect.check, dialect.script, self.wrong_model)
+        return Endpoint(url, dialect.check, partial(script_of, dialect), self.wrong_model)
 
     async def answer(self, batch: Batch, line: Line, body: bytes) -> Finished:
         """Get the result of a line."""

@@ -14,8 +14,10 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
-LARGE_BYTES, KEPT_BYTES = 4 * 2**20, 8 * 2**20
-"""Above nearly all requests: a block that the system maps for each of them costs half a millisecond a megabyte."""
+LARGE_BYTES, KEPT_BYTES = 4 * 2**20, 32 * 2**20
+"""Above nearly all requests, and what a few of them take together: memory that the system maps for each request
+costs half a millisecond a megabyte."""
+SWITCH_S = 0.0005
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of <malloc.h>
 
 
@@ -60,6 +62,12 @@ def lift_file_limit() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):  # a system may refuse a limit that it states
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def switch_threads_soon() -> None:
+    """Let a thread that computes give the interpreter's lock back after SWITCH_S. By default that takes 5 ms, and
+    the event loop waits as long after each of its system calls."""
+    sys.setswitchinterval(SWITCH_S)
 
 
 def spare_collections() -> None:

@@ -62,6 +62,7 @@ async def serve(
     loading.refuse_exposure(settings)
     process.lift_file_limit()
     process.give_memory_back()
+    process.switch_threads_soon()
     app, stop = App(settings, worker=place), stop or process.stop_signal()
     watch: LoopWatch | None = None
     try:

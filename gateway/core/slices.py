@@ -27,14 +27,15 @@ def is_large(raw: bytes) -> bool:
     return len(raw) >= LARGE_BYTES and (len(raw) >= VERY_LARGE_BYTES or not is_sparse(raw))
 
 
-def finished(steps: Steps[T]) -> T:
-    """Return the result of all steps, at once."""
+def finished(steps: Steps[T], step_done: Callable[[], None] = lambda: None) -> T:
+    """Return the result of all steps, which run here. `step_done` is called after each but the last."""
     while True:
         try:
             next(steps)
         except StopIteration as ended:
             result: T = ended.value
             return result
+        step_done()
 
 
 class Slices:

@@ -179,13 +179,25 @@ async def _send_all(
         finally:
             room.release()
 
-    try:
+    async def ask_all() -> None:
         async with asyncio.TaskGroup() as group:
             for part in parts:
                 await room.acquire()
                 group.create_task(ask(part))
+
+    # The frames of a group hold the errors whose tracebacks hold them.
+    failed: Exception
+    try:
+        await ask_all()
+        return
+    except asyncio.CancelledError as error:
+        raise error.with_traceback(None) from None
     except ExceptionGroup as errors:
-        raise errors.exceptions[0] from None
+        failed = errors.with_traceback(None).exceptions[0]
+    try:
+        raise failed.with_traceback(None)
+    finally:
+        del failed
 
 
 class _PartSender:
@@ -206,7 +218,7 @@ class _PartSender:
                 await self._sink.ask(part, self._template.request(part, self._num_requests))
                 return
             except PartFailed as error:
-                failed, part = error, error.left
+                failed, part = error.with_traceback(None), error.left  # its frames hold it in turn
             num_failures += 1
             wait_s = self._again_in_s(failed, num_failures)
             if wait_s is None:

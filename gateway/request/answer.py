@@ -96,6 +96,7 @@ class Waiting:
                 await asyncio.wait((task,))
             if not task.cancelled():
                 task.exception()  # read, since the event loop logs errors that stay unread
+            del task  # it holds its error, whose traceback holds this frame
 
 
 def error_event(exchange: Exchange, failure: Failure) -> bytes:
@@ -242,7 +243,10 @@ class TurnAnswer:
                 failed, may_wait = error, True
             is_committed = not self._waiting.is_silent or bool(exchange.rounds)
             if not may_wait or not attempts.later(self._clock(), is_committed):
-                raise failed from None
+                try:
+                    raise failed from None
+                finally:  # its traceback holds this frame
+                    del failed, attempts
             exchange.note("no engine was left for now: it went back to the queue")
 
     async def _attempt(self, attempts: Attempts, payload: Payload) -> UpstreamResponse:

@@ -110,6 +110,7 @@ class RequestHandler:
                 exchange.allowance.settle(model, exchange.charged, exchange.has_engine_worked)
             self.observer.finished(exchange)
             self.drain.left(is_clients)
+            exchange.loop = None  # it holds the exchange
 
     async def _serve(self, exchange: Exchange, responder: Responder, caller: Caller | None) -> Outcome:
         """Return how the answer went. Raises Refused. `caller`: None where the key has not been read yet."""
@@ -217,13 +218,13 @@ class TurnHandler:
         else:
             script = await self._script(exchange, reading, as_sent)
         exchange.recognition = recognition = self._recognise(exchange, script)
-        exchange.timings.recognised_at = now = self.clock()
-        self.sessions.open_request(exchange, now)
-        tools_first = exchange.payload.engine_model in self.identity.tools_first
-        exchange.prefix_break = self.breaks.recognised(exchange, script, tools_first)
-        del script  # its texts are as long as the body, and the answer may take minutes
         is_complete = False
         try:
+            exchange.timings.recognised_at = now = self.clock()
+            self.sessions.open_request(exchange, now)
+            tools_first = exchange.payload.engine_model in self.identity.tools_first
+            exchange.prefix_break = self.breaks.recognised(exchange, script, tools_first)
+            del script  # its texts are as long as the body, and the answer may take minutes
             if reading is not None:
                 await asyncio.sleep(0)
             exchange.payload = self._for_side_model(exchange, recognition)

@@ -127,7 +127,10 @@ class ModelCall:
                 pool = "" if call.added.pin in more else pool
             elif bound is not None or (bound := self._bound_after(last)) is None:
                 break
-        raise last
+        try:
+            raise last
+        finally:  # its traceback holds this frame
+            del last
 
     async def _ask(self, call: Call) -> UpstreamResponse:
         exchange, engine = self._exchange, self._target.engine

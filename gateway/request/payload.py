@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 import orjson
@@ -141,13 +141,15 @@ def engine_model(requested: str, models: Models, served: Collection[str]) -> str
     return None
 
 
-def served_as(requested: str, models: Models, engines: Iterable[RunningEngine]) -> str:
+def served_as(requested: str, models: Models, engines: Sequence[RunningEngine]) -> str:
     """Return `engine_model` of what these engines serve now. Raises Refused."""
     if not models.aliases:
         for engine in engines:
             if engine.is_up and requested in engine.report.models:
                 return requested  # nearly every request
-    served = {name for engine in engines if engine.is_up for name in engine.report.models}
+    # A name of an engine that is down stays its name: another model may not answer to it meanwhile.
+    is_any_up = any(engine.is_up for engine in engines)
+    served = {name for engine in engines if is_any_up for name in engine.report.models}
     name = engine_model(requested, models, served)
     if name is None:
         text = f"The model {excerpt(requested)!r} does not exist here. Served: {', '.join(sorted(served))}."

@@ -78,7 +78,10 @@ class StatelessCalls:
             headers = headers_for_client(reply, self.observer.receipt_headers(exchange))
             await responder.reply(reply.status, headers, body)
             return
-        raise failed
+        try:
+            raise failed
+        finally:  # its traceback holds this frame
+            del failed
 
     async def _ask(
         self, exchange: Exchange, engine: RunningEngine, renamed: tuple[str, str] | None

@@ -14,7 +14,7 @@ import orjson
 
 from gateway.core import fields, pieces
 from gateway.core.errors import ANSWERED, EngineFault, Failure, NoAnswer, Outcome, Refused, of_break
-from gateway.core.fields import Json
+from gateway.core.fields import Json, excerpt
 from gateway.core.reply import Reply
 from gateway.core.slices import LARGE_BYTES, Slices
 from gateway.core.sse import EventSplitter, EventTooLong, data_of
@@ -349,7 +349,7 @@ class UpstreamResponse:
         self._call = call
         self._reply = reply
         self._chunks = reply.chunks()
-        content_type = reply.headers.get("content-type", "")
+        content_type = reply.headers.get("content-type", "").lower()
         is_stream = exchange.payload.wants_stream and content_type.startswith("text/event-stream")
         self._round = exchange.loop.round() if exchange.loop is not None else None
         read_nothing(exchange.reply, call)
@@ -481,7 +481,8 @@ class UpstreamResponse:
         """Read the value of a body. Raises EngineFailed, NoAnswer."""
         exchange = self._exchange
         if not isinstance(parsed, dict):
-            raise NoAnswer("its answer is no JSON object")
+            content_type = excerpt(self._reply.headers.get("content-type", "not said"))
+            raise NoAnswer(f"its answer is no JSON object (Content-Type: {content_type})")
         if (failure := exchange.dialect.is_error(parsed)) is not None:
             raise engine_errors.in_stream(exchange.dialect, failure)
         if self._call.added.reads_back:

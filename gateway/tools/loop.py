@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from types import TracebackType
 from typing import TypeAlias
+from weakref import proxy
 
 import orjson
 
@@ -78,7 +79,9 @@ class ToolLoop:
         self._running: dict[RoundCall, asyncio.Task[Result]] = {}
         self._number = 1
         self._is_readable = True
-        self.answer = format_.new_answer(self._is_hidden, self._completed)
+        # The answer must not hold the loop that holds it.
+        loop = proxy(self)
+        self.answer = format_.new_answer(lambda name: loop._is_hidden(name), lambda call: loop._completed(call))
         self._round: Round | None = None
 
     async def __aenter__(self) -> ToolLoop:

@@ -7,6 +7,7 @@ import errno
 import logging
 import sqlite3
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,7 +19,7 @@ from gateway.access.keys import Keys
 from gateway.batches import BatchOperation
 from gateway.batches.api import Api
 from gateway.batches.files import Blobs, Spool, is_disk_full
-from gateway.batches.input_file import Endpoint
+from gateway.batches.input_file import Endpoint, LineLimits, script_of
 from gateway.batches.objects import Batch, File, Finished, Line
 from gateway.batches.runner import BatchMetrics, Runner
 from gateway.batches.sqlite import SqliteStore
@@ -66,11 +67,11 @@ def runner_of(store: SqliteStore, blobs: Blobs) -> Runner:
     return Runner(
         store,
         blobs,
-        lambda batch: Endpoint(PATH, dialect.check, dialect.script, lambda model: None),
+        lambda batch: Endpoint(PATH, dialect.check, partial(script_of, dialect), lambda model: None),
         answer,
         BatchMetrics(CollectorRegistry(), lambda: 0, lambda: 0),
         lambda: 1_000.0,
-        lambda: 10**6,
+        lambda: LineLimits(10**6, 10**4),
         8,
         again_s=0.01,
     )

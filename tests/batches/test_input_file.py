@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 from codecs import BOM_UTF8
+from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,18 +13,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.batches import input_file
-from gateway.batches.input_file import Endpoint, Input, Rests, body_of, prefix_key
+from gateway.batches.input_file import Endpoint, Input, LineLimits, Rests, body_of, prefix_key, script_of
+from gateway.core.pieces import PIECE_BYTES
 from gateway.dialects import BY_PATH
 
 URL = "/v1/chat/completions"
 MAX_LINE_BYTES = 2_000
+LIMITS = LineLimits(MAX_LINE_BYTES, 600)
 
 
 def endpoint(url: str = URL) -> Endpoint:
     def wrong_model(name: str) -> str | None:
         return None if name in ("m", "m2") else f"no {name}"
 
-    return Endpoint(url, BY_PATH[url].check, BY_PATH[url].script, wrong_model)
+    return Endpoint(url, BY_PATH[url].check, partial(script_of, BY_PATH[url]), wrong_model)
 
 
 def asks(custom_id: str = "a", text: str = "hello", **changes: Any) -> dict[str, Any]:
@@ -34,7 +38,7 @@ def read(tmp_path: Path, *rows: dict[str, Any] | bytes) -> Input:
     raw = [row if isinstance(row, bytes) else orjson.dumps(row) for row in rows]
     file = tmp_path / "in.jsonl"
     file.write_bytes(b"\n".join(raw) + b"\n")
-    return input_file.read(file, endpoint(), MAX_LINE_BYTES)
+    return input_file.read(file, endpoint(), LIMITS)
 
 
 def without(key: str) -> dict[str, Any]:
@@ -110,6 +114,77 @@ def test_too_many_lines_are_refused_before_all_are_read(tmp_path: Path) -> None:
     assert ([fault.code for fault in found.faults], found.lines) == (["too_many_tasks"], [])
 
 
+def test_a_line_has_as_many_values_as_a_request_may_have(tmp_path: Path) -> None:
+    fits = asks("a", body={"model": "m", "messages": [{"role": "user", "content": []}] * 30})
+    found = read(tmp_path, fits, asks("b", body=fits["body"] | {"stop": [[]] * 200}))
+    assert [line.custom_id for line in found.lines] == ["a"]
+    assert [(fault.code, fault.message, fault.line) for fault in found.faults] == [
+        ("invalid_request", "This line has more than 600 values.", 2)
+    ]
+
+
+LARGE = LineLimits(2**24, 10**6)
+FILES: dict[str, Callable[[], bytes]] = {
+    "blank lines": lambda: b"\n" * 150_000 + orjson.dumps(asks()),
+    "one text": lambda: orjson.dumps(asks(text="x" * 4_000_000)),
+    "parts": lambda: orjson.dumps(asks(body=said([{"type": "text", "text": "x" * 20}] * 80_000))),
+    "messages": lambda: orjson.dumps(
+        asks(body={"model": "m", "messages": said("hi there" * 9)["messages"] * 40_000})
+    ),
+}
+
+
+def said(content: object) -> dict[str, Any]:
+    return {"model": "m", "messages": [{"role": "user", "content": content}]}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_no_step_of_a_file_reads_much_of_it_but_one_text(name: str, tmp_path: Path) -> None:
+    """The event loop waits for a step, as C code keeps the interpreter's lock."""
+    file = tmp_path / "in.jsonl"
+    file.write_bytes(FILES[name]())
+    num_steps = 0
+
+    def step_done() -> None:
+        nonlocal num_steps
+        num_steps += 1
+
+    found = input_file.read(file, endpoint(), LARGE, step_done)
+    assert (len(found.lines), found.faults) == (1, [])
+    assert num_steps >= (1 if name == "one text" else file.stat().st_size / (2 * PIECE_BYTES))
+
+
+def test_a_large_line_is_read_as_a_small_one(tmp_path: Path) -> None:
+    file = tmp_path / "in.jsonl"
+    keys = []
+    for size in (10, 400_000):
+        body = {
+            "model": "m",
+            "messages": said("x" * 70_000)["messages"] + said("y" * size)["messages"],
+            "stream": True,
+        }
+        file.write_bytes(orjson.dumps(asks(body=body)))
+        line = input_file.read(file, endpoint(), LARGE).lines[0]
+        keys.append(line.group)
+        del body["stream"]
+        assert body_of(file.read_bytes()) == orjson.dumps(body)
+    assert keys[0] == keys[1], "the first 64 KiB decide the place among other lines"
+
+
+def test_more_blank_lines_than_a_file_may_have_are_not_read(tmp_path: Path) -> None:
+    file = tmp_path / "in.jsonl"
+    file.write_bytes(b"\n" * 10_000_000 + orjson.dumps(asks()))
+    num_steps = 0
+
+    def step_done() -> None:
+        nonlocal num_steps
+        num_steps += 1
+
+    found = input_file.read(file, endpoint(), LARGE, step_done)
+    assert [fault.message for fault in found.faults] == ["The batch has more than 200,000 lines."]
+    assert num_steps <= 200_001
+
+
 def test_a_body_keeps_its_bytes_but_the_fields_of_streams() -> None:
     body = b'{"model" : "m", "stream": true, "x": 1.50, "stream_options":{"a":[1]}}'
     assert body_of(b'{"custom_id":"a", "body": ' + body + b', "q":1}') == b'{"model" : "m", "x": 1.50}'
@@ -161,6 +236,6 @@ def test_a_thread_that_reads_lines_rests_as_long_as_it_works(tmp_path: Path) -> 
 
     file = tmp_path / "in.jsonl"
     file.write_bytes(b"".join(orjson.dumps(asks(f"{number}")) + b"\n" for number in range(400)))
-    found = input_file.read(file, endpoint(), MAX_LINE_BYTES, Rests(work, sleep))
+    found = input_file.read(file, endpoint(), LIMITS, Rests(work, sleep))
     assert len(found.lines) == 400
     assert rested_s >= 0.75 * worked_s

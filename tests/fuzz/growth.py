@@ -160,14 +160,16 @@ def split(made: Callable[[int], bytes], num: int) -> AbstractContextManager[Work
 def read_lines(made: Callable[[int], bytes], num: int) -> Iterator[Work]:
     """An input file of a batch: checked, and each line of it read again."""
     dialect = BY_PATH[CHAT]
-    endpoint = input_file.Endpoint(CHAT, dialect.check, dialect.script, lambda model: None)
+    script = partial(input_file.script_of, dialect)
+    endpoint = input_file.Endpoint(CHAT, dialect.check, script, lambda model: None)
+    limits = input_file.LineLimits(2**30, 2**30)
     with NamedTemporaryFile() as file:
         file.write(made(num))
         file.flush()
         raw, path = Path(file.name).read_bytes(), Path(file.name)
 
         def work() -> None:
-            for line in input_file.read(path, endpoint, 2**30).lines:
+            for line in input_file.read(path, endpoint, limits).lines:
                 input_file.body_of(raw[line.offset : line.offset + line.size_bytes])
 
         yield work

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import aiohttp
 import orjson
 import pytest
+from aiohttp import web
 
 from gateway.core.sse import MAX_EVENT_BYTES
 from tests.deadline import DEADLINE_S
@@ -195,7 +196,18 @@ async def test_no_answer_of_the_only_engine_is_a_502(start: Start, engine: FakeE
     engine.plays = [replies(200, b"<html>", **HTML)]
     answer = await (await start(engine)).ask(ASK)
     assert answer.status == 502
-    assert b"no JSON object" in answer.body
+    assert b"no JSON object (Content-Type: text/html" in answer.body
+
+
+async def test_the_type_of_a_stream_may_be_written_in_any_case(start: Start, engine: FakeEngine) -> None:
+    async def play(call: Call) -> web.StreamResponse | None:
+        await call.start(content_type="Text/Event-Stream; charset=UTF-8")
+        return await streams([chunk(content="hello"), finish(), DONE])(call)
+
+    engine.plays = [play]
+    answer = await (await start(engine)).ask(STREAM)
+    assert answer.status == 200
+    assert answer.body == bytes(engine.calls[0].sent)
 
 
 @fault(ENGINE, "bytes that are no UTF-8 in a stream", "passed on unchanged", outcomes("answered"))

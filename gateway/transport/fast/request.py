@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
+from io import BytesIO
 from typing import Protocol
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
@@ -17,7 +18,40 @@ BUFFER_BYTES = 64 * 1024
 SMALL_BYTES = 1024
 """Smaller pieces of a body are joined as they come."""
 COUNTED_BYTES = 64 * 1024
-"""From this length on the blocks of a body after its first one are counted here: a parser would copy them."""
+"""From this length on the blocks of a body after its first one are counted here: a parser would copy them. From so
+many on that are still to come when the handler reads, they come in place."""
+
+
+class Place:
+    """Where a body of known length comes together as bytes, with one copy: from the socket."""
+
+    __slots__ = ("_buffer", "_length_bytes", "_parts", "_rest")
+
+    def __init__(self, length_bytes: int, parts: Sequence[bytes | bytearray]) -> None:
+        """`parts`: what has come of it."""
+        self._length_bytes = length_bytes
+        self._parts = parts
+        self._buffer = BytesIO()
+        self._rest: memoryview | None = None
+
+    @property
+    def rest(self) -> memoryview:
+        """What is to be filled. Its memory is taken when the first byte for it has come."""
+        if self._rest is None:
+            self._buffer = BytesIO(bytes(self._length_bytes))
+            self._rest = self._buffer.getbuffer()
+            for part in self._parts:
+                self._rest[: len(part)] = part
+                self.advance(len(part))
+            self._parts = ()
+        return self._rest
+
+    def advance(self, num_bytes: int) -> None:
+        self._rest = self.rest[num_bytes:]
+
+    def whole(self) -> bytes:
+        self._rest = None  # BytesIO would copy bytes that can still be written to
+        return self._buffer.getvalue()
 
 
 class ByteSource(Protocol):
@@ -29,6 +63,12 @@ class ByteSource(Protocol):
     def resume_body(self) -> None: ...
     def send_continue(self) -> None: ...
 
+    def fill(self, place: Place) -> None:
+        """Receive the next bytes in this place, until `end_filling` is called."""
+        ...
+
+    def end_filling(self) -> None: ...
+
 
 class FastRequest:
     """A `transport.Request`. Its connection calls `feed`, and in the end `finish` or `fail`."""
@@ -38,10 +78,12 @@ class FastRequest:
         "_held_bytes",
         "_is_dropped",
         "_parts",
+        "_place",
         "_size_bytes",
         "_source",
         "_waiter",
         "_wakes_at_bytes",
+        "counted_bytes",
         "expects_continue",
         "header_list",
         "headers",
@@ -75,8 +117,11 @@ class FastRequest:
         self.expects_continue = version == "1.1" and headers.get("expect", "").lower() == "100-continue"
         """Whether the client waits for status 100 before it sends the body."""
         self.is_complete = False
+        self.counted_bytes = 0
+        """The length of the body where it is counted here; 0: the parser finds its end."""
         self._source = source
         self._parts: list[bytes | bytearray] = []
+        self._place: Place | None = None
         self._held_bytes = self._size_bytes = 0
         self._wakes_at_bytes = BUFFER_BYTES
         self._is_dropped = False
@@ -84,6 +129,8 @@ class FastRequest:
         self._waiter: asyncio.Future[None] | None = None
 
     async def read(self, limit_bytes: int) -> bytes:
+        if self.left_bytes >= COUNTED_BYTES and self.counted_bytes <= limit_bytes and self._fault is None:
+            return await self._in_place(limit_bytes)
         if not self.is_complete or self._size_bytes > limit_bytes:
             await self._ready(limit_bytes, limit_bytes + 1)
         return self._take()
@@ -96,10 +143,10 @@ class FastRequest:
             yield self._take()
 
     def feed(self, data: bytes) -> None:
+        self._size_bytes += len(data)
         if self._is_dropped:
             return
         self._hold(data)
-        self._size_bytes += len(data)
         self._held_bytes += len(data)
         if self._held_bytes >= self._wakes_at_bytes:
             self._wake()
@@ -109,6 +156,8 @@ class FastRequest:
     def finish(self) -> None:
         """Note that all of the body has come. From now on its connection is read for the client's end."""
         self.is_complete = True
+        if self._place is not None:
+            self._source.end_filling()
         self._source.resume_body()
         self._wake()
 
@@ -122,6 +171,17 @@ class FastRequest:
         self._is_dropped = True
         self._parts = []
         self._source.resume_body()
+
+    @property
+    def left_bytes(self) -> int:
+        """Bytes of the body that are still to come, where they are counted here."""
+        return self.counted_bytes - self._size_bytes if self.counted_bytes else 0
+
+    def filled(self, num_bytes: int) -> None:
+        """Note that so many bytes have come to the place of the body."""
+        assert self._place is not None
+        self._place.advance(num_bytes)
+        self._size_bytes += num_bytes
 
     @property
     def is_awaited(self) -> bool:
@@ -149,6 +209,19 @@ class FastRequest:
                 await self._waiter
             finally:
                 self._waiter = None
+
+    async def _in_place(self, limit_bytes: int) -> bytes:
+        """Return a body of which much is still to come. Its memory is taken here: the handler has made room."""
+        self._place = place = Place(self.counted_bytes, self._parts)
+        self._parts, self._held_bytes = [], 0
+        self._source.fill(place)
+        try:
+            await self._ready(limit_bytes, limit_bytes + 1)
+            return place.whole()
+        finally:
+            self._place = None
+            if not self.is_complete:
+                self._source.end_filling()
 
     def _hold(self, data: bytes) -> None:
         """Hold a chunk. Tiny chunks are held as one, since each by itself would take ten times its size."""
@@ -210,8 +283,6 @@ class RequestReader:
         """Bytes that have come since the last byte of a body."""
         self._incoming: FastRequest | None = None
         """The request whose body is coming."""
-        self._left_bytes = 0
-        """Bytes of its body that are still to come, where they are counted here."""
 
     @property
     def is_open(self) -> bool:
@@ -229,21 +300,31 @@ class RequestReader:
         parser = self._parser
         if parser is None:
             return
-        if self._left_bytes:
-            data = self._feed_counted(data)
+        if self._incoming is not None and self._incoming.left_bytes:
+            data = self._feed_counted(self._incoming, data)
             if not data or (parser := self._parser) is None:
                 return
         self._block_bytes = len(data)
         self._bodiless_bytes += len(data)
+        rest: bytes | None = None
         try:
             parser.feed_data(data)
         except HttpParserUpgrade as stopped:
-            self._after_upgrade(data[stopped.args[0] :])
+            rest = data[stopped.args[0] :]
         except HttpParserError as error:
             self.refuse(str(error.__context__ or error))
         else:
             if self._bodiless_bytes > MAX_HEAD_BYTES:
                 self.refuse(f"its headers or trailers are longer than {MAX_HEAD_BYTES} bytes")
+        if rest is not None:  # here the errors of what follows do not have this one as their context
+            self._after_upgrade(rest)
+
+    def filled(self, num_bytes: int) -> None:
+        """Go on after bytes that have come to the place of a body."""
+        request = self._incoming
+        if self._parser is not None and request is not None:
+            request.filled(num_bytes)
+            self._end_if_whole(request)
 
     def refuse(self, fault: str) -> None:
         """Stop for good: the bytes that follow have no known meaning. Does nothing once the reader has stopped."""
@@ -285,14 +366,12 @@ class RequestReader:
         # After a last request, and after an upgrade, the parser says what may follow.
         if self._incoming.is_kept_alive and not parser.should_upgrade():
             length_bytes = int(headers.get("content-length", 0))
-            self._left_bytes = length_bytes if length_bytes >= COUNTED_BYTES else 0
+            self._incoming.counted_bytes = length_bytes if length_bytes >= COUNTED_BYTES else 0
         self._sink.head_received(self._incoming)
 
     def on_body(self, data: bytes) -> None:
         self._bodiless_bytes = 0
         assert self._incoming is not None
-        if self._left_bytes:
-            self._left_bytes -= len(data)
         self._incoming.feed(data)
 
     def on_message_complete(self) -> None:
@@ -308,16 +387,17 @@ class RequestReader:
         request.finish()
         self._sink.request_received(request)
 
-    def _feed_counted(self, data: bytes) -> bytes:
+    def _feed_counted(self, request: FastRequest, data: bytes) -> bytes:
         """Feed what belongs to a body whose length is counted here, and return the rest."""
-        assert self._incoming is not None
-        taken = data if len(data) <= self._left_bytes else data[: self._left_bytes]
-        self._left_bytes -= len(taken)
-        self._incoming.feed(taken)
-        if not self._left_bytes:
+        taken = data if len(data) <= request.left_bytes else data[: request.left_bytes]
+        request.feed(taken)
+        self._end_if_whole(request)
+        return data[len(taken) :]
+
+    def _end_if_whole(self, request: FastRequest) -> None:
+        if not request.left_bytes:
             self._parser = HttpRequestParser(self)  # the one before still waits for this body
             self.on_message_complete()
-        return data[len(taken) :]
 
     def _after_upgrade(self, rest: bytes) -> None:
         """Read on after a head with `Upgrade`, which makes no difference here. Its parser has stopped, and a new

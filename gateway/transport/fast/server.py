@@ -14,7 +14,7 @@ from typing import cast
 from gateway.core.transport import Direct, Handler, HeaderList
 from gateway.transport.edge import CANCEL_S, error_body, listening, port_of, serve, with_rst_on_close
 from gateway.transport.fast.head import encoded, size_line, status_line
-from gateway.transport.fast.request import FastRequest, RequestReader
+from gateway.transport.fast.request import FastRequest, Place, RequestReader
 from gateway.transport.fast.timeouts import ConnectionLimits, ConnectionPhase, ConnectionWatch, Sweep
 
 _LARGE_BYTES = 32 * 1024
@@ -191,6 +191,7 @@ class Connection(asyncio.Protocol):
         self._waiting.clear()
         self.resume_writing()
         self.lost.set_result(None)
+        del self._reader  # it refers to this connection, and may hold half of a body
 
     def data_received(self, data: bytes) -> None:
         self._watch.has_heard = True
@@ -241,6 +242,17 @@ class Connection(asyncio.Protocol):
         if self._is_paused and len(self._waiting) < MAX_PIPELINED:
             self._is_paused = False
             self.transport.resume_reading()
+
+    def fill(self, place: Place) -> None:
+        self.transport.set_protocol(_InPlace(self, place))
+
+    def end_filling(self) -> None:
+        if not self.is_gone:
+            self.transport.set_protocol(self)
+
+    def filled(self, num_bytes: int) -> None:
+        self._watch.has_heard = True
+        self._reader.filled(num_bytes)
 
     def send_continue(self) -> None:
         self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -352,6 +364,29 @@ class Connection(asyncio.Protocol):
         if self._current is not None:
             return ConnectionPhase.REST
         return ConnectionPhase.HEAD if self._reader.is_in_head else ConnectionPhase.IDLE
+
+
+class _InPlace(asyncio.BufferedProtocol):
+    """Stands in for a connection while the rest of a body comes to its place, without a copy."""
+
+    def __init__(self, connection: Connection, place: Place) -> None:
+        self._connection = connection
+        self._place = place
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._place.rest
+
+    def buffer_updated(self, num_bytes: int) -> None:
+        self._connection.filled(num_bytes)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._connection.connection_lost(error)
+
+    def pause_writing(self) -> None:
+        self._connection.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._connection.resume_writing()
 
 
 # ---- the listener

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+import tracemalloc
 from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.transport.fast.request import COUNTED_BYTES, FastRequest, RequestReader
+from gateway.transport.fast.request import COUNTED_BYTES, FastRequest, Place, RequestReader
 
 
 class Source:
@@ -18,6 +19,10 @@ class Source:
     def pause_body(self) -> None: ...
     def resume_body(self) -> None: ...
     def send_continue(self) -> None: ...
+
+    def fill(self, place: Place) -> None: ...
+
+    def end_filling(self) -> None: ...
 
 
 def request() -> FastRequest:
@@ -96,3 +101,29 @@ def test_what_follows_a_counted_body_is_read_as_the_next_request() -> None:
     reader.feed(b"x" * COUNTED_BYTES + b"no request\r\n\r\n")
     assert [len(body) for _, body, _ in sink.found] == [COUNTED_BYTES]
     assert len(sink.faults) == 1
+
+
+def test_the_memory_of_a_told_length_is_taken_once_and_with_the_first_byte() -> None:
+    length = 4 * 2**20
+    tracemalloc.start()
+    try:
+        place = Place(length, [b"first"])
+        assert tracemalloc.get_traced_memory()[1] < 0.1 * length
+        while place.rest:
+            num_bytes = min(len(place.rest), 2**20)
+            place.rest[:num_bytes] = bytes(num_bytes)
+            place.advance(num_bytes)
+        body = place.whole()
+        assert tracemalloc.get_traced_memory()[1] < 1.5 * length
+    finally:
+        tracemalloc.stop()
+    assert type(body) is bytes
+    assert body == b"first".ljust(length, b"\0")
+
+
+def test_what_is_wrong_after_an_upgrade_is_said() -> None:
+    sink = Sink()
+    upgrade = b"POST /a HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: 0\r\n\r\n"
+    RequestReader(sink).feed(upgrade + b"POST /b HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n" + b"more")
+    assert len(sink.found) == 2
+    assert not sink.faults[0].isdigit(), sink.faults

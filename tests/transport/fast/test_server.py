@@ -4,11 +4,14 @@ without the answers before it, gives up the body of a request to upgrade, and ha
 from __future__ import annotations
 
 import asyncio
+import random
+import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
 from gateway.core.transport import Handler, Request, Responder
+from gateway.transport.fast.request import COUNTED_BYTES
 from gateway.transport.fast.server import FastServer
 from gateway.transport.fast.timeouts import ConnectionLimits
 from tests.clock import Clock
@@ -200,3 +203,50 @@ async def test_requests_behind_the_last_answer_of_a_draining_server_are_dropped(
     assert b"Connection: close" in answer
     writer.close()
     await server.stop(grace_s=0)
+
+
+async def test_bodies_that_come_in_place_are_whole_and_what_follows_is_the_next_request(serve: Serve) -> None:
+    async def handler(request: Request, responder: Responder) -> None:
+        await responder.reply(200, [], str(zlib.crc32(await request.read(2**24))).encode())
+
+    bodies = [random.Random(size).randbytes(size) for size in (3 * COUNTED_BYTES, 2**20, 2**22)]
+    head = b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n"
+    sent = b"".join(head % len(body) + body for body in bodies)
+    reader, writer = await raw(await serve(handler), sent[:100_000])
+    writer.write(sent[100_000:] + get("/"))
+    for body in [*bodies, b""]:
+        assert await body_of(reader) == str(zlib.crc32(body)).encode()
+    writer.close()
+
+
+async def test_a_body_that_comes_in_place_may_be_asked_for(serve: Serve) -> None:
+    async def handler(request: Request, responder: Responder) -> None:
+        await responder.reply(200, [], str(len(await request.read(2**24))).encode())
+
+    head = b"POST / HTTP/1.1\r\nHost: h\r\nExpect: 100-continue\r\nContent-Length: 1000000\r\n\r\n"
+    reader, writer = await raw(await serve(handler), head)
+    assert await within(reader.readuntil(b"\r\n\r\n")) == b"HTTP/1.1 100 Continue\r\n\r\n"
+    writer.write(bytes(1_000_000) + get("/"))
+    assert [await body_of(reader), await body_of(reader)] == [b"1000000", b"0"]
+    writer.close()
+
+
+async def test_a_handler_that_gives_up_a_body_answers_and_drops_the_rest(serve: Serve) -> None:
+    async def handler(request: Request, responder: Responder) -> None:
+        reading.set()
+        try:
+            async with asyncio.timeout(SHORT_S):
+                await request.read(2**24)
+        except TimeoutError:
+            await responder.reply(408, [], b"too slow")
+        else:
+            await responder.reply(200, [], b"whole")
+
+    reading, half = asyncio.Event(), bytes(2**20)
+    head = b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n" % (2 * len(half))
+    reader, writer = await raw(await serve(handler), head + half)
+    await reading.wait()
+    assert await body_of(reader) == b"too slow"
+    writer.write(half + get("/"))
+    assert await body_of(reader) == b"whole"
+    writer.close()
