@@ -5,10 +5,15 @@ A value of the wrong type reads as absent.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Mapping
 from typing import Any, TypeAlias
+
+import orjson
+
+from gateway.core.slices import LARGE_BYTES
 
 Json: TypeAlias = dict[str, Any]
 """A parsed JSON object of unknown shape. Read it through these accessors."""
@@ -56,6 +61,33 @@ _OBJECTS = frozenset((dict,))
 def has_only_objects(values: list[Any]) -> bool:
     """Whether a list holds objects only. The check runs in C."""
     return _OBJECTS.issuperset(map(type, values))
+
+
+# ---- JSON of an engine, which may be loose
+
+
+def parsed(text: bytes) -> tuple[object, bytes]:
+    """Return the value of an engine's text, and the same as strict JSON; None where it is no JSON.
+
+    Half a surrogate pair, NaN, Infinity and numbers as large are no strict JSON, but Python's own parser and those
+    of browsers read some of them. In a text that is not large they are read as `?` and null.
+    """
+    try:
+        return orjson.loads(text), text
+    except orjson.JSONDecodeError:
+        if len(text) >= LARGE_BYTES:
+            return None, text
+    try:
+        value = json.loads(text, parse_float=_finite, parse_constant=lambda _: None)
+        strict = json.dumps(value, ensure_ascii=False).encode(errors="replace")
+        return orjson.loads(strict), strict
+    except (ValueError, RecursionError):
+        return None, text
+
+
+def _finite(digits: str) -> float | None:
+    value = float(digits)
+    return value if math.isfinite(value) else None
 
 
 # ---- text that is kept or logged

@@ -292,10 +292,7 @@ class _Stream:
 
 def _object(raw: bytes) -> Json | None:
     """Read a JSON object. None: the text is something else."""
-    try:
-        parsed = orjson.loads(raw)
-    except orjson.JSONDecodeError:
-        return None
+    parsed, _ = fields.parsed(raw)
     return parsed if isinstance(parsed, dict) else None
 
 

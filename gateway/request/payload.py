@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
@@ -21,10 +22,12 @@ from gateway.request.incoming_bodies import IncomingBodies
 
 
 async def read_body(request: Request, limits: RequestLimits, bodies: IncomingBodies, key: str) -> bytes:
-    """Return the bytes of a body. `key`: the name of the caller's key. Raises Refused."""
+    """Return the bytes of a body, without the mark that some editors begin a text with (RFC 8259, 8.1). `key`: the
+    name of the caller's key. Raises Refused."""
     most_bytes = limits.body_bytes
     try:
-        return await bodies.read(request, most_bytes, limits.incoming_bytes, key)
+        raw = await bodies.read(request, most_bytes, limits.incoming_bytes, key)
+        return raw.removeprefix(BOM_UTF8)
     except BodyTooLarge:
         text = f"The body is longer than {limits.body_bytes} bytes (limits.body_bytes)."
         raise Refused(Outcome.BAD_REQUEST, Failure(413, "invalid_request_error", text)) from None

@@ -82,10 +82,8 @@ class Deltas:
     def fold(self) -> None:
         """Move the kept pieces into the reply, if they are JSON. Call it before the reply is read or written."""
         if self._pieces:
-            try:
-                text = orjson.loads(b'"' + self._pieces + b'"')
-            except orjson.JSONDecodeError:
-                text = ""
+            found, _ = fields.parsed(b'"' + self._pieces + b'"')
+            text = found if isinstance(found, str) else ""
             self._pieces.clear()
             if self._call < 0:
                 self._reply.written.append(text)
@@ -231,10 +229,7 @@ class StreamRelay:
         if data == _DONE:
             self.has_begun = self.is_done = True
             return _END
-        try:
-            parsed = orjson.loads(data)
-        except orjson.JSONDecodeError:
-            parsed = None
+        parsed, _ = fields.parsed(data)
         if not isinstance(parsed, dict):
             self.has_begun = True
             return _NOTHING
@@ -373,7 +368,12 @@ class UpstreamResponse:
         if self._relay is None:
             self._first = body = await self._reply.read(MAX_BODY_BYTES)
             self._is_over = True
-            self._read_body(_parsed(body) if len(body) < LARGE_BYTES else await _parsed_in_slices(body))
+            if len(body) >= LARGE_BYTES:
+                parsed = await self._parsed_in_slices(body)
+            else:
+                parsed, strict = fields.parsed(body)
+                self._first = body if self._round is None else strict
+            self._read_body(parsed)
             return
         async for chunk in self._chunks:
             if len(chunk) <= STEP_BYTES:
@@ -492,21 +492,17 @@ class UpstreamResponse:
         if self._round is not None:
             self._round.read(parsed)
 
-
-def _parsed(body: bytes) -> object:
-    try:
-        return orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return None
-
-
-async def _parsed_in_slices(body: bytes) -> object:
-    """As `_parsed`, of a large body: with many answers (`n`) it may hold millions of values."""
-    try:
-        value, _ = await Slices().run(pieces.parsed(body))
-    except pieces.NotJson:
-        return None
-    return value
+    async def _parsed_in_slices(self, body: bytes) -> object:
+        """Return the value of a large body: with many answers (`n`) it may hold millions of values. One that is
+        no strict JSON is passed on unread, and charged by its length."""
+        try:
+            value, _ = await Slices().run(pieces.parsed(body))
+        except pieces.NotJson:
+            if self._round is not None or not (body.lstrip()[:1] == b"{" and body.rstrip()[-1:] == b"}"):
+                return None
+            self._exchange.reply.num_other_chars += len(body)
+            return {}
+        return value
 
 
 async def in_steps(chunk: bytes) -> AsyncIterator[bytes]:

@@ -186,6 +186,41 @@ async def test_a_body_that_is_no_json_object_is_a_400(start: Start, engine: Fake
     assert await counted(gateway, outcomes("bad_request")) == 1
 
 
+@fault(
+    CLIENT,
+    "sends half a surrogate pair, NaN, Infinity, or UTF-16",
+    "400 with the position: no engine but a Python one would read it, and its tokenizer takes no half pair",
+    outcomes("bad_request"),
+)
+@pytest.mark.parametrize("value", [rb'"\ud800"', b"NaN", b"-Infinity"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+async def test_a_body_of_loose_json_is_a_400(
+    start: Start, engine: FakeEngine, value: bytes, encoding: str
+) -> None:
+    raw = b'{"model": "m", "messages": [], "user": %b}' % value
+    gateway = await start(engine)
+    data = raw.decode().encode(encoding)
+    async with gateway.client.post(gateway.url("/v1/chat/completions"), data=data) as response:
+        assert response.status == 400
+        assert "line 1, column" in (await response.json())["error"]["message"]
+    assert await counted(gateway, outcomes("bad_request")) == 1
+
+
+@fault(
+    CLIENT,
+    "sends a byte order mark before its body",
+    "answered; engines get the body without it",
+    outcomes("answered"),
+)
+@pytest.mark.parametrize("text", ["hi", "x" * 2**19], ids=["small", "large"])
+async def test_a_byte_order_mark_is_left_out(start: Start, engine: FakeEngine, text: str) -> None:
+    gateway = await start(engine)
+    raw = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": text}]})
+    async with gateway.client.post(gateway.url("/v1/chat/completions"), data=b"\xef\xbb\xbf" + raw) as response:
+        assert response.status == 200
+    assert engine.calls[0].raw == raw
+
+
 @fault(CLIENT, "nests its body deeply", "answered, or 400 beyond the depth of the parser", outcomes("bad_request"))
 @pytest.mark.parametrize("depth", [50, 200, 900, 2_000, 100_000])
 @pytest.mark.parametrize("path", PATHS)

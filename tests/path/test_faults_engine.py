@@ -26,7 +26,10 @@ from tests.path.fake_engine import (
     streams,
 )
 from tests.path.faults import ENGINE, counted, fault, faults, outcomes
+from tests.path.secured import by, keys
 from tests.path.test_faults import ASK, STREAM, pair
+from tests.path.test_limits import LONG, used
+from tests.path.toolkit import Bench, Says
 
 HTML = {"Content-Type": "text/html"}
 GIANT = [b"data: " + b"x" * 2**20, *[b"x" * 2**20] * (MAX_EVENT_BYTES // 2**20)]
@@ -197,6 +200,62 @@ async def test_no_answer_of_the_only_engine_is_a_502(start: Start, engine: FakeE
     answer = await (await start(engine)).ask(ASK)
     assert answer.status == 502
     assert b"no JSON object (Content-Type: text/html" in answer.body
+
+
+LOOSE = {
+    "half a pair": rb'"\ud800 \uD83D\uDE00"',
+    "a number that is none": b'NaN, "more": -Infinity',
+    "a number that is too large": b"1e999",
+}
+"""Values that Python's parser reads, and strict parsers do not."""
+USAGE = b'"usage": {"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9}'
+
+
+def loose_answer(value: bytes, text: bytes = b"hello") -> bytes:
+    choice = b'{"index": 0, "message": {"role": "assistant", "content": "%b", "x": %b}, "finish_reason": "stop"}'
+    return b'{"id": "c", "choices": [%b], %b}' % (choice % (text, value), USAGE)
+
+
+@fault(
+    ENGINE,
+    "a whole answer with half a surrogate pair, NaN or Infinity",
+    "passed on unchanged; one of 256 KiB or more is not read, and charged by its length",
+    outcomes("answered"),
+)
+@pytest.mark.parametrize("text", [b"hello", b"x" * 2**18], ids=["small", "large"])
+@pytest.mark.parametrize("value", LOOSE.values(), ids=LOOSE)
+async def test_an_answer_that_is_loose_json_passes_unchanged(
+    start: Start, engine: FakeEngine, value: bytes, text: bytes
+) -> None:
+    engine.plays = [replies(200, loose_answer(value, text))]
+    gateway = await start(engine, keys=keys("a", limits={"budget_tokens": 10**6, **LONG}))
+    answer = await gateway.ask(ASK, **by("a"))
+    assert (answer.status, answer.body) == (200, loose_answer(value, text))
+    charged = 9 if len(text) < 2**18 else len(answer.body) // 4
+    assert await used(gateway, "budget_tokens") == pytest.approx(charged, rel=0.1)
+
+
+@pytest.mark.parametrize("value", LOOSE.values(), ids=LOOSE)
+async def test_events_that_are_loose_json_pass_unchanged_and_end_an_answer(
+    start: Start, engine: FakeEngine, value: bytes
+) -> None:
+    text = b'data: {"type":"response.output_text.delta","delta":"a","x":%b}\n\n' % value
+    end = b'data: {"type":"response.completed","response":{"id":"r","status":"completed","x":%b}}\n\n' % value
+    engine.plays = [streams([text, text, end])]
+    answer = await (await start(engine)).ask({"model": "m", "input": "hi", "stream": True}, "/v1/responses")
+    assert (answer.body, answer.is_cut) == (text + text + end, False)
+
+
+@pytest.mark.parametrize("value", LOOSE.values(), ids=LOOSE)
+async def test_an_answer_that_is_loose_json_may_call_tools(start: Start, engine: FakeEngine, value: bytes) -> None:
+    bench = Bench()
+    call = Says("I look.", (("call_1", "search", '{"q": "a"}'),)).body()
+    first = orjson.dumps(call).replace(b'"usage":', b'"x":%b,"usage":' % value)
+    engine.plays = [replies(200, first), replies(200, loose_answer(value))]
+    answer = await (await start(engine, tools=bench.settings())).ask(ASK)
+    assert answer.status == 200
+    assert orjson.loads(answer.body)["choices"][0]["message"]["content"] == "I look.\n\nhello"
+    assert bench.ran == [("search", {"q": "a"})]
 
 
 async def test_the_type_of_a_stream_may_be_written_in_any_case(start: Start, engine: FakeEngine) -> None:
