@@ -182,7 +182,8 @@ class Models(Section):
     """Engine model for each name or glob that a client may ask for. The first match wins.
     Example: {"gpt-*": Qwen/Qwen3-32B}"""
     side_model: str | None = None
-    """Engine model that serves side requests, such as titles and compaction. null: the requested model."""
+    """Engine model that serves side requests, such as titles and compaction. null: the requested model, as
+    while no engine that is up serves it."""
     answer_any_model: bool = True
     """Whether a single served model answers to every name."""
 

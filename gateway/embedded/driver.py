@@ -151,7 +151,8 @@ class EngineDriver:
         now, live = self._clock(), self._live
         for request_id in step.admitted:
             if (generation := live.get(request_id)) and generation.admitted_at is None:
-                generation.admitted_at = now - step.duration_s / self._speed
+                # An iteration that is behind its schedule takes less time than the model says.
+                generation.admitted_at = max(generation.submitted_at, now - step.duration_s / self._speed)
         for prefilled in step.prefilled:
             if generation := live.get(prefilled.id):
                 generation.first_token_at = generation.first_token_at or now

@@ -25,7 +25,7 @@ from gateway.request.engine_errors import EngineFailed
 from gateway.request.gate import Drain, Gate, stopping
 from gateway.request.incoming_bodies import IncomingBodies
 from gateway.request.inprocess import HandedOn, InProcessRequest
-from gateway.request.payload import parse_body, parse_in_steps, permitted, read_body, served_as
+from gateway.request.payload import engine_model, parse_body, parse_in_steps, permitted, read_body, served_as
 from gateway.request.stateless import StatelessCalls, leaking_engines, serves_path
 from gateway.request.stored_responses import Home, StoredResponses
 from gateway.sessions import claims
@@ -263,11 +263,15 @@ class TurnHandler:
         return found
 
     def _for_side_model(self, exchange: Exchange, recognition: Recognition) -> Payload:
-        """Return the payload, of a side request for the side model. Raises Refused."""
+        """Return the payload; of a side request for the side model, as long as an engine that is up serves it."""
         models = exchange.settings.models
         if recognition.kind is not SIDE or models.side_model is None:
             return exchange.payload
-        return exchange.payload.for_model(served_as(models.side_model, models, self.monitor.engines))
+        served = {name for engine in self.monitor.engines if engine.is_up for name in engine.report.models}
+        if (side_model := engine_model(models.side_model, models, served)) in served:
+            return exchange.payload.for_model(side_model)
+        exchange.note("no engine serves the side model now: the requested model answers")
+        return exchange.payload
 
     def _turn(self, exchange: Exchange, recognition: Recognition, previous: Home | None) -> Turn:
         """Return the turn for the Scheduler. Raises Refused. `previous`: of the response that it follows."""

@@ -134,6 +134,8 @@ class AiohttpResponder:
 
     def __init__(self, incoming: web.BaseRequest) -> None:
         self._incoming = incoming
+        self._is_last = incoming.headers.get("Upgrade", "websocket").lower() != "websocket"
+        """Whether its connection ends with the answer: aiohttp loses what stands behind an offer of HTTP/2."""
         self.response: web.StreamResponse | None = None
         self.has_ended = False
 
@@ -160,6 +162,8 @@ class AiohttpResponder:
         assert self.response is None, "an answer has started"
         own = _own(headers, keep_length=False)
         self.response = response = web.Response(status=status, headers=own, body=body)
+        if self._is_last:
+            response.force_close()
         await response.prepare(self._incoming)
         await response.write_eof()
         self.has_ended = True
@@ -167,8 +171,8 @@ class AiohttpResponder:
     async def open_stream(self, status: int, headers: HeaderList) -> None:
         assert self.response is None, "an answer has started"
         self.response = web.StreamResponse(status=status, headers=_own(headers, keep_length=True))
-        if self._incoming.version < HttpVersion11:
-            self.response.force_close()  # the end of the connection is the end of the body
+        if self._is_last or self._incoming.version < HttpVersion11:
+            self.response.force_close()  # without chunks the end of the connection is the end of the body
         await self.response.prepare(self._incoming)
 
     async def write(self, data: bytes) -> None:

@@ -55,6 +55,19 @@ async def test_sleep_errors_do_not_add_up() -> None:
 
 
 @virtual
+async def test_the_wait_in_the_queue_is_no_less_than_none_while_the_engine_is_behind_its_schedule() -> None:
+    async with running() as driver:
+        first = driver.submit(ModelRequest("a", (), 10, 30))
+        await first.more_than(1)
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        loop.now += 60
+        second = driver.submit(ModelRequest("b", (), 10_000, 3))
+        await second.all()
+        assert second.queue_s >= 0
+
+
+@virtual
 async def test_an_abort_stops_the_work() -> None:
     async with running() as driver:
         generation = driver.submit(ModelRequest("a", (), 10, 10_000))

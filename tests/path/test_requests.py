@@ -148,6 +148,25 @@ async def test_a_side_request_goes_to_the_side_model(start: Start) -> None:
     assert [call.body["model"] for call in small.calls] == ["small"]
 
 
+@pytest.mark.parametrize("side_model", ["small", "never served"])
+async def test_a_side_request_goes_to_the_requested_model_while_the_side_model_is_not_served(
+    start: Start, side_model: str
+) -> None:
+    big, also, small = FakeEngine("big"), FakeEngine("also"), FakeEngine("small")
+    gateway = await start(big, also, small, models={"side_model": side_model})
+    await small.stop()
+    down = next(engine for engine in gateway.app.parts.monitor.engines if engine.report.models == ("small",))
+    gateway.app.parts.monitor.failed(down)
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    session = {"X_Session_Affinity": "ses_1", "X_Session_Id": "ses_1"}
+    await gateway.ask({"model": "big", "messages": ASK["messages"], "tools": [tool]}, **session)
+    title = {"model": "big", "messages": [{"role": "user", "content": "title"}]}
+    answer = await gateway.ask(title, **session)
+    assert answer.status == 200
+    assert [call.body["model"] for call in big.calls] == ["big", "big"]
+    assert any("side model" in note for note in await notes(gateway, answer.headers))
+
+
 async def test_a_bound_that_cannot_fit_is_left_to_the_engine_before_it_is_asked(
     start: Start, engine: FakeEngine
 ) -> None:

@@ -48,6 +48,32 @@ async def test_pipelined_requests_are_answered_in_order_one_at_a_time(serve: Ser
     writer.close()
 
 
+@pytest.mark.parametrize(
+    "body", ["Content-Length: 2\r\n\r\nhi", "Transfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n"]
+)
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("protocol", ["h2c", "websocket"])
+async def test_a_request_behind_an_offer_of_another_protocol_is_answered_or_told_that_it_is_not(
+    serve: Serve, protocol: str, streams: bool, body: str
+) -> None:
+    async def handler(request: Request, responder: Responder) -> None:
+        text = request.path.encode() + await request.read(10)
+        if not streams:
+            await responder.reply(200, [], text)
+            return
+        await responder.open_stream(200, [])
+        await responder.write(text)
+        await responder.end()
+
+    offer = f"POST /first HTTP/1.1\r\nHost: h\r\nUpgrade: {protocol}\r\nConnection: Upgrade\r\n{body}"
+    reader, writer = await raw(await serve(handler), offer.encode() + get("/second", "Connection: close"))
+    answer = await within(reader.read())
+    assert isinstance(answer, bytes)
+    assert b"/firsthi" in answer
+    assert b"/second" in answer or b"connection: close" in answer.lower()
+    writer.close()
+
+
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
 async def test_a_client_that_wants_to_close_gets_its_answer_first(serve: Serve, version: str) -> None:
     async def handler(request: Request, responder: Responder) -> None:
