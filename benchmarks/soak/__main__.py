@@ -33,6 +33,9 @@ TTL_S = 15
 """Of sessions: after that long without a turn their leases are given back too."""
 REST_S = 90.0  # after the traffic, until all has been given back
 SAMPLE_S = 2.0
+SHOWN_EVERY = 30
+"""Samples for a line of progress."""
+MIB = 2**20
 WARM_UP = 1 / 3
 """Of half an hour: by then the bounded memories (sessions, receipts, last requests) are full."""
 MOST_GROWTH = 0.05
@@ -82,7 +85,7 @@ class SoakRun:
     """Log lines of requests that their clients got nothing whole of."""
     num_logged: int = 0
     errors: list[str] = field(default_factory=list)
-    """Log lines of level error."""
+    """Log lines of level error, and lines that are none of the log."""
 
     def growth(self) -> float:
         """Of the resident memory: the last sixth of the run against the sixth after the warm-up."""
@@ -148,6 +151,10 @@ async def soak(
             while time.monotonic() < until and not traffic.done():
                 await asyncio.sleep(SAMPLE_S / pace)
                 run.rss_bytes.append((time.monotonic(), (await _metrics(http))["process_resident_memory_bytes"]))
+                if len(run.rss_bytes) % SHOWN_EVERY == 0:
+                    left_s, rss_mib = until - time.monotonic(), run.rss_bytes[-1][1] / MIB
+                    text = f"{left_s:.0f} s left, {len(clients.records):,} requests, {rss_mib:.0f} MiB"
+                    print(text, file=sys.stderr, flush=True)
             clients.is_over = True
             await traffic
         finally:
@@ -173,6 +180,7 @@ def _settings(engines: Sequence[str], pace: float) -> dict[str, object]:
         "stream": {"silent_queue_s": 2 / pace, "keep_alive_s": 1 / pace},
         "timeouts": {"connect_s": 1, "first_byte_s": 5 / pace, "idle_s": 2 / pace, "shutdown_grace_s": 5},
         "identity": {"session_ttl_s": TTL_S / pace, "max_sessions": 500},
+        "limits": {"memory_bytes": 64 * MIB},
         "receipts": {"keep_s": 60},
         "tools": {"use": [{"use": "benchmarks.soak.tools:build", "models": ["with-tools"]}]},
         "logging": {"format": "json"},
@@ -244,7 +252,11 @@ async def _metrics(http: aiohttp.ClientSession) -> dict[str, float]:
 
 def _read_log(log: Path, run: SoakRun) -> None:
     for line in log.read_bytes().splitlines():
-        row = orjson.loads(line)
+        try:
+            row = orjson.loads(line)
+        except orjson.JSONDecodeError:
+            run.errors.append(line.decode(errors="replace")[-400:])
+            continue
         if row["level"] == "error":
             run.errors.append(str(row.get("exception") or row["message"])[-400:])
         if row["message"] == "request":
@@ -277,7 +289,7 @@ def table(run: SoakRun) -> str:
         f"By path: {paths}. By status: {dict(sorted(run.clients.statuses.items()))}.",
         "",
         f"At rest before: {run.before}. After: {run.after}.",
-        f"Resident memory {run.rss_bytes[-1][1] / 2**20:.0f} MiB: {run.growth():+.1%} from the sixth that"
+        f"Resident memory {run.rss_bytes[-1][1] / MIB:.0f} MiB: {run.growth():+.1%} from the sixth that"
         " follows the warm-up to the last one (medians). The warm-up, in which bounded memories fill, is a third.",
     ]
     return "\n".join(lines)
@@ -304,7 +316,7 @@ def main() -> int:
     verdict = f"{len(faults)} things are wrong." if faults else "Nothing is wrong: every request ended once."
     data = {
         "outcomes": run.outcomes,
-        "rss_end_bytes": run.rss_bytes[-1][1],
+        "rss_mib": [round(size / MIB) for _, size in run.rss_bytes[::SHOWN_EVERY]],
         "rss_growth": run.growth(),
         "faults": faults,
     }
