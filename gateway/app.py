@@ -234,7 +234,7 @@ class App:
     ) -> tuple[Forward, EngineClient]:
         """Return what sends the clients' requests, and what sends the gateway's own."""
         client = EngineClient(upstream, self.settings.current.probing.timeout_s)
-        return Forward(upstream, monitor, observer, self._clock), client
+        return Forward(upstream, monitor, observer, self._clock, Slices()), client
 
     def _show_memory(self, handler: RequestHandler, bounds: MemoryBounds) -> None:
         """Show who keeps what beyond a request; batches show their own."""
@@ -310,7 +310,7 @@ class App:
             turns=turns,
             stateless=StatelessCalls(forward, turns.monitor, turns.stored, observer),
             bodies=IncomingBodies(),
-            slices=Slices(),
+            slices=forward.slices,
             lists=PromptListHandler(turns.gate.replica_view, observer.receipt_headers),
             observer=observer,
         )

@@ -27,6 +27,7 @@ _SAMPLES, _SAMPLE_BYTES, _DENSE_BYTES = 32, 1024, 24
 """A list with more than one comma per _DENSE_BYTES may hold millions of numbers: its texts would take more memory
 than its values."""
 _TRIES = 8
+_SHORT_BYTES = 64 * 1024
 
 Raw: TypeAlias = Any
 """The text of one value, `msgspec.Raw`: a buffer without a copy."""
@@ -76,6 +77,44 @@ def cut(raw: bytes) -> Cut | None:
         if isinstance(error, RecursionError):
             return None
         raise _misshapen(raw, str(error)) from None
+
+
+def outline(raw: Raw, keys: tuple[str, ...], depth: int = 1) -> Steps[dict[str, Any]]:
+    """Return those members of an object that have these keys and are short; of a long one that is an object, its
+    outline, so many levels deep. A step is one pass over a text, however many values that has. The outline of a
+    text that is nested too deep is empty. Raises NotJson."""
+    if not _OBJECT.match(memoryview(raw)):
+        raise NotJson("it is no object")
+    try:
+        texts, errors = _outliner(keys), _codecs()[2]
+    except ImportError:
+        return {key: value for key, value in _loaded(raw, "").items() if key in keys}
+    try:
+        found = texts(raw)
+    except errors as error:
+        if isinstance(error, RecursionError):
+            return {}
+        raise NotJson(str(error)) from None
+    values = {}
+    for key in keys:
+        text = getattr(found, key)
+        if len(text) <= _SHORT_BYTES:
+            if text:
+                values[key] = _loaded(text, key)
+        elif depth and _OBJECT.match(memoryview(text)):
+            yield
+            values[key] = yield from outline(text, keys, depth - 1)
+    return values
+
+
+@cache
+def _outliner(keys: tuple[str, ...]) -> Callable[[Raw], Any]:
+    """Return what finds the texts of some members of an object; empty ones where there are none. It makes nothing
+    of the other members. Raises ImportError."""
+    msgspec: Any = import_module("msgspec")
+    fields = [(key, msgspec.Raw, msgspec.Raw(b"")) for key in keys]
+    decode: Callable[[Raw], Any] = msgspec.json.Decoder(msgspec.defstruct("Outline", fields)).decode
+    return decode
 
 
 def parsed(raw: bytes) -> Steps[tuple[Any, Cut | None]]:

@@ -11,6 +11,10 @@ from policies.types import Usage
 
 BYTES_PER_TOKEN = 4
 """Of text that no engine has counted."""
+MOST_CHARS = 2 * 2**20
+"""No model writes more in one answer. Of a longer one only the characters are counted."""
+MOST_CALLS = 1024
+"""More tool calls of one answer are nonsense."""
 
 
 class TextBuffer:
@@ -140,8 +144,14 @@ class Reply:
     def relayed_tokens(self) -> int:
         """An estimate of the tokens of a stream: one for each event, or more for events that are long."""
         texts = [self.written, *(call.written for call in self.tool_calls)]
-        num_bytes = sum(len(str(text).encode(errors="replace")) for text in texts)
+        if (num_bytes := self.num_chars) <= MOST_CHARS:
+            num_bytes = sum(len(str(text).encode(errors="replace")) for text in texts)
         return max(self.num_events, (num_bytes + self.num_other_chars) // BYTES_PER_TOKEN)
+
+    @property
+    def num_chars(self) -> int:
+        """Of its text and of the arguments of its calls."""
+        return self.written.num_chars + sum([call.written.num_chars for call in self.tool_calls])
 
     @property
     def text(self) -> str:

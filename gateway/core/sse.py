@@ -7,7 +7,7 @@ import re
 DONE = b"data: [DONE]\n\n"
 """The whole event that ends a stream of the OpenAI formats."""
 
-MAX_EVENT_BYTES = 16 * 1024 * 1024
+MAX_EVENT_BYTES = 8 * 2**20
 
 # A line end, then an empty line. A CR at the end of what has come may still be half of a CRLF: it waits.
 _EVENT_END = re.compile(rb"(?:\r\n|\n|\r(?=[^\n]))(?:\r\n|\n|\r(?=[^\n]))")

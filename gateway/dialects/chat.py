@@ -10,7 +10,7 @@ import orjson
 from gateway.core import fields, sse
 from gateway.core.errors import Failure
 from gateway.core.fields import Json
-from gateway.core.reply import CallT, Reply, ToolCall, ToolCalls
+from gateway.core.reply import MOST_CALLS, CallT, Reply, ToolCall, ToolCalls
 from gateway.dialects import base, canonical
 from gateway.dialects.base import Chunks, Dialect, Script, chunks
 from gateway.dialects.canonical import ToolList
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from tool_runtime.types import Result, Tool
 
 _SHAPES = base.COMMON | {"messages": base.LIST, "tools": base.LIST}
-_MAX_TOOL_CALLS = 1024
-"""A higher index in a stream is nonsense."""
 
 
 class Chat(Dialect):
@@ -142,7 +140,7 @@ def _put_call(calls: ToolCalls[CallT], position: int, piece: Json) -> CallT | No
     index = fields.integer(piece, "index")
     if index is None:  # a whole message, or an engine that sends each call in one piece
         index = position
-    if not 0 <= index < _MAX_TOOL_CALLS:
+    if not 0 <= index < MOST_CALLS:
         return None
     function = fields.obj(piece, "function") or fields.obj(piece, "custom")
     arguments = fields.text(function, "arguments") or fields.text(function, "input") or ""

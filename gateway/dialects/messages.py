@@ -11,7 +11,7 @@ import orjson
 from gateway.core import fields, sse
 from gateway.core.errors import Failure
 from gateway.core.fields import Json
-from gateway.core.reply import Reply, TextBuffer, ToolCall
+from gateway.core.reply import MOST_CALLS, Reply, TextBuffer, ToolCall
 from gateway.dialects import base, canonical
 from gateway.dialects.base import Dialect, Script
 from gateway.dialects.canonical import ToolList
@@ -172,7 +172,7 @@ def _read_block(index: int, block: Json, reply: Reply) -> None:
     kind = block.get("type")
     if kind == "text":
         reply.written.append(fields.text(block, "text") or "")
-    elif kind == "tool_use":
+    elif kind == "tool_use" and len(reply.tool_calls) < MOST_CALLS:
         reply.tool_calls.put_piece(index, *_call_of(block))
 
 

@@ -11,7 +11,7 @@ import orjson
 from gateway.core import fields, sse
 from gateway.core.errors import Failure
 from gateway.core.fields import Json
-from gateway.core.reply import Reply, ToolCall
+from gateway.core.reply import MOST_CALLS, Reply, ToolCall
 from gateway.core.slices import Steps
 from gateway.dialects import base, canonical
 from gateway.dialects.base import Dialect, Script, read_error
@@ -162,7 +162,7 @@ def _item(item: Json) -> bytes | None:
 
 
 def _read_call(item: Json, reply: Reply) -> None:
-    if item.get("type") in _CALLS:
+    if item.get("type") in _CALLS and len(reply.tool_calls) < MOST_CALLS:
         reply.tool_calls.put_piece(len(reply.tool_calls), *_call_of(item))
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from gateway.core.errors import OVERLOADS, EngineFault, NoAnswer
 from gateway.core.reply import Reply
+from gateway.core.slices import Slices
 from gateway.core.sse import EventTooLong
 from gateway.core.transport import Timeouts, Upstream, UpstreamCut, UpstreamRefused, UpstreamReply
 from gateway.dialects.completions import num_chars
@@ -36,6 +37,8 @@ class Forward:
     monitor: Monitor
     observer: Observer
     clock: Callable[[], float]
+    slices: Slices
+    """For answers that are large, with bodies of requests that are."""
 
     def begin_attempt(
         self, exchange: Exchange, engine: RunningEngine, number: int, dispatch: Dispatch | None = None
@@ -146,7 +149,7 @@ class ModelCall:
         reply = await self._forward.send(engine, call, exchange.settings.timeouts)
         if self._answer is not None:
             self._answer.close()
-        self._answer = answer = UpstreamResponse(exchange, engine.adapter, call, reply)
+        self._answer = answer = UpstreamResponse(exchange, engine.adapter, call, reply, self._forward.slices)
         try:
             if reply.status >= 400:
                 body = await reply.read(MAX_ERROR_BYTES)

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from gateway.core import fields, pieces
+from gateway.core import fields, pieces, values
 from gateway.core.errors import ANSWERED, EngineFault, Failure, NoAnswer, Outcome, Refused, of_break
 from gateway.core.fields import Json, excerpt
 from gateway.core.reply import Reply
-from gateway.core.slices import LARGE_BYTES, Slices
+from gateway.core.slices import LARGE_BYTES, Slices, Steps, finished
 from gateway.core.sse import EventSplitter, EventTooLong, data_of
 from gateway.core.transport import HOP_BY_HOP, Direct, HeaderList, Pushing, Responder, UpstreamCut, UpstreamReply
 from gateway.dialects.base import Dialect, Opening
@@ -42,6 +42,8 @@ _FRUITLESS = 8
 """Bound on parsed events in a row that taught no pattern. Formats that number their events never repeat one."""
 _LEARNED_BYTES = 16 * 1024
 """A longer event teaches none: it would be searched once for each of the keys."""
+_FOLDED_BYTES = 128 * 1024
+"""Pieces of more bytes are folded at once, since they are parsed together."""
 
 
 class Deltas:
@@ -65,18 +67,20 @@ class Deltas:
         if not before:
             return 0
         start, end = len(before), -len(behind)
-        num_taken = 0
+        kept, num_taken = self._pieces, 0
         for event in events:
             if not (event.startswith(before) and event.endswith(behind)) or len(event) < start - end:
                 break  # the two ends may overlap
             piece = event[start:end]
             if _QUOTE in piece or piece[-1:] == b"\\":
                 break  # a quote would end the text, a backslash hides the quote behind it
-            self._pieces += piece
+            kept += piece
             num_taken += 1
         if num_taken:
             self._reply.num_events += num_taken
             self._fruitless = 0
+            if len(kept) > _FOLDED_BYTES:
+                self.fold()
         return num_taken
 
     def fold(self) -> None:
@@ -127,6 +131,19 @@ HELD_EVENT_BYTES = 128
 _ECHOES = 4
 """Events on arrival (`response.created`, `response.in_progress`) repeat instructions and tools, perhaps
 escaped."""
+
+READ_BYTES = 2 * 2**20
+"""Of an event, or of an answer that is not streamed. Of a longer one only the outline is read: no model writes as
+much text."""
+LOOKED_BYTES = 64 * 1024
+"""A shorter event is read whatever it holds."""
+EVENT_LINES, EVENT_VALUES = 1_000, 200_000
+"""Of an event that is read. Its values are parsed in one step."""
+_OUTLINED = (
+    *("id", "object", "type", "status", "model", "usage", "error", "code", "param", "message", "response"),
+    *("delta", "stop_reason", "incomplete_details"),
+)
+"""Keys of what an answer says beside its texts, in all formats."""
 
 _DONE = b"[DONE]"
 _NOTHING: Json = {}
@@ -222,7 +239,9 @@ class StreamRelay:
         return b"".join(out) + rest
 
     def _heard(self, event: bytes) -> Json | None:
-        """Read an event and return its JSON. None: the client must not see it."""
+        """Read an event and return its JSON. None: the client must not see it. Raises EventTooLong."""
+        if len(event) > LOOKED_BYTES and not is_readable(event):
+            return self._outlined(event)
         data = data_of(event)
         if data is None:
             return _NOTHING
@@ -238,6 +257,19 @@ class StreamRelay:
         if self._deltas is not None and self.has_begun and not self.has_finished:
             self._deltas.learn(event)
         return parsed
+
+    def _outlined(self, event: bytes) -> Json | None:
+        """Read the outline of an event, which goes to the client as it came. Raises EventTooLong where the gateway
+        has to know all of it."""
+        if self._round is not None:
+            raise EventTooLong(
+                "an event of the stream is too long to be searched for calls of the gateway's tools"
+            )
+        data = data_of(event) if _has_few_lines(event) else None
+        is_shown = self._read(_outline(data) if data is not None else _NOTHING)
+        if self.has_begun:  # else it repeats the request
+            self._reply.num_other_chars += len(event)
+        return _NOTHING if is_shown else None
 
     def _show(self, event: bytes, heard: Json, out: list[bytes]) -> None:
         """Append the bytes of an event that the client gets."""
@@ -290,6 +322,31 @@ class StreamRelay:
         return not (self._hides_usage and self._dialect.is_asked_usage(event))
 
 
+def is_readable(event: bytes) -> bool:
+    """Return whether a long event can be read in one step of a few milliseconds."""
+    if len(event) > READ_BYTES or not _has_few_lines(event):
+        return False
+    return not values.may_be_more(event, EVENT_VALUES) or all(num <= EVENT_VALUES for num in values.counted(event))
+
+
+def _has_few_lines(event: bytes) -> bool:
+    for end in (b"\n", b"\r"):
+        at = -1
+        for _ in range(EVENT_LINES):
+            if (at := event.find(end, at + 1)) < 0:
+                break
+        else:
+            return False
+    return True
+
+
+def _outline(text: bytes) -> Json:
+    try:
+        return finished(pieces.outline(text, _OUTLINED))
+    except pieces.NotJson:
+        return _NOTHING
+
+
 def read_into(reply: Reply, event: Json, dialect: Dialect, engine: EngineAdapter, most: Usage = NO_BOUND) -> None:
     """Fold a stream event, or the body of an answer that is not streamed, into the reply. `most`: the largest
     usage that is believed."""
@@ -338,8 +395,11 @@ _NOT_RELAYED_PREFIXES = ("x-turngate-", "access-control-")
 class UpstreamResponse:
     """Owns the connection of one answer: close it."""
 
-    def __init__(self, exchange: Exchange, engine: EngineAdapter, call: Call, reply: UpstreamReply) -> None:
+    def __init__(
+        self, exchange: Exchange, engine: EngineAdapter, call: Call, reply: UpstreamReply, slices: Slices
+    ) -> None:
         self._exchange = exchange
+        self._slices = slices
         self._engine = engine
         self._call = call
         self._reply = reply
@@ -369,11 +429,11 @@ class UpstreamResponse:
             self._first = body = await self._reply.read(MAX_BODY_BYTES)
             self._is_over = True
             if len(body) >= LARGE_BYTES:
-                parsed = await self._parsed_in_slices(body)
+                await self._read_large(body)
             else:
                 parsed, strict = fields.parsed(body)
                 self._first = body if self._round is None else strict
-            self._read_body(parsed)
+                self._read_body(parsed)
             return
         async for chunk in self._chunks:
             if len(chunk) <= STEP_BYTES:
@@ -477,6 +537,31 @@ class UpstreamResponse:
         self.fault = self.fault or EngineFault.NO_END
         return Outcome.ENGINE_CUT
 
+    async def _read_large(self, body: bytes) -> None:
+        """Read a body in slices, or only the outline of one that is longer than READ_BYTES or has more values than
+        a request may have. One that is no strict JSON is not read. A body without usage is
+        charged by its length.
+        Raises EngineFailed, NoAnswer, EventTooLong."""
+        parsed: object = None
+        is_read = False
+        await asyncio.sleep(0)  # its parts were joined
+        try:
+            if len(body) <= READ_BYTES and await self._slices.run(
+                _has_at_most(body, self._exchange.settings.limits.values)
+            ):
+                parsed, _ = await self._slices.run(pieces.parsed(body))
+                is_read = True
+            elif self._round is not None:
+                raise EventTooLong("its answer is too long to be searched for calls of the gateway's tools")
+            else:
+                parsed = await self._slices.run(pieces.outline(body, _OUTLINED))
+        except pieces.NotJson:
+            if self._round is None and body.lstrip()[:1] == b"{" and body.rstrip()[-1:] == b"}":
+                parsed = {}
+        if not is_read:
+            self._exchange.reply.num_other_chars += len(body)
+        self._read_body(parsed)
+
     def _read_body(self, parsed: object) -> None:
         """Read the value of a body. Raises EngineFailed, NoAnswer."""
         exchange = self._exchange
@@ -492,17 +577,14 @@ class UpstreamResponse:
         if self._round is not None:
             self._round.read(parsed)
 
-    async def _parsed_in_slices(self, body: bytes) -> object:
-        """Return the value of a large body: with many answers (`n`) it may hold millions of values. One that is
-        no strict JSON is passed on unread, and charged by its length."""
-        try:
-            value, _ = await Slices().run(pieces.parsed(body))
-        except pieces.NotJson:
-            if self._round is not None or not (body.lstrip()[:1] == b"{" and body.rstrip()[-1:] == b"}"):
-                return None
-            self._exchange.reply.num_other_chars += len(body)
-            return {}
-        return value
+
+def _has_at_most(body: bytes, most_values: int) -> Steps[bool]:
+    if values.may_be_more(body, most_values):
+        for num in values.counted(body):
+            if num > most_values:
+                return False
+            yield
+    return True
 
 
 async def in_steps(chunk: bytes) -> AsyncIterator[bytes]:

@@ -23,7 +23,7 @@ import orjson
 from gateway.core import fields
 from gateway.core.fields import excerpt
 from gateway.core.pieces import Cut
-from gateway.core.reply import Reply
+from gateway.core.reply import MOST_CHARS, Reply
 from gateway.core.slices import Steps
 from gateway.dialects.base import Script
 from gateway.dialects.canonical import ToolList, tools_in_steps
@@ -349,8 +349,11 @@ def _left_behind(reply: Reply) -> tuple[tuple[bytes, ...], bytes, list[bytes]]:
     of its calls.
 
     Every client sends call ids back verbatim. Text is known by its end, since clients take reasoning off its
-    start. A text of a few words counts as none: then the calls are the answer.
+    start. A text of a few words counts as none: then the calls are the answer. An answer longer than MOST_CHARS
+    leaves nothing.
     """
+    if reply.num_chars > MOST_CHARS:
+        return (), b"", []
     text, calls = reply.text.strip(), reply.tool_calls
     says_much = len(text) >= _MIN_TEXT_CHARS
     arguments = [call.arguments for call in calls]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import orjson
@@ -126,3 +127,35 @@ def test_no_step_parses_more_than_a_piece_or_one_text(monkeypatch: pytest.Monkey
         parsed_bytes.append(0)
     assert max(parsed_bytes) <= most_bytes + len(b'[]{"role":"user","content":""}') + 4
     assert len(parsed_bytes) > len(raw) / most_bytes
+
+
+KEYS = ("id", "usage", "response", "never")
+LONG = b'"' + b"a" * 70_000 + b'"'
+
+
+@pytest.mark.parametrize(
+    ("raw", "outline"),
+    [
+        (b' {"id": "a", "x": [1, 2], "usage": {"n": [1]}}', {"id": "a", "usage": {"n": [1]}}),
+        (b'{"id":1,"id":"b"}', {"id": "b"}),
+        (b'{"id":%b,"usage":1}' % LONG, {"usage": 1}),
+        (b'{"response":{"id":"r","x":%b,"never":null}}' % LONG, {"response": {"id": "r", "never": None}}),
+        (b'{"response":{"usage":{"id":%b},"id":1}}' % LONG, {"response": {"id": 1}}),
+        (b'{"id":1,"x":' + b"[" * 2_000 + b"]" * 2_000 + b"}", {}),
+        (b"{}", {}),
+    ],
+)
+def test_an_outline_has_the_short_members_that_are_asked_for(raw: bytes, outline: Any) -> None:
+    assert finished(pieces.outline(raw, KEYS)) == outline
+
+
+@pytest.mark.parametrize("raw", [b"", b"[1]", b"1", b'{"x":[1,2}', b'{"id":1', b'{"id":"\xff"}'])
+def test_what_is_no_object_has_no_outline(raw: bytes) -> None:
+    with pytest.raises(NotJson):
+        finished(pieces.outline(raw, KEYS))
+
+
+def test_without_msgspec_an_outline_is_parsed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces._outliner.cache_clear()
+    monkeypatch.setitem(sys.modules, "msgspec", None)
+    assert finished(pieces.outline(b'{"id":1,"x":[2],"usage":{"x":3}}', KEYS)) == {"id": 1, "usage": {"x": 3}}

@@ -27,7 +27,7 @@ from tests.path.fake_engine import (
 )
 from tests.path.faults import ENGINE, counted, fault, faults, outcomes
 from tests.path.secured import by, keys
-from tests.path.test_faults import ASK, STREAM, pair
+from tests.path.test_faults import ASK, STREAM, pair, receipt
 from tests.path.test_limits import LONG, used
 from tests.path.toolkit import Bench, Says
 
@@ -276,7 +276,7 @@ async def test_events_that_are_no_text_pass_unchanged(start: Start, engine: Fake
     assert (await (await start(engine)).ask(STREAM)).body == odd + finish() + DONE
 
 
-@fault(ENGINE, "a giant line before its answer", "another replica; 16 MiB are held at most", faults("too_long"))
+@fault(ENGINE, "a giant line before its answer", "another replica; 8 MiB are held at most", faults("too_long"))
 async def test_an_event_that_does_not_fit_is_replaced_unseen(start: Start) -> None:
     gateway, *_ = await pair(start, streams(GIANT))
     await is_replaced_unseen(gateway, STREAM, "too_long")
@@ -308,6 +308,47 @@ async def test_what_an_engine_sends_on_arrival_may_be_as_long_as_the_request(
     ask = {"model": "m", "input": "hi", "instructions": "x" * 900_000, "stream": True}
     answer = await (await start(engine)).ask(ask, "/v1/responses")
     assert answer.body == b": ping\n\n" * 1_000 + event + text + end
+
+
+MUCH = orjson.dumps({"id": "c", "usage": {"prompt_tokens": 7, "completion_tokens": 5}, "more": [[]] * 200_000})
+MUCH_EVENT = b"data: " + MUCH + b"\n\n"
+
+
+@fault(
+    ENGINE,
+    "an answer, or an event of it, of more than 2 MiB or of too many values",
+    "passed on; its usage counts, its text is not read",
+    outcomes("answered"),
+)
+@pytest.mark.parametrize("wants_stream", [False, True])
+async def test_what_is_too_much_to_be_read_is_passed_on(
+    start: Start, engine: FakeEngine, wants_stream: bool
+) -> None:
+    events = [chunk(content="half"), MUCH_EVENT, finish(), DONE]
+    engine.plays = [streams(events) if wants_stream else replies(200, MUCH)]
+    gateway = await start(engine)
+    answer = await gateway.ask(STREAM if wants_stream else ASK)
+    assert answer.body == (b"".join(events) if wants_stream else MUCH)
+    told = await receipt(gateway, answer.headers)
+    assert (told["prompt_tokens"], told["output_tokens"]) == (7, 5)
+    assert await counted(gateway, outcomes("answered")) == 1
+
+
+@fault(
+    ENGINE,
+    "the same, where tools of the gateway may be called",
+    "another replica, unseen; during its answer the client's stream is reset",
+    faults("too_long"),
+)
+async def test_what_is_too_much_to_be_searched_for_calls_is_a_fault(start: Start, engine: FakeEngine) -> None:
+    plays = [replies(200, MUCH)]
+    second = FakeEngine()
+    engine.plays = second.plays = plays
+    gateway = await start(engine, second, tools=Bench().settings())
+    await is_replaced_unseen(gateway, ASK, "too_long")
+    plays.append(streams([chunk(content="half"), MUCH_EVENT, finish(), DONE]))
+    answer = await gateway.ask(STREAM)
+    assert (answer.is_cut, answer.body) == (True, chunk(content="half"))
 
 
 @fault(ENGINE, "a giant line during its answer", "the client's stream is reset", faults("too_long"))

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.clients.trace_replay import HeadersOnly
 from gateway.access.keys import Caller
-from gateway.core.reply import Reply, ToolCall, ToolCalls
+from gateway.core.reply import MOST_CHARS, Reply, TextBuffer, ToolCall, ToolCalls
 from gateway.dialects import BY_PATH
 from gateway.dialects.base import Dialect, Script
 from gateway.exchange import Exchange, Payload, Recognition, Timings
@@ -213,6 +213,16 @@ def test_an_exchange_may_be_told_as_answered_twice_or_never() -> None:
     exchange = Exchange("1", HeadersOnly({}), cast(Dialect, None), Timings(0.0))
     desk.identity.answered(exchange, True, 2.0)
     assert desk.ask(b"u1").is_retry
+
+
+def test_an_answer_longer_than_any_model_writes_is_not_looked_at() -> None:
+    class Unread(TextBuffer):
+        def __str__(self) -> str:
+            raise AssertionError("it was read")
+
+    desk = Desk()
+    desk.ask(b"u1", reply=Reply(written=Unread("a" * (MOST_CHARS + 1))))
+    assert desk.ask(b"u1", b"a1", b"u2").turn_index == 1
 
 
 def test_the_tools_that_are_remembered_are_bounded_in_bytes() -> None:
