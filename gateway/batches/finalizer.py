@@ -53,10 +53,7 @@ def spent(body: Json) -> Spent:
 
 def parsed(body: bytes) -> Json:
     """Read an answer. One that is no JSON object becomes an error object, so that a row stays one line of JSON."""
-    try:
-        answer = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        answer = None
+    answer, _ = fields.parsed(body)
     if isinstance(answer, dict):
         return answer
     text = body[:2_000].decode(errors="replace") or "The answer was cut."

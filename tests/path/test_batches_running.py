@@ -7,13 +7,14 @@ from itertools import pairwise
 from pathlib import Path
 
 import openai
+import orjson
 import pytest
 from aiohttp import web
 
 from gateway.request import inprocess
 from tests.path.batches import Connect, asks, create, over, plays, rows_of
 from tests.path.conftest import Start
-from tests.path.fake_engine import Call, FakeEngine, completion, error
+from tests.path.fake_engine import Call, FakeEngine, completion, error, replies
 
 
 @pytest.fixture
@@ -182,6 +183,17 @@ async def test_a_deleted_input_serves_its_live_batch_to_the_end(
     may_end.set()
     done = await over(client, batch)
     assert len(await rows_of(client, done.output_file_id)) == 300
+
+
+async def test_an_answer_of_loose_json_is_a_row_of_strict_json(
+    start: Start, engine: FakeEngine, kept: dict[str, str], sdk: Connect
+) -> None:
+    engine.otherwise = replies(200, orjson.dumps(completion("half")).replace(b"half", rb"half \ud800"))
+    gateway = await start(engine, batches=kept)
+    client = sdk(gateway)
+    done = await over(client, await create(client, [asks("r1")]))
+    row = (await rows_of(client, done.output_file_id))["r1"]
+    assert row["response"]["body"]["choices"][0]["message"]["content"] == "half ?"
 
 
 async def test_lines_are_gated_turns_however_much_they_look_like_side_requests(
