@@ -31,6 +31,9 @@ _SHORTEST_PREFIX_BYTES = 128
 _NUM_PREFIXES = 10
 _BUFFER_BYTES = 256 * 1024
 _DIGEST_BYTES = 3
+_LOOKED_BYTES = 64 * 1024
+"""An object begins within them."""
+_NO_JSON = "This line is not parseable as valid JSON."
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +94,18 @@ def read(
     seen: set[str] = set()
     number = 0
     with file.open("rb", buffering=_BUFFER_BYTES) as source:
-        for num_read, (offset, raw) in enumerate(_raw_lines(source, limits.num_bytes)):
+        for num_read, (offset, raw) in enumerate(_raw_lines(source, limits.num_bytes, step_done)):
             step_done()
             if number == MAX_LINES or num_read == MAX_LINES_WITH_BLANK:
                 what = f"{MAX_LINES:,} requests" if number == MAX_LINES else f"{MAX_LINES_WITH_BLANK:,} lines"
                 return Input(faults=[LineFault("too_many_tasks", f"The batch has more than {what}.")])
-            if raw.isspace():
+            start = raw[:_LOOKED_BYTES].lstrip()
+            if not start and len(raw) <= _LOOKED_BYTES:
                 continue
             number += 1
             try:
+                if not start.startswith(b"{"):
+                    raise _WrongLine("invalid_json_line", _NO_JSON)
                 line = _line(number - 1, offset, raw, endpoint, found, seen, limits)
                 found.lines.append(finished(line, step_done))
             except _WrongLine as wrong:
@@ -149,18 +155,19 @@ class _WrongLine(Exception):
         self.code, self.param = code, param
 
 
-def _raw_lines(source: IO[bytes], max_bytes: int) -> Iterator[tuple[int, bytes]]:
+def _raw_lines(source: IO[bytes], max_bytes: int, step_done: Callable[[], None]) -> Iterator[tuple[int, bytes]]:
     """Yield offset and text of each line. Of a line that is too long, only its start. A byte order mark, which
-    spreadsheets and editors write, is no part of the first line."""
+    spreadsheets and editors write, is no part of the first line. A long line is read in steps."""
     offset = len(BOM_UTF8) if source.read(len(BOM_UTF8)) == BOM_UTF8 else 0
     source.seek(offset)
-    while raw := source.readline(max_bytes + 2):
-        size = len(raw)
-        while not raw.endswith(b"\n") and (more := source.readline(max_bytes)):
-            size += len(more)
-            if more.endswith(b"\n"):
-                break
-        yield offset, raw
+    while raw := source.readline(_BUFFER_BYTES):
+        size, parts = len(raw), [raw]
+        while size >= _BUFFER_BYTES and not raw.endswith(b"\n") and (raw := source.readline(_BUFFER_BYTES)):
+            if size <= max_bytes + 2:
+                parts.append(raw)
+            size += len(raw)
+            step_done()
+        yield offset, b"".join(parts) if len(parts) > 1 else parts[0]
         offset += size
 
 
@@ -206,7 +213,7 @@ def _parsed(raw: bytes, most_values: int) -> Steps[Mapping[str, Any]]:
     except ValueError:
         request = None
     if not isinstance(request, dict):
-        raise _WrongLine("invalid_json_line", "This line is not parseable as valid JSON.")
+        raise _WrongLine("invalid_json_line", _NO_JSON)
     for key in _REQUIRED:
         if key not in request:
             raise _WrongLine("missing_required_parameter", f"Missing required parameter: '{key}'.", key)

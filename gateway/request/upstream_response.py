@@ -539,9 +539,8 @@ class UpstreamResponse:
 
     async def _read_large(self, body: bytes) -> None:
         """Read a body in slices, or only the outline of one that is longer than READ_BYTES or has more values than
-        a request may have. One that is no strict JSON is not read. A body without usage is
-        charged by its length.
-        Raises EngineFailed, NoAnswer, EventTooLong."""
+        a request may have. One that is no strict JSON is not read. A body without usage is charged by its
+        length. Raises EngineFailed, NoAnswer, EventTooLong."""
         parsed: object = None
         is_read = False
         await asyncio.sleep(0)  # its parts were joined

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from codecs import BOM_UTF8
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from gateway.batches import input_file
 from gateway.batches.input_file import Endpoint, Input, LineLimits, Rests, body_of, prefix_key, script_of
 from gateway.core.pieces import PIECE_BYTES
+from gateway.core.slices import Steps
 from gateway.dialects import BY_PATH
 
 URL = "/v1/chat/completions"
@@ -151,7 +152,35 @@ def test_no_step_of_a_file_reads_much_of_it_but_one_text(name: str, tmp_path: Pa
 
     found = input_file.read(file, endpoint(), LARGE, step_done)
     assert (len(found.lines), found.faults) == (1, [])
-    assert num_steps >= (1 if name == "one text" else file.stat().st_size / (2 * PIECE_BYTES))
+    assert num_steps >= file.stat().st_size / (2 * PIECE_BYTES)
+
+
+@pytest.mark.parametrize("text", [b"a", b"\r", b'{"a', b" ", b"[1,", b'"a"'])
+@pytest.mark.parametrize("num_bytes", [3_000_000, LARGE.num_bytes, LARGE.num_bytes + 1, 2 * LARGE.num_bytes])
+def test_a_long_line_is_come_by_in_steps_and_only_an_object_is_parsed(
+    text: bytes, num_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "in.jsonl"
+    file.write_bytes((text * num_bytes)[:num_bytes] + b"\r\n" + orjson.dumps(asks()))
+    parsed: list[bytes] = []
+    real = input_file._parsed
+
+    def noted(raw: bytes, most_values: int) -> Steps[Mapping[str, Any]]:
+        parsed.append(raw)
+        return real(raw, most_values)
+
+    monkeypatch.setattr(input_file, "_parsed", noted)
+    num_steps = 0
+
+    def step_done() -> None:
+        nonlocal num_steps
+        num_steps += 1
+
+    found = input_file.read(file, endpoint(), LARGE, step_done)
+    assert num_steps > num_bytes / PIECE_BYTES
+    assert [(line.custom_id, line.offset) for line in found.lines] == [("a", num_bytes + 2)]
+    assert [fault.line for fault in found.faults] == [1]
+    assert len(parsed) == 1 + (text.startswith(b"{") and num_bytes <= LARGE.num_bytes)
 
 
 def test_a_large_line_is_read_as_a_small_one(tmp_path: Path) -> None:
