@@ -14,7 +14,7 @@ import orjson
 
 from gateway.batches.objects import Line, LineFault
 from gateway.core import fields, pieces, values
-from gateway.core.errors import Failure
+from gateway.core.errors import Failure, Refused
 from gateway.core.fields import Json, excerpt
 from gateway.core.json_edit import members_of, splice
 from gateway.core.slices import Steps, finished, is_large
@@ -126,10 +126,14 @@ def script_of(dialect: Dialect, body: Json) -> Steps[Script]:
 
 def body_of(raw: bytes) -> bytes:
     """Return the body of a line's request as it was written, without the fields that only streams need."""
-    start, end = [(start, end) for key, _, start, end in members_of(raw) if key == "body"][-1]
+    start, end = _span_of_body(raw)
     body = raw[start:end]
-    cut = pieces.cut(body) if is_large(body) else None
+    cut = finished(pieces.cut(body)) if is_large(body) else None
     return splice(body, cut.members if cut is not None else orjson.loads(body), {}, ("stream", "stream_options"))
+
+
+def _span_of_body(raw: bytes) -> tuple[int, int]:
+    return [(start, end) for key, _, start, end in members_of(raw) if key == "body"][-1]
 
 
 def prefix_key(pieces: Iterator[bytes]) -> bytes:
@@ -197,6 +201,8 @@ def _line(
         raise _WrongLine("invalid_request", "The body must be a JSON object.", "body")
     if (failure := endpoint.check(body)) is not None:
         raise _WrongLine("invalid_request", failure.message, f"body.{failure.param}" if failure.param else "body")
+    if raw.count(b":") > pieces.MOST_KEYS:
+        _check_keys(raw)
     _check_model(fields.text(body, "model") or "", endpoint, found)
     script = yield from endpoint.script(body)
     return Line(number, offset, len(raw), custom_id, prefix_key(_pieces(script)))
@@ -218,6 +224,15 @@ def _parsed(raw: bytes, most_values: int) -> Steps[Mapping[str, Any]]:
         if key not in request:
             raise _WrongLine("missing_required_parameter", f"Missing required parameter: '{key}'.", key)
     return request
+
+
+def _check_keys(raw: bytes) -> None:
+    """Refuse a line that `body_of` would."""
+    try:
+        for _ in members_of(raw, _span_of_body(raw)[0]):
+            pass
+    except Refused as refused:
+        raise _WrongLine("invalid_request", refused.failure.message, "body") from None
 
 
 def _check_model(model: str, endpoint: Endpoint, found: Input) -> None:

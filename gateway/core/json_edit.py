@@ -11,17 +11,14 @@ from typing import Any, TypeAlias
 import orjson
 
 from gateway.core import pieces
+from gateway.core.errors import Failure, Outcome, Refused
 from gateway.core.fields import Json
 from gateway.core.slices import LARGE_BYTES
 
 _STRING = rb'"[^"\\]*(?:\\.[^"\\]*)*"'
-_KEY = re.compile(rb"\s*(" + _STRING + rb")\s*:\s*", re.DOTALL)
 _SCALAR = re.compile(_STRING + rb"|[^\s,{}\[\]]+", re.DOTALL)
 # Everything up to the next bracket that is not inside a string: one match per bracket, at C speed.
 _BRACKET = re.compile(rb'[^"{}\[\]]*(?:' + _STRING + rb'[^"{}\[\]]*)*[{}\[\]]', re.DOTALL)
-_COMMA = re.compile(rb"\s*,")
-_LONG_BYTES, _COMPARED_BYTES = 4096, 64 * 1024
-"""A shorter value is scanned; a longer one is compared in pieces that stay in the processor's cache."""
 
 
 def splice(raw: bytes, body: Mapping[str, Any], put: Mapping[str, Any], drop: Collection[str]) -> bytes:
@@ -74,38 +71,26 @@ def _changed(
 
 def members_of(raw: bytes, start: int = 0) -> Iterator[tuple[str, int, int, int]]:
     """Yield key, start of the key, start of the value and end of the value for each member of the object at
-    `start`."""
-    at: int | None = raw.index(b"{", start) + 1
-    found = pieces.cut(raw) if len(raw) >= LARGE_BYTES and not start else None
-    while at is not None:
-        key = _KEY.match(raw, at)
-        assert key is not None, "raw is not the text of body"
-        name = orjson.loads(key[1])
-        # The text of a number may be the beginning of another number.
-        text = found.members.get(name) if found is not None and raw[key.end()] in b'"{[' else None
-        if text is not None and len(text) > _LONG_BYTES and _stands_at(raw, key.end(), text):
-            end = key.end() + len(text)
-        else:
-            end = value_end(raw, key.end())
-        yield name, key.start(1), key.end(), end
-        comma = _COMMA.match(raw, end)
-        at = comma.end() if comma else None
+    `start`. Raises Refused where they are too many."""
+    try:
+        yield from pieces.members_of(raw, value_end, start)
+    except pieces.TooManyKeys as error:
+        raise too_many_keys(error) from None
 
 
-def _stands_at(raw: bytes, at: int, text: pieces.Raw) -> bool:
-    """Whether a text stands in `raw` at a place; a text that is a string, list or object ends where it does there.
-    A key may be repeated, with another text."""
-    view = memoryview(text)
-    steps = range(0, len(view), _COMPARED_BYTES)
-    return all(
-        raw[at + start : at + min(start + _COMPARED_BYTES, len(view))]
-        == bytes(view[start : start + _COMPARED_BYTES])
-        for start in steps
-    )
+def too_many_keys(error: pieces.TooManyKeys) -> Refused:
+    failure = Failure(400, "invalid_request_error", f"The body is refused: {error}.", code="too_many_keys")
+    return Refused(Outcome.BAD_REQUEST, failure)
 
 
 def value_end(raw: bytes, start: int) -> int:
     """Return the end of the JSON value that starts at `start`."""
+    end = pieces.value_end(raw, start) if len(raw) >= LARGE_BYTES else None
+    return scanned_end(raw, start) if end is None else end
+
+
+def scanned_end(raw: bytes, start: int) -> int:
+    """As `value_end`, without msgspec, bracket by bracket."""
     if raw[start] not in b"{[":
         scalar = _SCALAR.match(raw, start)
         assert scalar is not None, "raw is not the text of body"

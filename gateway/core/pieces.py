@@ -23,11 +23,21 @@ PIECE_BYTES = 256 * 1024
 """Parsed in one step, but for a single text that is longer."""
 MAX_DEPTH = 8
 """A value that lies deeper is parsed in one step: each level is one more pass over its text."""
-_SAMPLES, _SAMPLE_BYTES, _DENSE_BYTES = 32, 1024, 24
-"""A list with more than one comma per _DENSE_BYTES may hold millions of numbers: its texts would take more memory
-than its values."""
-_TRIES = 8
+MOST_KEYS = 1_024
+"""Of the object of a body; one that is repeated counts each time. An API has about fifty."""
+MOST_KEY_BYTES = 4_096
+"""Of each of them, and of the space beside it."""
+MOST_ENTRIES = 300_000
+"""Of any other object: a larger one takes 30 ms to grow. The largest vocabularies have 262,144 tokens to bias."""
+_SAMPLES, _SAMPLE_BYTES = 32, 1024
+_DENSE_BYTES = {b"[": 64, b"{": 400}
+"""A list or an object with more than one comma per so many bytes may hold a million values: their texts would take
+more time and memory than they do. A key takes five times the time of an item."""
 _SHORT_BYTES = 64 * 1024
+_TRIES = 8
+"""Commas at which a list or an object may be cut."""
+_TEXT_TRIES = 12
+"""Ends of a piece of a text: an escaped surrogate pair has twelve bytes."""
 
 Raw: TypeAlias = Any
 """The text of one value, `msgspec.Raw`: a buffer without a copy."""
@@ -35,6 +45,11 @@ Raw: TypeAlias = Any
 
 class NotJson(ValueError):
     """Says what is wrong with a text, and where."""
+
+
+class TooManyKeys(NotJson):
+    """A body has more than MOST_KEYS keys, or a longer one than MOST_KEY_BYTES; or an object more than
+    MOST_ENTRIES."""
 
 
 @dataclass(slots=True)
@@ -54,29 +69,104 @@ class Cut:
 
 
 @cache
-def _codecs() -> tuple[Callable[[Raw], dict[str, Raw]], Callable[[Raw], list[Raw]], tuple[type[Exception], ...]]:
-    """Return what cuts an object, what cuts a list, and their errors. Raises ImportError."""
+def _codecs() -> tuple[
+    Callable[[Raw], dict[str, Raw]], Callable[[Raw], list[Raw]], Callable[[Raw], Raw], tuple[type[Exception], ...]
+]:
+    """Return what cuts an object, what cuts a list, what finds a value, and their errors. Raises ImportError."""
     msgspec: Any = import_module("msgspec")
     members = msgspec.json.Decoder(GenericAlias(dict, (str, msgspec.Raw))).decode
     items = msgspec.json.Decoder(GenericAlias(list, (msgspec.Raw,))).decode
-    return members, items, (msgspec.MsgspecError, RecursionError)
+    return members, items, msgspec.json.Decoder(msgspec.Raw).decode, (msgspec.MsgspecError, RecursionError)
 
 
-def cut(raw: bytes) -> Cut | None:
-    """Return the texts in an object; None for another value, for one that is nested too deep, and without
-    msgspec. Raises NotJson."""
+# ---- the members of an object, one after the other
+
+
+def value_end(raw: bytes, start: int) -> int | None:
+    """Return where the value at a place ends. None: it is nested too deep, or there is no msgspec. Raises NotJson.
+
+    Nothing behind the value is read.
+    """
     try:
-        members, _, errors = _codecs()
+        _, _, found, errors = _codecs()
     except ImportError:
         return None
-    if not _OBJECT.match(raw):
-        return None
     try:
-        return Cut(members(raw))
+        found(memoryview(raw)[start:])
     except errors as error:
         if isinstance(error, RecursionError):
             return None
-        raise _misshapen(raw, str(error)) from None
+        trailing = _TRAILING.search(str(error))
+        if trailing is None:
+            raise _misshapen(raw, str(error), start) from None
+        end = start + int(trailing[1]) - 1  # it has read one byte behind
+        space = raw[max(start, end - MOST_KEY_BYTES) : end]
+        return end - len(space) + len(space.rstrip())
+    return len(raw.rstrip())
+
+
+def members_of(
+    raw: bytes, end_of: Callable[[bytes, int], int], start: int = 0
+) -> Iterator[tuple[str, int, int, int]]:
+    """Yield key, start of the key, start of the value and end of the value for each member of the object at
+    `start`. Raises NotJson."""
+    begin = _OBJECT.match(raw, start, start + MOST_KEY_BYTES)
+    if begin is None:
+        raise _fault(raw, start, "an object begins elsewhere")
+    at = begin.end()
+    if _END.match(raw, at, at + MOST_KEY_BYTES):
+        return
+    for _ in range(MOST_KEYS):
+        key = _KEY.match(raw, at, at + MOST_KEY_BYTES)
+        if key is None or raw[key.end() : key.end() + 1].isspace():
+            if len(raw) - at < MOST_KEY_BYTES:
+                raise _fault(raw, at, "object keys must be strings")
+            raise TooManyKeys(f"a key, with the space beside it, has more than {MOST_KEY_BYTES} bytes")
+        end = end_of(raw, key.end())
+        yield _loaded(key[1], ""), key.start(1), key.end(), end
+        behind = _BEHIND.match(raw, end, end + MOST_KEY_BYTES)
+        if behind is None:
+            raise _fault(raw, end, "expected ',' or '}'")
+        if behind[1] == b"}":
+            return
+        at = behind.end()
+    raise TooManyKeys(f"it has more than {MOST_KEYS} keys")
+
+
+def _fault(raw: bytes, at: int, what: str) -> NotJson:
+    return _misshapen(raw, f"{what} (byte {at})")
+
+
+def cut(raw: bytes) -> Steps[Cut | None]:
+    """Return the texts in an object, found one in a step; None for another value, for one that is nested too deep,
+    and without msgspec. Raises NotJson."""
+    if not _OBJECT.match(raw, 0, MOST_KEY_BYTES):
+        return None
+    view, members, end = memoryview(raw), dict[str, Raw](), 0
+    try:
+        for key, _, start, end in members_of(raw, _end_of):
+            members[key] = view[start:end]
+            yield
+    except _NotCut:
+        return None
+    rest = raw[end : end + MOST_KEY_BYTES].split(b"}", 1)[1]
+    if rest.strip() or len(raw) - end > MOST_KEY_BYTES:
+        raise _fault(raw, end, "trailing characters")
+    return Cut(members)
+
+
+class _NotCut(Exception):
+    """A value is nested too deep, or there is no msgspec."""
+
+
+def _end_of(raw: bytes, start: int) -> int:
+    end = value_end(raw, start)
+    if end is None:
+        raise _NotCut
+    return end
+
+
+# ---- a text, parsed
 
 
 def outline(raw: Raw, keys: tuple[str, ...], depth: int = 1) -> Steps[dict[str, Any]]:
@@ -86,7 +176,7 @@ def outline(raw: Raw, keys: tuple[str, ...], depth: int = 1) -> Steps[dict[str, 
     if not _OBJECT.match(memoryview(raw)):
         raise NotJson("it is no object")
     try:
-        texts, errors = _outliner(keys), _codecs()[2]
+        texts, errors = _outliner(keys), _codecs()[3]
     except ImportError:
         return {key: value for key, value in _loaded(raw, "").items() if key in keys}
     try:
@@ -120,50 +210,70 @@ def _outliner(keys: tuple[str, ...]) -> Callable[[Raw], Any]:
 def parsed(raw: bytes) -> Steps[tuple[Any, Cut | None]]:
     """Return the value of a text, and its cut if it is an object. Raises NotJson.
 
-    Each step parses about PIECE_BYTES, or one text; the passes that cut are steps of their own.
+    Each step parses at most twice PIECE_BYTES; the passes that cut are steps of their own.
     """
-    found = cut(raw)
-    yield
+    found = yield from cut(raw)
     if found is None:
         return _loaded(raw, ""), None
     body: dict[str, Any] = {}
     for key, text in found.members.items():
-        if len(text) > PIECE_BYTES and (inner := _items(text)) is not None:
-            found.lists[key] = inner
-            yield
-            body[key] = yield from _list(inner, MAX_DEPTH, key)
-        else:
-            body[key] = yield from _value(text, MAX_DEPTH, key)
+        body[key] = yield from _value(text, MAX_DEPTH, key, found.lists)
     return body, found
 
 
-def _value(text: Raw, depth: int, place: str) -> Steps[Any]:
+def _value(text: Raw, depth: int, place: str, lists: dict[str, Sequence[Raw]] | None = None) -> Steps[Any]:
+    """`lists`: to put the items of a long list in, by its place."""
     if len(text) > PIECE_BYTES and depth:
         start = bytes(memoryview(text)[:1])
-        if start == b"[":
-            inner = _items(text)
-            yield
-            if inner is not None:
+        if start == b'"':
+            return (yield from _text(text, place))
+        if start in _DENSE_BYTES:
+            if _is_dense(text, _DENSE_BYTES[start]):
+                dense = yield from _dense(bytes(text), place)
+                if dense is not None:
+                    return dense
+            members, items, *_ = _codecs()
+            if start == b"[":
+                inner = items(text)
+                yield
+                if lists is not None:
+                    lists[place] = inner
                 return (yield from _list(inner, depth - 1, place))
-            return (yield from _dense(bytes(text), place))
-        if start == b"{":
-            members = _codecs()[0](text)
+            keyed = members(text)
             yield
-            values = yield from _list(list(members.values()), depth - 1, place)
-            return dict(zip(members, values, strict=True))
+            values = yield from _list(list(keyed.values()), depth - 1, place)
+            return dict(zip(keyed, values, strict=True))
     value = _loaded(text, place)
     yield
     return value
 
 
-def _items(text: Raw) -> list[Raw] | None:
-    """Return the texts of a list; None where it is no list or where they would be too many."""
+def _text(text: Raw, place: str) -> Steps[str]:
+    """Return a long text. A piece of it is a text if no escape and no character is cut, as each JSON text has one
+    reading."""
     view = memoryview(text)
-    if bytes(view[:1]) != b"[":
-        return None
+    found, at, end = [], 1, len(view) - 1
+    while at < end:
+        stop = min(at + PIECE_BYTES, end)
+        for tried in range(stop, max(at, stop - _TEXT_TRIES), -1):
+            try:
+                found.append(orjson.loads(b'"%b"' % bytes(view[at:tried])))
+            except orjson.JSONDecodeError:
+                continue
+            at = tried
+            break
+        else:
+            return _loaded(text, place)  # type: ignore[no-any-return]  # it is a text
+        yield
+    return "".join(found)
+
+
+def _is_dense(text: Raw, comma_bytes: int) -> bool:
+    """Return whether a text has more than one comma per so many bytes, by a sample."""
+    view = memoryview(text)
     starts = (random.randrange(len(view)) for _ in range(_SAMPLES))  # noqa: S311  # no secret
     num_commas = sum(bytes(view[start : start + _SAMPLE_BYTES]).count(b",") for start in starts)
-    return None if num_commas * _DENSE_BYTES > _SAMPLES * _SAMPLE_BYTES else _codecs()[1](text)
+    return num_commas * comma_bytes > _SAMPLES * _SAMPLE_BYTES
 
 
 def _list(texts: Sequence[Raw], depth: int, place: str) -> Steps[list[Any]]:
@@ -193,33 +303,38 @@ def _group(texts: Sequence[Raw], first: int, place: str) -> Sequence[Any]:
         return [_loaded(text, f"{place}[{first + at}]") for at, text in enumerate(texts)]
 
 
-def _dense(text: bytes, place: str) -> Steps[list[Any]]:
-    """Return the values of a list with many commas. It is cut at commas: if both halves are lists of values, their
-    values are those of the whole, as each JSON text has one reading. Where no comma near a place is between two
-    values, all is parsed at once."""
-    values: list[Any] = []
+def _dense(text: bytes, place: str) -> Steps[Any]:
+    """Return the value of a list or an object with many commas. It is cut at commas: if both halves are lists or
+    objects, their values are those of the whole, as each JSON text has one reading. None: no comma near a place is
+    between two values."""
+    values: Any = [] if text[:1] == b"[" else {}
+    around, add = (b"[%b]", values.extend) if text[:1] == b"[" else (b"{%b}", values.update)
     at, end = 1, len(text) - 1
     while end - at > PIECE_BYTES:
-        for comma in _commas(text, at + PIECE_BYTES):
+        for comma in _commas(text, at + PIECE_BYTES, at + 2 * PIECE_BYTES):
             try:
-                values += orjson.loads(b"[%b]" % text[at:comma])
+                add(orjson.loads(around % text[at:comma]))
             except orjson.JSONDecodeError:
+                yield
                 continue
             at = comma + 1
             break
         else:
-            return _loaded(text, place)  # type: ignore[no-any-return]  # it is a list
+            return None
+        if len(values) > MOST_ENTRIES and text[:1] == b"{":
+            raise TooManyKeys(f"an object has more than {MOST_ENTRIES} keys ({_shown(place)})")
         yield
     try:
-        values += orjson.loads(b"[%b]" % text[at:end])
+        add(orjson.loads(around % text[at:end]))
     except orjson.JSONDecodeError:
-        return _loaded(text, place)  # type: ignore[no-any-return]  # it is a list
+        return _loaded(text, place)
+    yield
     return values
 
 
-def _commas(text: bytes, start: int) -> Iterator[int]:
+def _commas(text: bytes, start: int, stop: int) -> Iterator[int]:
     for _ in range(_TRIES):
-        start = text.find(b",", start + 1)
+        start = text.find(b",", start + 1, stop)
         if start < 0:
             return
         yield start
@@ -230,13 +345,17 @@ def _loaded(text: Raw, place: str) -> Any:
         return orjson.loads(memoryview(text))
     except orjson.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
-        raise NotJson(f"{error.msg} ({f'in {place[:_MAX_PLACE_CHARS]}' if place else where})") from None
+        raise NotJson(f"{error.msg} ({_shown(place) if place else where})") from None
 
 
-def _misshapen(raw: bytes, message: str) -> NotJson:
-    """Return the fault that msgspec finds in the shape of a text."""
+def _shown(place: str) -> str:
+    return f"in {place[:_MAX_PLACE_CHARS]}"
+
+
+def _misshapen(raw: bytes, message: str, start: int = 0) -> NotJson:
+    """Return the fault that msgspec finds in the shape of a text that begins at `start`."""
     found = _BYTE.search(message)
-    at = int(found[1]) if found is not None else len(raw)
+    at = start + int(found[1]) if found is not None else len(raw)
     line_start = raw.rfind(b"\n", 0, at) + 1
     what = message[: found.start()] if found is not None else message
     line = raw.count(b"\n", 0, at) + 1
@@ -244,5 +363,9 @@ def _misshapen(raw: bytes, message: str) -> NotJson:
 
 
 _OBJECT = re.compile(rb"\s*\{")
+_END = re.compile(rb"\s*\}")
+_KEY = re.compile(rb'\s*("[^"\\]*(?:\\.[^"\\]*)*")\s*:\s*', re.DOTALL)
+_BEHIND = re.compile(rb"\s*([,}])")
+_TRAILING = re.compile(r"trailing characters \(byte (\d+)\)$")
 _BYTE = re.compile(r" \(byte (\d+)\)")
 _MAX_PLACE_CHARS = 100

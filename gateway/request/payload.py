@@ -13,6 +13,7 @@ from gateway.config.settings import Models, RequestLimits
 from gateway.core import fields, pieces, values
 from gateway.core.errors import Failure, Outcome, Refused
 from gateway.core.fields import Json, excerpt
+from gateway.core.json_edit import too_many_keys
 from gateway.core.slices import Steps, finished
 from gateway.core.transport import BodyTooLarge, Request
 from gateway.dialects.base import Dialect
@@ -62,6 +63,8 @@ def parse_in_steps(
         yield from _counted(raw, limits)
     try:
         body, cut = yield from pieces.parsed(raw)
+    except pieces.TooManyKeys as error:
+        raise too_many_keys(error) from None
     except pieces.NotJson as error:
         raise _not_json(str(error)) from None
     return _payload(raw, body, dialect, limits), cut
@@ -76,6 +79,8 @@ def _payload(raw: bytes, body: object, dialect: Dialect, limits: RequestLimits) 
     if not isinstance(body, dict):
         text = f"The body must be a JSON object, not {type(body).__name__}."
         raise Refused(Outcome.BAD_REQUEST, Failure(400, "invalid_request_error", text))
+    if len(body) > pieces.MOST_KEYS:
+        raise too_many_keys(pieces.TooManyKeys(f"it has more than {pieces.MOST_KEYS} keys"))
     failure = dialect.check(body)
     # An entry takes two bytes at least.
     if failure is None and dialect.is_conversation and len(raw) > 2 * min(limits.messages, limits.tools):

@@ -200,6 +200,17 @@ def test_a_large_line_is_read_as_a_small_one(tmp_path: Path) -> None:
     assert keys[0] == keys[1], "the first 64 KiB decide the place among other lines"
 
 
+def test_a_line_of_more_keys_than_any_api_has_is_a_fault_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "in.jsonl"
+    line = orjson.dumps(asks(body=said("x")))
+    for num, is_allowed in ((900, True), (1_100, False), (60_000, False)):
+        file.write_bytes(line.replace(b'"body":{', b'"body":{' + b'"user":"a",' * num))
+        found = input_file.read(file, endpoint(), LARGE)
+        assert [fault.param for fault in found.faults] == ([] if is_allowed else ["body"])
+        if is_allowed:
+            body_of(file.read_bytes())
+
+
 def test_more_blank_lines_than_a_file_may_have_are_not_read(tmp_path: Path) -> None:
     file = tmp_path / "in.jsonl"
     file.write_bytes(b"\n" * 10_000_000 + orjson.dumps(asks()))

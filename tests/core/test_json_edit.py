@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core import json_edit
+from gateway.core import json_edit, pieces
+from gateway.core.errors import Refused
 from gateway.core.fields import Json
 from gateway.core.json_edit import splice
 
@@ -46,8 +48,7 @@ def texts(draw: st.DrawFn) -> tuple[str, list[tuple[str, str]]]:
 def as_large() -> Iterator[None]:
     """Texts of a few bytes are edited as large ones are."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, num_bytes in (("LARGE_BYTES", 0), ("_LONG_BYTES", 0), ("_COMPARED_BYTES", 2)):
-            patch.setattr(json_edit, name, num_bytes)
+        patch.setattr(json_edit, "LARGE_BYTES", 0)
         yield
 
 
@@ -124,16 +125,42 @@ def test_the_brackets_of_a_large_value_are_not_counted(monkeypatch: pytest.Monke
     messages = [{"role": "user", "content": [{"type": "text", "text": "a"}]}] * 10_000
     raw = orjson.dumps({"messages": messages, "model": "m", "tools": [{}] * 9})
     ends: list[int] = []
-    value_end = json_edit.value_end
+    scanned_end = json_edit.scanned_end
 
     def counted(raw: bytes, start: int) -> int:
         ends.append(start)
-        return value_end(raw, start)
+        return scanned_end(raw, start)
 
-    monkeypatch.setattr(json_edit, "value_end", counted)
+    monkeypatch.setattr(json_edit, "scanned_end", counted)
     changed = splice(raw, orjson.loads(raw), {"model": "other"}, ("tools",))
     assert orjson.loads(changed) == {"messages": messages, "model": "other"}
-    assert len(ends) == 2, "those of the short values alone"
+    assert not ends
+
+
+def test_no_more_members_of_an_object_are_looked_at_than_a_body_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """8 MB of one key again and again took three seconds."""
+    looked_at = []
+    members_of = pieces.members_of
+
+    def counted(raw: bytes, end_of: Callable[[bytes, int], int], start: int = 0) -> Iterator[Any]:
+        for member in members_of(raw, end_of, start):
+            looked_at.append(member)
+            yield member
+
+    monkeypatch.setattr(pieces, "members_of", counted)
+    for num, is_allowed in ((pieces.MOST_KEYS - 1, True), (pieces.MOST_KEYS, False), (100_000, False)):
+        raw = b'{"model":"a",' * num + b'"user":"b"}'
+        raw = b"{" + raw.replace(b"{", b"")
+        with nullcontext() if is_allowed else pytest.raises(Refused, match="more than 1024 keys"):
+            splice(raw, {"model": "a", "user": "b"}, {"model": "c"}, ())
+        assert len(looked_at) <= pieces.MOST_KEYS
+        looked_at.clear()
+
+
+def test_a_key_that_is_longer_than_any_is_not_read() -> None:
+    for key in (b'"' + b"k" * 10_000 + b'":1', b" " * 10_000 + b'"k":1', b'"k":' + b" " * 10_000 + b"1"):
+        with pytest.raises(Refused, match="more than 4096 bytes"):
+            splice(b'{"model":"a",%b}' % key, {"model": "a"}, {"model": "c"}, ())
 
 
 def test_a_repeated_key_is_not_taken_for_its_last_value() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import nullcontext
 from typing import Any
 
 import orjson
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core import pieces
-from gateway.core.pieces import NotJson, parsed
+from gateway.core.pieces import NotJson, TooManyKeys, parsed
 from gateway.core.slices import finished
 from tests.core.test_json_edit import JSON, texts
 
@@ -76,6 +77,34 @@ def test_a_list_of_many_numbers_or_short_texts_is_cut_at_commas(value: list[Any]
         assert in_pieces(raw) == {"prompt": value}
 
 
+@pytest.mark.parametrize("value", [{"a": 1, "b": [1, 2], "a,": {"c": 3}}, {f'k",{n}': n for n in range(300)}])
+def test_an_object_of_many_keys_is_cut_at_commas(value: dict[str, Any]) -> None:
+    for raw in (orjson.dumps({"metadata": value}), json.dumps({"metadata": value}, indent=1).encode()):
+        assert in_pieces(raw) == {"metadata": value}
+        assert list(in_pieces(raw)["metadata"]) == list(value)
+
+
+@given(st.text(st.sampled_from('ab"\\\n/\u00e9\u4e00\u2028\U0001f600'), max_size=60), st.booleans())
+def test_a_text_is_cut_at_no_escape_and_no_character(value: str, is_ascii: bool) -> None:
+    for written in (value, value * 7):
+        assert in_pieces(json.dumps({"prompt": written}, ensure_ascii=is_ascii).encode()) == {"prompt": written}
+
+
+def test_a_body_of_more_keys_than_any_has_is_refused_before_it_is_parsed() -> None:
+    for keys in ([f"k{n}" for n in range(pieces.MOST_KEYS)], ["k"] * pieces.MOST_KEYS, ["k" * 5_000]):
+        raw = b"{" + b"".join(b'"%b":1,' % key.encode() for key in keys) + b'"model":"m"}'
+        with pytest.raises(TooManyKeys):
+            in_pieces(raw)
+
+
+def test_an_object_of_more_keys_than_a_vocabulary_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "MOST_ENTRIES", 100)
+    for num in (90, 400):
+        raw = orjson.dumps({"logit_bias": {str(n): 1 for n in range(num)}, "stop": list(range(500))})
+        with pytest.raises(TooManyKeys, match="logit_bias") if num > 100 else nullcontext():
+            assert in_pieces(raw) == orjson.loads(raw)
+
+
 def test_what_is_nested_deeper_than_it_is_cut_is_parsed_at_once() -> None:
     for depth in (pieces.MAX_DEPTH + 3, 900, 1_015):
         raw = b'{"messages":' + b"[" * depth + b'"a long text"' + b"]" * depth + b"}"
@@ -105,10 +134,12 @@ def shapes() -> dict[str, Any]:
         "parts": [{"role": "user", "content": [{"type": "text", "text": text} for _ in range(200)]}],
         "tools": [{"function": {"parameters": {"properties": {f"p{n}": {"type": text} for n in range(200)}}}}],
         "prompt": list(range(5_000)),
+        "metadata": {f"k{n}": n for n in range(2_000)},
+        "input": "a long text of the user\n" * 500,
     }
 
 
-def test_no_step_parses_more_than_a_piece_or_one_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_step_parses_more_than_a_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     most_bytes = 512
     parsed_bytes = [0]
 
@@ -125,7 +156,7 @@ def test_no_step_parses_more_than_a_piece_or_one_text(monkeypatch: pytest.Monkey
     raw = orjson.dumps(shapes())
     for _ in parsed(raw):
         parsed_bytes.append(0)
-    assert max(parsed_bytes) <= most_bytes + len(b'[]{"role":"user","content":""}') + 4
+    assert max(parsed_bytes) <= 2 * most_bytes + len("[0,]")
     assert len(parsed_bytes) > len(raw) / most_bytes
 
 

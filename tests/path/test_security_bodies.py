@@ -64,6 +64,20 @@ async def test_a_deeply_nested_body_is_answered_or_refused_and_never_an_error_of
 
 
 @pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("key", [b'"k%d":1,', b'"model":"alias",'])
+async def test_a_body_of_more_keys_than_any_api_has_is_refused(
+    start: Start, engine: FakeEngine, path: str, key: bytes
+) -> None:
+    """Also where one is repeated: 8 MB of `"model"` held the event loop for three seconds."""
+    gateway = await start(engine, models={"aliases": {"alias": "m"}})
+    body = b'"model":"alias","messages":[{"role":"user","content":"x"}],"input":"x","prompt":"x"}'
+    for num, status in ((900, 200), (1_100, 400), (60_000, 400)):
+        keys = b"".join(key % at if b"%" in key else key for at in range(num))
+        answered, told = await sent(gateway, b"{" + keys + body, path)
+        assert (answered, b"more than 1024 keys" in told) == (status, status == 400)
+
+
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("unit", [b"[],", b'{"a":1},', b"1,", b'"\\"",'])
 async def test_a_body_of_too_many_values_is_refused_before_it_is_parsed(
     start: Start, engine: FakeEngine, path: str, unit: bytes

@@ -65,7 +65,7 @@ def seen(
         body: Json = {"model": "m", "messages": messages} | ({"tools": tools} if number % 4 else {})
         arrived = exchange(path, body, orjson.dumps(body))
         if is_large(number):
-            arrived.cut = pieces.cut(arrived.payload.raw) if number % 3 else None
+            arrived.cut = finished(pieces.cut(arrived.payload.raw)) if number % 3 else None
             script = finished(identity.script_in_steps(arrived))
         else:
             script = identity.script(arrived)
