@@ -9,7 +9,10 @@ from __future__ import annotations
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from typing import Protocol, TypeAlias
+
+from gateway.core.slices import LARGE_BYTES
 
 HeaderList: TypeAlias = Sequence[tuple[str, str]]
 
@@ -158,7 +161,20 @@ class UpstreamReply(Protocol):
 
 
 async def joined(reply: UpstreamReply, limit_bytes: int) -> bytes:
-    """Return the rest of a body from its chunks, as `UpstreamReply.read` does. Abort one that is longer."""
+    """Return a body of which nothing has been read, as `UpstreamReply.read` does. Abort one that is longer. The
+    chunks of a large one of known length go to their place: to join them is a step of half a millisecond a MB."""
+    length = reply.headers.get("content-length", "")
+    if (
+        length.isdecimal()
+        and LARGE_BYTES <= int(length) <= limit_bytes
+        and "transfer-encoding" not in reply.headers
+    ):
+        place, at = BytesIO(bytes(int(length))), 0
+        with place.getbuffer() as buffer:
+            async for chunk in reply.chunks():
+                buffer[at : at + len(chunk)] = chunk
+                at += len(chunk)
+        return place.getvalue()[:at]
     chunks = []
     size_bytes = 0
     async for chunk in reply.chunks():

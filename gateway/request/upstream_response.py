@@ -132,6 +132,8 @@ _ECHOES = 4
 """Events on arrival (`response.created`, `response.in_progress`) repeat instructions and tools, perhaps
 escaped."""
 
+OUTLINED_BYTES = 32 * 2**20
+"""An outline takes a pass over all of the text."""
 READ_BYTES = 2 * 2**20
 """Of an event, or of an answer that is not streamed. Of a longer one only the outline is read: no model writes as
 much text."""
@@ -539,11 +541,11 @@ class UpstreamResponse:
 
     async def _read_large(self, body: bytes) -> None:
         """Read a body in slices, or only the outline of one that is longer than READ_BYTES or has more values than
-        a request may have. One that is no strict JSON is not read. A body without usage is charged by its
-        length. Raises EngineFailed, NoAnswer, EventTooLong."""
+        a request may have. One above OUTLINED_BYTES, or of no strict JSON, is not read. A body without usage is
+        charged by its length. Raises EngineFailed, NoAnswer, EventTooLong."""
         parsed: object = None
         is_read = False
-        await asyncio.sleep(0)  # its parts were joined
+        await asyncio.sleep(0)  # its parts may have been joined
         try:
             if len(body) <= READ_BYTES and await self._slices.run(
                 _has_at_most(body, self._exchange.settings.limits.values)
@@ -552,8 +554,10 @@ class UpstreamResponse:
                 is_read = True
             elif self._round is not None:
                 raise EventTooLong("its answer is too long to be searched for calls of the gateway's tools")
-            else:
+            elif len(body) <= OUTLINED_BYTES:
                 parsed = await self._slices.run(pieces.outline(body, _OUTLINED))
+            else:
+                parsed = {}
         except pieces.NotJson:
             if self._round is None and body.lstrip()[:1] == b"{" and body.rstrip()[-1:] == b"}":
                 parsed = {}

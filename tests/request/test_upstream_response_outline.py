@@ -231,6 +231,14 @@ def test_an_answer_that_is_too_much_goes_by_and_its_usage_counts(path: str, what
     assert max(parsed_bytes) < 1_000
 
 
+def test_an_answer_that_is_too_long_for_an_outline_is_charged_by_its_length() -> None:
+    raw = orjson.dumps(answer_of(CHAT, LONG, {}))
+    with patch.object(upstream_response, "OUTLINED_BYTES", READ_BYTES):
+        answer, reply, _ = replied(CHAT, raw)
+    assert (answer.status, answer.body) == (200, raw)
+    assert reply.charge == Usage(None, None, len(raw) // 4)
+
+
 @pytest.mark.parametrize("raw", [b"{" + b" " * READ_BYTES, b"[" + b" " * READ_BYTES + b"]"])
 def test_what_is_no_object_is_no_answer_however_long(raw: bytes) -> None:
     answer, _, _ = replied(CHAT, raw)

@@ -6,12 +6,14 @@ import asyncio
 import shutil
 import ssl
 import subprocess
-from collections.abc import Awaitable, Callable
+import tracemalloc
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 
 import pytest
 
-from gateway.core.transport import Timeouts, Upstream, UpstreamCut, UpstreamRefused
+from gateway.core.slices import LARGE_BYTES
+from gateway.core.transport import HeaderList, Timeouts, Upstream, UpstreamCut, UpstreamRefused, joined
 from tests.clock import Clock
 from tests.deadline import DEADLINE_S
 from tests.transport.conftest import within
@@ -44,6 +46,52 @@ async def test_interim_answers_are_skipped(upstream: Upstream, early: bytes) -> 
             assert (reply.status, "link" in reply.headers) == (200, False)
             assert await reply.read(10) == b"ok"
         assert engine.num_connections == 1
+
+
+@pytest.mark.parametrize("framing", ["length", "chunks", "end"])
+@pytest.mark.parametrize("num_bytes", [LARGE_BYTES - 1, LARGE_BYTES, 5 * LARGE_BYTES + 1])
+async def test_a_large_answer_is_read_whole_however_it_is_framed(
+    upstream: Upstream, framing: str, num_bytes: int
+) -> None:
+    body = bytes(range(251)) * (num_bytes // 251 + 1)
+    body = body[:num_bytes]
+    answers = {
+        "length": b"Content-Length: %d\r\n\r\n%b" % (num_bytes, body),
+        "chunks": b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (num_bytes, body),
+        "end": b"\r\n%b" % body,
+    }
+    async with Engine(answering(b"HTTP/1.1 200 OK\r\n" + answers[framing], closes=True)) as url:
+        reply = await upstream.call("GET", url, [], None, TIMEOUTS)
+        assert await reply.read(num_bytes) == body
+    async with Engine(answering(b"HTTP/1.1 200 OK\r\n" + answers[framing], closes=True)) as url:
+        reply = await upstream.call("GET", url, [], None, TIMEOUTS)
+        with pytest.raises(UpstreamCut, match="longer than"):
+            await reply.read(num_bytes - 1)
+
+
+async def test_a_large_answer_of_known_length_takes_its_length_of_memory_and_is_not_joined() -> None:
+    class Coming:
+        status = 200
+        header_list: HeaderList = ()
+        headers: Mapping[str, str] = {"content-length": str(100 * LARGE_BYTES)}
+
+        async def chunks(self) -> AsyncIterator[bytes]:
+            for number in range(100):
+                yield bytes([number]) * LARGE_BYTES
+
+        async def read(self, limit_bytes: int) -> bytes:
+            return await joined(self, limit_bytes)
+
+        def close(self, *, reuse: bool) -> None: ...
+
+    tracemalloc.start()
+    try:
+        body = await Coming().read(2**30)
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert body == b"".join(bytes([number]) * LARGE_BYTES for number in range(100))
+    assert most_bytes < 110 * LARGE_BYTES
 
 
 async def test_an_answer_may_end_with_its_connection(upstream: Upstream) -> None:
