@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from re import Pattern
 from typing import TypeAlias
@@ -352,7 +352,18 @@ class Router:
             viewer = await self.access.viewer(request.headers, self.is_admin)
             if isinstance(viewer, Failure):
                 return failure_page(viewer)
-        return failure_page(_unknown(request))
+        failure, known = _unknown(request), _without_extra_slashes(path)
+        if not TABLE.at(known)[0] or known == path:
+            return failure_page(failure)
+        target = f"{known}?{request.query}" if request.query else known
+        text = f"{excerpt(path)} is at {excerpt(known)}, without the extra slashes."
+        return failure_page(replace(failure, status=307, message=text), known, ("Location", target))
+
+
+def _without_extra_slashes(path: str) -> str:
+    """Return a path as base URLs that end in a slash mean it. Engines, too, send their clients there (Starlette's
+    `redirect_slashes`)."""
+    return "/" + "/".join(part for part in path.split("/") if part)
 
 
 def _unknown(request: Request) -> Failure:

@@ -137,6 +137,21 @@ async def test_models_lists_what_is_served_and_the_aliases(start: Start, engine:
         assert (await response.json())["root"] == "m"
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions/", "/v1//chat/completions", "//v1/chat/completions"])
+async def test_a_path_with_extra_slashes_leads_to_the_one_without(
+    start: Start, engine: FakeEngine, path: str
+) -> None:
+    gateway = await start(engine)
+    url = gateway.url("") + path + "?a=b"
+    async with gateway.client.post(url, json=ASK, allow_redirects=False) as response:
+        assert (response.status, response.headers["Location"]) == (307, "/v1/chat/completions?a=b")
+        assert "/v1/chat/completions" in (await response.json())["error"]["message"]
+    async with gateway.client.post(url, json=ASK) as response:
+        assert response.status == 200
+    async with gateway.client.post(gateway.url("//evil.example/v1"), json=ASK, allow_redirects=False) as response:
+        assert response.status == 404
+
+
 async def test_a_side_request_goes_to_the_side_model(start: Start) -> None:
     big, small = FakeEngine("big"), FakeEngine("small")
     gateway = await start(big, small, models={"side_model": "small"})
