@@ -180,8 +180,10 @@ def _reason(error: BaseException) -> str:
     """Return why a call failed, without the text of an error that quotes an answer of a model."""
     if isinstance(error, TimeoutError):
         return SILENT
-    if isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientPayloadError):
-        return "the engine closed the connection, or its answer is not valid HTTP"
+    if isinstance(error, aiohttp.ServerDisconnectedError):
+        return "the engine closed the connection before its answer began"
+    if isinstance(error, aiohttp.ClientPayloadError):
+        return "the engine closed the connection in its answer, or that is not valid HTTP"
     if isinstance(error, OSError):
         return str(error) or type(error).__name__
     return f"the engine's answer is not valid HTTP: {type(error).__name__}"

@@ -14,12 +14,15 @@ from pathlib import Path
 
 import pytest
 
+from gateway.cli.bench import bench_client
 from gateway.cli.bench_report import ARMS
 from gateway.cli.main import main
 from gateway.telemetry.factlog import FactLog
+from gateway.transport.aiohttp_upstream import STALE_WITHIN_S
 from policies.types import Arrived, Ending, Left, Usage
 from tests.deadline import DEADLINE_S
 from tests.policies.turns_of import turn
+from tests.transport.test_upstream import OK, TIMEOUTS, Engine, take
 
 TINY = ("--set", "embedded.capacity_tokens=8000", "--set", "embedded.slots=256", "--set", "embedded.speed=50")
 """An engine under which a run takes a second."""
@@ -53,6 +56,27 @@ def group_of(leader: int) -> list[int]:
         if int(group) == leader and state != "Z":
             found.append(int(stat.parent.name))
     return found
+
+
+async def test_a_connection_that_was_used_before_may_break_late_without_failing_a_session() -> None:
+    """As from an engine on a busy machine, which closes an idle connection while a call is on its way."""
+
+    async def act(number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await take(reader, 2)
+        writer.write(OK)
+        await take(reader, 2)
+        if number == 1:
+            await asyncio.sleep(1.1 * STALE_WITHIN_S)
+            writer.transport.abort()
+        writer.write(OK)
+
+    engine, client = Engine(act), bench_client()
+    async with engine as url:
+        for _ in range(2):
+            reply = await client.call("POST", url, [], b"{}", TIMEOUTS)
+            assert await reply.read(10) == b"ok"
+    await client.close()
+    assert engine.num_connections == 2
 
 
 async def test_a_bench_on_the_embedded_engine_ends_with_a_sentence_and_a_report(tmp_path: Path) -> None:
