@@ -284,8 +284,8 @@ class _Ground:
 
 def bench_client() -> AiohttpUpstream:
     """Return a client that asks again when a connection that was used before breaks without a byte, however late
-    (RFC 9112, 9.3.1). An engine on a busy machine may close an idle one seconds after the call was sent, and a call
-    of the bench may be made twice."""
+    (RFC 9112, 9.3.1). An engine on a busy machine may close an idle one seconds after the call was sent, and its
+    calls may be made twice."""
     return AiohttpUpstream(stale_within_s=math.inf)
 
 
