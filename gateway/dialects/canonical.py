@@ -37,6 +37,18 @@ class ToolList:
 
 NO_TOOLS = ToolList((), ())
 _SHORT_BYTES = 2_048
+STEP_CHARS = 256 * 1024
+"""Written in one step."""
+_VALUE_CHARS = 16
+"""A value takes as much time as so many characters of a text."""
+_STEP_ITEMS = 8_192
+_MOST_DEPTH = 8
+"""What lies deeper is written in one step."""
+MOST_SORTED = 10_000
+"""Keys of an object. Of a larger one in a large body the client's order counts, since sorting is one step."""
+MOST_ARGUMENT_CHARS = 256 * 1024
+"""Longer arguments of a call are compared as they are written."""
+_PLAIN = frozenset((int, float, bool, type(None)))
 
 
 def dump(given: Any) -> bytes:
@@ -45,6 +57,82 @@ def dump(given: Any) -> bytes:
         return orjson.dumps(given, option=orjson.OPT_SORT_KEYS)
     except orjson.JSONEncodeError:  # orjson reads deeper values than it writes
         return _TOO_DEEP
+
+
+def dump_in_steps(given: Any) -> Steps[bytes]:
+    """As `dump`, about STEP_CHARS in one step."""
+    if _weight(given) <= STEP_CHARS:
+        return dump(given)
+    written: list[bytes] = []
+    try:
+        yield from _write(given, written, _MOST_DEPTH)
+    except orjson.JSONEncodeError:
+        return _TOO_DEEP
+    return b"".join(written)
+
+
+def _write(given: Any, written: list[bytes], depth: int) -> Steps[None]:
+    """Write a long value."""
+    if isinstance(given, str):
+        written.append(b'"')
+        for start in range(0, len(given), STEP_CHARS):
+            written.append(orjson.dumps(given[start : start + STEP_CHARS])[1:-1])
+            yield
+        written.append(b'"')
+    elif not depth or not isinstance(given, list | dict):
+        written.append(orjson.dumps(given, option=orjson.OPT_SORT_KEYS))
+    else:
+        written.append(b"[" if isinstance(given, list) else b"{")
+        yield from _write_items(given, written, depth)
+        written.append(b"]" if isinstance(given, list) else b"}")
+
+
+def _write_items(given: list[Any] | Json, written: list[bytes], depth: int) -> Steps[None]:
+    """Write the items of a list or an object, as many in a step as are short enough together."""
+    keys: list[str] = []
+    if isinstance(given, dict):
+        keys = sorted(given) if len(given) <= MOST_SORTED else list(given)
+    comma = b""
+    spans = [(at, min(at + _STEP_ITEMS, len(given))) for at in range(0, len(given), _STEP_ITEMS)][::-1]
+    while spans:
+        start, end = spans.pop()
+        some: Any = given[start:end] if isinstance(given, list) else {key: given[key] for key in keys[start:end]}
+        if _weight(some) <= STEP_CHARS:
+            written += comma, orjson.dumps(some, option=orjson.OPT_SORT_KEYS)[1:-1]
+            yield
+        elif end - start > 1:
+            middle = (start + end) // 2
+            spans += (middle, end), (start, middle)
+            continue
+        elif isinstance(given, list):
+            written.append(comma)
+            yield from _write(given[start], written, depth - 1)
+        else:
+            written += comma, orjson.dumps(keys[start]), b":"
+            yield from _write(given[keys[start]], written, depth - 1)
+        comma = b","
+
+
+def _weight(given: Any) -> int:
+    """Return about how many characters a value has; of one with more than STEP_CHARS, only that it has more."""
+    weight, left = 0, [given]
+    while left and weight <= STEP_CHARS:
+        one = left.pop()
+        if isinstance(one, str):
+            weight += len(one)
+        elif isinstance(one, list | dict):
+            weight += _VALUE_CHARS * len(one)
+            items = one if isinstance(one, list) else one.values()
+            if weight <= STEP_CHARS and not _PLAIN.issuperset(map(type, items)):
+                left += items
+    return weight
+
+
+def message_in_steps(role: str, members: Mapping[str, Any]) -> Steps[bytes]:
+    """As `message`, of one that may be long."""
+    kept = {key: member for key, member in members.items() if member not in (None, "", [])}
+    text = yield from dump_in_steps([role, kept])
+    return trimmed(text) if len(text) < _SHORT_BYTES else text
 
 
 def message(role: str, members: Mapping[str, Any]) -> bytes:
@@ -70,16 +158,37 @@ def content(given: Any) -> Any:
     if not isinstance(given, list):
         return given
     folded: list[Any] = []
-    texts: list[str] = []  # neighbours, joined once: adding each to the text before it would copy that every time
-    for part in given:
+    texts: list[str] = []
+    _fold(given, folded, texts)
+    return _folded(folded, texts)
+
+
+def content_in_steps(given: Any) -> Steps[Any]:
+    """As `content`, in steps."""
+    if not isinstance(given, list):
+        return given
+    folded: list[Any] = []
+    texts: list[str] = []
+    for start in range(0, len(given), _STEP_ITEMS):
+        _fold(given[start : start + _STEP_ITEMS], folded, texts)
+        yield
+    return _folded(folded, texts)
+
+
+def _fold(parts: list[Any], folded: list[Any], texts: list[str]) -> None:
+    """`texts`: neighbours, joined once: adding each to the text before it would copy that every time."""
+    for part in parts:
         text = text_of(part)
         if text is not None:
             texts.append(text)
             continue
         if texts:
             folded.append("".join(texts))
-            texts = []
+            texts.clear()
         folded.append(clean(part) if isinstance(part, dict) else part)
+
+
+def _folded(folded: list[Any], texts: list[str]) -> Any:
     if not folded:
         return "".join(texts)
     return [*folded, "".join(texts)] if texts else folded
@@ -94,8 +203,8 @@ def text_of(part: Any) -> str | None:
 
 def arguments(given: Any) -> Any:
     """Return tool-call arguments parsed, as OpenCode, Qwen and pydantic-ai re-serialise them. Text that is no JSON
-    stays."""
-    if not isinstance(given, str):
+    stays, and a very long one."""
+    if not isinstance(given, str) or len(given) > MOST_ARGUMENT_CHARS:
         return given
     try:
         return orjson.loads(given)
@@ -109,27 +218,42 @@ def system(texts: Iterable[Any]) -> bytes:
     return b"\n".join([text.encode() if isinstance(text, str) else dump(text) for text in found if text])
 
 
+def system_in_steps(texts: Iterable[Any]) -> Steps[bytes]:
+    """As `system`, in steps."""
+    found = []
+    for text in texts:
+        one = yield from content_in_steps(text)
+        if one:
+            found.append(one.encode() if isinstance(one, str) else (yield from dump_in_steps(one)))
+            yield
+    return b"\n".join(found)
+
+
 def tools(definitions: Sequence[Json]) -> ToolList:
     """Return all tools of a request."""
     return ToolList(tuple(map(tool, definitions)), tool_names(definitions))
 
 
 def tools_in_steps(definitions: Sequence[Json]) -> Steps[ToolList]:
-    """As `tools`, one in a step."""
+    """As `tools`, at most one in a step."""
     texts = []
     for definition in definitions:
-        texts.append(tool(definition))
+        texts.append(trimmed((yield from dump_in_steps(_cleaned(definition)))))
         yield
     return ToolList(tuple(texts), tool_names(definitions))
 
 
 def tool(definition: Json) -> bytes:
     """Return one tool definition, with or without the `function` wrapper of chat."""
+    return trimmed(dump(_cleaned(definition)))
+
+
+def _cleaned(definition: Json) -> Json:
     cleaned = clean(definition)
     function = cleaned.get("function")
     if isinstance(function, dict):
         cleaned["function"] = clean(function)
-    return trimmed(dump(cleaned))
+    return cleaned
 
 
 def tool_names(definitions: Iterable[Json]) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from gateway.core import fields, sse
 from gateway.core.errors import Failure
 from gateway.core.fields import Json
 from gateway.core.reply import MOST_CALLS, CallT, Reply, ToolCall, ToolCalls
+from gateway.core.slices import Steps
 from gateway.dialects import base, canonical
 from gateway.dialects.base import Chunks, Dialect, Script, chunks
 from gateway.dialects.canonical import ToolList
@@ -43,19 +44,15 @@ class Chat(Dialect):
     def script(self, body: Json, tools: ToolList | None = None) -> Script:
         if tools is None:
             tools = canonical.tools(self.definitions(body))
-        messages = canonical.objects(body.get("messages"))
-        num_system = 0
-        while num_system < len(messages) and messages[num_system].get("role") in ("system", "developer"):
-            num_system += 1
-        # By place: names take thrice the time to pass.
-        return Script(
-            tools.texts,  # tools
-            canonical.system([message.get("content") for message in messages[:num_system]]),  # system
-            Texts(len(messages) - num_system, lambda at: _message(messages[num_system + at])),  # messages
-            bool(tools.texts),  # offers_tools
-            tools.names,  # tool_names
-            num_system,
-        )
+        messages, num_system = _messages(body)
+        system = canonical.system([message.get("content") for message in messages[:num_system]])
+        return _script(tools, system, messages, num_system)
+
+    def script_in_steps(self, body: Json, tools: ToolList) -> Steps[Script]:
+        messages, num_system = _messages(body)
+        yield
+        system = yield from canonical.system_in_steps(message.get("content") for message in messages[:num_system])
+        return _script(tools, system, messages, num_system)
 
     def definitions(self, body: Json) -> list[Json]:
         return canonical.objects(body.get("tools")) or canonical.objects(body.get("functions"))
@@ -101,21 +98,58 @@ class Chat(Dialect):
 # ---- the messages of a request, in canonical form
 
 
-def _message(message: Json) -> bytes:
-    """Keep only what templates render, and the ids of tool calls: they separate otherwise equal siblings."""
-    content = message.get("content")
-    calls = [*_calls(message)] if "tool_calls" in message or "function_call" in message else None
-    return canonical.message(
-        fields.text(message, "role") or "",
-        {
-            "name": message.get("name"),
-            "content": canonical.content(content) if isinstance(content, list) else content,
-            "reasoning": message.get("reasoning_content") or message.get("reasoning"),
-            "refusal": message.get("refusal"),
-            "tool_calls": calls,
-            "tool_call_id": message.get("tool_call_id"),
-        },
+def _messages(body: Json) -> tuple[list[Json], int]:
+    """Return the messages, and how many of them make the system text."""
+    messages = canonical.objects(body.get("messages"))
+    num_system = 0
+    while num_system < len(messages) and messages[num_system].get("role") in ("system", "developer"):
+        num_system += 1
+    return messages, num_system
+
+
+def _script(tools: ToolList, system: bytes, messages: list[Json], num_system: int) -> Script:
+    # By place: names take thrice the time to pass.
+    return Script(
+        tools.texts,  # tools
+        system,
+        Texts(
+            len(messages) - num_system,
+            lambda at: _message(messages[num_system + at]),  # write
+            lambda at: _message_in_steps(messages[num_system + at]),  # write_in_steps
+            lambda at: canonical.message(_role(messages[num_system + at]), {}),  # begin
+        ),
+        bool(tools.texts),  # offers_tools
+        tools.names,  # tool_names
+        num_system,
     )
+
+
+def _role(message: Json) -> str:
+    return fields.text(message, "role") or ""
+
+
+def _message(message: Json) -> bytes:
+    content = message.get("content")
+    content = canonical.content(content) if isinstance(content, list) else content
+    return canonical.message(_role(message), _members(message, content))
+
+
+def _message_in_steps(message: Json) -> Steps[bytes]:
+    content = yield from canonical.content_in_steps(message.get("content"))
+    return (yield from canonical.message_in_steps(_role(message), _members(message, content)))
+
+
+def _members(message: Json, content: Any) -> Json:
+    """Keep only what templates render, and the ids of tool calls: they separate otherwise equal siblings."""
+    calls = [*_calls(message)] if "tool_calls" in message or "function_call" in message else None
+    return {
+        "name": message.get("name"),
+        "content": content,
+        "reasoning": message.get("reasoning_content") or message.get("reasoning"),
+        "refusal": message.get("refusal"),
+        "tool_calls": calls,
+        "tool_call_id": message.get("tool_call_id"),
+    }
 
 
 def _calls(message: Json) -> Iterator[Json]:

@@ -66,7 +66,7 @@ class Completions(Dialect):
             pieces = prompt
         messages = []
         for piece in pieces:
-            messages.append(canonical.message("prompt", {"content": piece}))
+            messages.append((yield from canonical.message_in_steps("prompt", {"content": piece})))
             yield
         return Script(system=system, messages=tuple(messages))
 

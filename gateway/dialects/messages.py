@@ -12,6 +12,7 @@ from gateway.core import fields, sse
 from gateway.core.errors import Failure
 from gateway.core.fields import Json
 from gateway.core.reply import MOST_CALLS, Reply, TextBuffer, ToolCall
+from gateway.core.slices import Steps
 from gateway.dialects import base, canonical
 from gateway.dialects.base import Dialect, Script
 from gateway.dialects.canonical import ToolList
@@ -63,14 +64,12 @@ class Messages(Dialect):
     def script(self, body: Json, tools: ToolList | None = None) -> Script:
         if tools is None:
             tools = canonical.tools(self.definitions(body))
-        messages = canonical.objects(body.get("messages"))
-        return Script(
-            tools=tools.texts,
-            system=canonical.system([_system(body.get("system"))]),
-            messages=Texts(len(messages), lambda at: _message(messages[at])),
-            offers_tools=bool(tools.texts),
-            tool_names=tools.names,
-        )
+        return _script(tools, canonical.system([_system(body.get("system"))]), body)
+
+    def script_in_steps(self, body: Json, tools: ToolList) -> Steps[Script]:
+        yield
+        system = yield from canonical.system_in_steps([_system(body.get("system"))])
+        return _script(tools, system, body)
 
     def read(self, event: Json, reply: Reply) -> None:
         kind = event.get("type")
@@ -138,11 +137,40 @@ def _system(value: Any) -> Any:
     return [part for part in value if not (canonical.text_of(part) or "").startswith(_VOLATILE_SYSTEM)]
 
 
+def _script(tools: ToolList, system: bytes, body: Json) -> Script:
+    messages = canonical.objects(body.get("messages"))
+    return Script(
+        tools=tools.texts,
+        system=system,
+        messages=Texts(
+            len(messages),
+            lambda at: _message(messages[at]),
+            lambda at: _message_in_steps(messages[at]),
+            lambda at: canonical.message(_role(messages[at]), {}),
+        ),
+        offers_tools=bool(tools.texts),
+        tool_names=tools.names,
+    )
+
+
+def _role(message: Json) -> str:
+    return fields.text(message, "role") or ""
+
+
 def _message(message: Json) -> bytes:
     content = message.get("content")
     if isinstance(content, list):
         content = canonical.content([*_canonical_blocks(content)])
-    return canonical.message(fields.text(message, "role") or "", {"content": content})
+    return canonical.message(_role(message), {"content": content})
+
+
+def _message_in_steps(message: Json) -> Steps[bytes]:
+    content = message.get("content")
+    if isinstance(content, list):
+        content = [*_canonical_blocks(content)]
+        yield
+        content = yield from canonical.content_in_steps(content)
+    return (yield from canonical.message_in_steps(_role(message), {"content": content}))
 
 
 def _canonical_blocks(content: list[Any]) -> Iterator[Any]:

@@ -64,25 +64,28 @@ class Responses(Dialect):
         if tools is None:
             tools = canonical.tools(self.definitions(body))
         system, items = self._parts(body)
-        return _script(tools, system, [message for message in map(_item, items) if message is not None])
+        messages = [message for message in map(_item, items) if message is not None]
+        return _script(tools, canonical.system(system), messages)
 
     def script_in_steps(self, body: Json, tools: ToolList) -> Steps[Script]:
         system, items = self._parts(body)
+        text = yield from canonical.system_in_steps(system)
         messages: list[bytes] = []
         for item in items:
             yield
-            if (message := _item(item)) is not None:
+            if (message := (yield from _item_in_steps(item))) is not None:
                 messages.append(message)
-        return _script(tools, system, messages)
+        return _script(tools, text, messages)
 
-    def _parts(self, body: Json) -> tuple[bytes, list[Json]]:
-        """Return the system text, and the items that follow it."""
+    def _parts(self, body: Json) -> tuple[list[Any], list[Json]]:
+        """Return the contents of the system text, and the items that follow it."""
         items = canonical.objects(self.history(body))
         num_system = 0
         while num_system < len(items) and items[num_system].get("role") in ("system", "developer"):
             num_system += 1
-        system = [body.get("instructions"), *(item.get("content") for item in items[:num_system])]
-        return canonical.system(system), items[num_system:]
+        return [body.get("instructions"), *(item.get("content") for item in items[:num_system])], items[
+            num_system:
+        ]
 
     def history(self, body: Json) -> list[Json]:
         """Return the items; a text is one message of the user."""
@@ -141,21 +144,39 @@ def _item(item: Json) -> bytes | None:
     """Return one input item, named by its role or type; None for an empty one (a bare reasoning item)."""
     kind = fields.text(item, "type") or "message"
     if kind == "message":
-        return canonical.message(
-            fields.text(item, "role") or "", {"content": canonical.content(item.get("content"))}
-        )
+        content = canonical.content(item.get("content"))
+        return canonical.message(fields.text(item, "role") or "", {"content": content})
+    members = _members(item, kind)
+    for key in _CONTENTS:
+        if key in members:
+            members[key] = canonical.content(members[key])
+    return canonical.message(kind, members) if any(members.values()) else None
+
+
+def _item_in_steps(item: Json) -> Steps[bytes | None]:
+    """As `_item`, of one that may be long."""
+    kind = fields.text(item, "type") or "message"
+    if kind == "message":
+        content = yield from canonical.content_in_steps(item.get("content"))
+        return (yield from canonical.message_in_steps(fields.text(item, "role") or "", {"content": content}))
+    members = _members(item, kind)
+    for key in _CONTENTS:
+        if key in members:
+            members[key] = yield from canonical.content_in_steps(members[key])
+    return (yield from canonical.message_in_steps(kind, members)) if any(members.values()) else None
+
+
+_CONTENTS = ("content", "output", "summary")
+
+
+def _members(item: Json, kind: str) -> Json:
     members = canonical.clean(item)
     members.pop("type", None)
     if kind == "item_reference":
         members["id"] = item.get("id")
-    for key in ("content", "output", "summary"):
-        if key in members:
-            members[key] = canonical.content(members[key])
     if "arguments" in members:
         members["arguments"] = canonical.arguments(members["arguments"])
-    if not any(members.values()):
-        return None
-    return canonical.message(kind, members)
+    return members
 
 
 # ---- the items of an answer

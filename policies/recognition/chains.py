@@ -86,12 +86,12 @@ STEP_BYTES = 256 * 1024
 
 
 def block_chain_in_steps(
-    key: bytes, parts: Iterable[bytes], known: Sequence[int] = ()
+    key: bytes, parts: Iterable[bytes], known: Sequence[int] = (), skipped: int = 0
 ) -> Generator[None, None, Chain]:
-    """As `block_chain` of all parts, in steps of at most STEP_BYTES, and without a copy of them all."""
+    """As `block_chain`, in steps of at most STEP_BYTES, and without a copy of all parts."""
     links = array("q", known)
     last = known[-1] if known else hash(key)
-    skipped, rest = len(known) * BLOCK_CHARS, b""
+    skipped, rest = len(known) * BLOCK_CHARS - skipped, b""
     for part in parts:
         for start in range(skipped, len(part), STEP_BYTES):
             text = rest + part[start : start + STEP_BYTES]
@@ -158,9 +158,19 @@ class Known:
 class Texts(Sequence[bytes]):
     """A tuple of the texts, which are written on demand. `write(index)` returns the text of a message."""
 
-    def __init__(self, count: int, write: Callable[[int], bytes]) -> None:
+    def __init__(
+        self,
+        count: int,
+        write: Callable[[int], bytes],
+        write_in_steps: Callable[[int], Generator[None, None, bytes]] | None = None,
+        begin: Callable[[int], bytes] | None = None,
+    ) -> None:
+        """`write_in_steps`: the same, of a message that may be long. `begin`: returns what a text begins with, its
+        speaker; None: it is written for that."""
         self._texts: list[bytes | None] = [None] * count
         self._write = write
+        self._write_in_steps = write_in_steps
+        self._begin = begin or write
         self._sizes = array("I")
         self.fingerprints: Sequence[int] = ()
         """One for each beginning of the prompt, shortest first. Two are equal only where key and messages are,
@@ -176,6 +186,16 @@ class Texts(Sequence[bytes]):
         if len(self._sizes) < len(self._texts):
             self._sizes.extend(map(len, self[len(self._sizes) :]))
         return self._sizes
+
+    def in_steps(self, at: int) -> Generator[None, None, bytes]:
+        """Return a text, written in steps."""
+        if self._texts[at] is None and self._write_in_steps is not None:
+            self._texts[at] = yield from self._write_in_steps(at)
+        return self[at]
+
+    def beginning(self, at: int) -> bytes:
+        """Return the text, or its beginning where that is not written."""
+        return self._texts[at] or self._begin(at)
 
     def __len__(self) -> int:
         return len(self._texts)
@@ -240,10 +260,11 @@ class Beginnings:
         self._keep(messages.fingerprints[-1], Known(links, messages.sizes))
         return links
 
-    def num_known(self, messages: Sequence[bytes]) -> int:
-        """Return how many messages of a prompt the longest known beginning has."""
+    def longest(self, messages: Sequence[bytes]) -> Known | None:
+        """Return the longest known beginning of a prompt."""
         fingerprints = messages.fingerprints if type(messages) is Texts else ()
-        return next((at + 1 for at in range(len(fingerprints) - 1, -1, -1) if fingerprints[at] in self._known), 0)
+        known = (self._known.get(fingerprint) for fingerprint in reversed(fingerprints))
+        return next((one for one in known if one is not None), None)
 
     def _longest(self, fingerprints: Sequence[int]) -> Known | None:
         """Return the longest known beginning of a prompt. The prompt replaces it, since siblings that go on from

@@ -9,6 +9,7 @@ from collections.abc import Generator, Sequence
 from policies.recognition.chains import (
     Beginnings,
     Chain,
+    Known,
     Texts,
     block_chain,
     block_chain_in_steps,
@@ -25,6 +26,7 @@ from policies.recognition.summaries import Summaries, sum_up_of, summary_request
 from policies.types import BLOCK_CHARS, SIDE, Blocks, FamilyId, SessionId, TurnKind, value
 
 _MOST_CALLS = 8
+_LONG_BYTES = 256 * 1024
 
 
 @value
@@ -99,26 +101,38 @@ class Lineage:
     def num_families(self) -> int:
         return len(self._families)
 
-    def prepare(self, call: Call) -> Generator[None, None, Chain | None]:
+    def prepare(self, call: Call) -> Generator[None, None, Chain]:
         """Do beforehand, step by step, what takes `recognise` long with a large prompt. Nothing that it decides by
         changes. A text keeps its hash, as `bytes` of CPython do, and `Texts` keep what is written. Return the
-        residency chain of a prompt without a known beginning; of another one most is known."""
-        messages = call.messages
-        num_known = self._beginnings.num_known(messages)
+        residency chain. A long message that is known is written, too, as recognition may look at it."""
+        messages, known = call.messages, self._beginnings.longest(call.messages)
+        num_known = len(known.sizes) if known is not None else 0
+        if known is not None and type(messages) is Texts:
+            messages.know(known)
+            for at, size in enumerate(known.sizes):
+                if size > _LONG_BYTES:
+                    yield from messages.in_steps(at)
         for at in range(num_known, len(messages)):
-            text = messages[at]
-            yield
-            hash(text)
-            yield
+            yield from _written(messages, at)
         for text in (*call.tools, call.system):
             hash(text)
             yield
         yield from self._families.heads.prepare(call.key, call.tools, call.system)
-        if num_known:
-            return None
-        head = self._families.heads.of(call.key, call.tools, call.system).blocks(call.tools_first)
-        shared = (*call.tools, call.system) if call.tools_first else (call.system, *call.tools)
-        return (yield from block_chain_in_steps(call.key, (*shared, *messages), head))
+        blocks = self._blocks_there(call, known)
+        if not blocks:
+            blocks = self._families.heads.of(call.key, call.tools, call.system).blocks(call.tools_first)
+        shared, at, chars = _behind(call, blocks)
+        for place in range(at, num_known):
+            yield from _written(messages, place)
+        return (yield from block_chain_in_steps(call.key, (*shared, *messages[at:]), blocks, chars))
+
+    def _blocks_there(self, call: Call, known: Known | None) -> Sequence[int]:
+        """Return the blocks of a known beginning, of a session that stands there."""
+        if known is None:
+            return ()
+        prompt = Prompt(call, known.links, 0.0)
+        there = self._conversations.standing.at(known.links.chain[-1])
+        return next((blocks for one in there if (blocks := _known_blocks(one, prompt))), ())
 
     def recognise(self, call: Call, now: float) -> Sighting:
         """Return the session of a prompt, which is remembered as sent."""
@@ -363,16 +377,8 @@ class Lineage:
         if call.blocks is not None:
             return call.blocks
         known = known or self._families.heads.of(call.key, call.tools, call.system).blocks(call.tools_first)
-        shared = (*call.tools, call.system) if call.tools_first else (call.system, *call.tools)
-        chars = sum(map(len, shared))
-        if len(known) * BLOCK_CHARS < chars or type(call.messages) is not Texts:
-            return block_chain(call.key, (*shared, *call.messages), known)
-        sizes = call.messages.sizes
-        at, chars = len(sizes), chars + sum(sizes)
-        while at and chars > len(known) * BLOCK_CHARS:
-            at -= 1
-            chars -= sizes[at]
-        return block_chain(call.key, call.messages[at:], known, chars)
+        shared, at, chars = _behind(call, known)
+        return block_chain(call.key, (*shared, *call.messages[at:]), known, chars)
 
     def _new_id(self, conversation: Conversation, prompt: Prompt) -> SessionId:
         """Return the client's id for the first session under it, whatever side requests came before; else a new
@@ -404,6 +410,29 @@ def _first_kind(call: Call, family: FamilyRecord) -> TurnKind:
     if call.tools:
         return TurnKind.AGENT
     return SIDE if call.expects_tools or family.is_side or family.offers_tools else _SINGLE
+
+
+def _written(messages: Sequence[bytes], at: int) -> Generator[None, None, None]:
+    """Write a message, and hash it."""
+    text = (yield from messages.in_steps(at)) if isinstance(messages, Texts) else messages[at]
+    yield
+    hash(text)
+    yield
+
+
+def _behind(call: Call, known: Sequence[int]) -> tuple[tuple[bytes, ...], int, int]:
+    """Return the part of a prompt that these blocks do not cover: tools and system text, or none of them; the index
+    of the first message; and the characters before that."""
+    shared = (*call.tools, call.system) if call.tools_first else (call.system, *call.tools)
+    chars = sum(map(len, shared))
+    if len(known) * BLOCK_CHARS < chars or type(call.messages) is not Texts:
+        return shared, 0, 0
+    sizes = call.messages.sizes
+    at, chars = len(sizes), chars + sum(sizes)
+    while at and chars > len(known) * BLOCK_CHARS:
+        at -= 1
+        chars -= sizes[at]
+    return (), at, chars
 
 
 def _known_blocks(conversation: Conversation | None, prompt: Prompt) -> Sequence[int]:

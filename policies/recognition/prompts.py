@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from policies.recognition.chains import Chain, Links, own_key, size_of
+from policies.recognition.chains import Chain, Links, Texts, own_key, size_of
 from policies.recognition.passages import opening
 from policies.types import SessionId, value
 
@@ -139,15 +139,15 @@ class Prompt:
     def has_history(self) -> bool:
         """Whether the model has spoken in it; then it is no first request."""
         messages = self.call.messages
-        return any(is_said(messages[at]) for at in range(len(messages)))
+        return any(_says(messages, at) for at in range(len(messages)))
 
     @cached_property
     def latest_answer(self) -> bytes:
         """What the model has said last, one message or several."""
         messages = self.call.messages
-        at = next((at for at in range(len(messages) - 1, -1, -1) if is_said(messages[at])), -1)
+        at = next((at for at in range(len(messages) - 1, -1, -1) if _says(messages, at)), -1)
         start = at
-        while start > 0 and is_said(messages[start - 1]):
+        while start > 0 and _says(messages, start - 1):
             start -= 1
         return b"\n".join([message[:_ANSWER_BYTES] for message in messages[start : at + 1]])
 
@@ -171,6 +171,11 @@ class Prompt:
                     return count
             was_said = says
         return count
+
+
+def _says(messages: Sequence[bytes], at: int) -> bool:
+    """Whether the model has said a message, which is not written for that."""
+    return is_said(messages.beginning(at) if type(messages) is Texts else messages[at])
 
 
 def is_said(message: bytes) -> bool:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.core.slices import finished
 from gateway.dialects import canonical
 
 JSON = st.recursive(
@@ -26,6 +27,56 @@ def test_key_order_makes_no_difference(value: dict[str, Any]) -> None:
 @given(JSON)
 def test_any_content_has_a_canonical_text(value: Any) -> None:
     orjson.loads(canonical.message("user", {"content": canonical.content(value)}))
+
+
+@given(JSON, st.sampled_from([1, 20, 60]))
+def test_what_is_written_in_steps_is_written_as_at_once(value: Any, step_chars: int) -> None:
+    members = {"content": value, "name": "a text that is longer", "z": [[1, 2] * 40, {"b": 1, "a": None}]}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(canonical, "STEP_CHARS", step_chars)
+        patch.setattr(canonical, "_STEP_ITEMS", 3)
+        assert finished(canonical.message_in_steps("user", members)) == canonical.message("user", members)
+        assert finished(canonical.content_in_steps(value)) == canonical.content(value)
+        parts = [{"text": "a"}, value, "b", "c", {"text": 3, "id": 4}, {"text": "d"}]
+        assert finished(canonical.content_in_steps(parts)) == canonical.content(parts)
+        assert finished(canonical.system_in_steps([value, parts])) == canonical.system([value, parts])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "a\n" * 50_000,
+        [{"type": "text", "text": "a"}, {"type": "image", "url": "b" * 90}] * 1_000,
+        {f"property {n}": {"type": "string", "description": "a"} for n in range(2_000)},
+        {"a": {"b": ["c" * 20_000, *range(5_000)], "d": ["e"] * 5_000}},
+    ],
+    ids=["a text", "parts", "properties", "texts in lists"],
+)
+def test_no_step_writes_much_of_a_message(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """30 MB of line ends took 110 ms."""
+    most, written = 2_000, [0]
+
+    class Counting:
+        OPT_SORT_KEYS, JSONEncodeError = orjson.OPT_SORT_KEYS, orjson.JSONEncodeError
+
+        @staticmethod
+        def dumps(given: Any, option: int | None = None) -> bytes:
+            text = orjson.dumps(given, option=option)
+            written[-1] += len(text)
+            return text
+
+    monkeypatch.setattr(canonical, "STEP_CHARS", most)
+    monkeypatch.setattr(canonical, "orjson", Counting)
+    for _ in canonical.message_in_steps("user", {"content": value}):
+        written.append(0)
+    assert max(written) <= 4 * most
+    assert sum(written) >= len(orjson.dumps(value)) - 10 * len(written)
+
+
+def test_long_arguments_of_a_call_are_compared_as_they_are_written() -> None:
+    for size, is_parsed in ((10, True), (canonical.MOST_ARGUMENT_CHARS, False)):
+        text = '{"a": "' + "b" * size + '"}'
+        assert isinstance(canonical.arguments(text), dict) is is_parsed
 
 
 def test_a_value_deeper_than_can_be_written_has_one_too() -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from typing import cast
+from collections.abc import Callable, Iterable
+from typing import Any, cast
 
 import orjson
 import pytest
@@ -16,9 +16,10 @@ from gateway.core import pieces
 from gateway.core.fields import Json
 from gateway.core.slices import finished
 from gateway.core.transport import Request
-from gateway.dialects import BY_PATH
+from gateway.dialects import BY_PATH, canonical
 from gateway.exchange import Exchange, Payload, Timings
 from gateway.sessions.identity import Cutter, Identity
+from policies.recognition import chains, lineage
 from tests.telemetry.observed import Asked
 
 PATHS = ("/v1/chat/completions", "/v1/messages")
@@ -101,6 +102,42 @@ def test_a_body_that_is_read_in_slices_is_recognised_as_at_once(path: str, is_fa
     at_once = seen(path, sent, Cutter(is_fast))
     assert seen(path, sent, Cutter(is_fast), lambda number: True) == at_once
     assert seen(path, sent, Cutter(is_fast), lambda number: number % 2 == 0) == at_once, "whatever came before"
+
+
+@pytest.mark.parametrize("path", [*PATHS, "/v1/responses", "/v1/completions"])
+@pytest.mark.parametrize("num_long", [1, 40])
+def test_nothing_of_a_large_body_is_written_while_it_is_recognised(
+    path: str, num_long: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither of a new one, nor of one that came before and whose session stands elsewhere now or is forgotten."""
+    text = "a long text\n" * (400_000 // num_long)
+    first: list[Json] = [{"role": "user", "content": f"{at} {text}"} for at in range(num_long)]
+    grown = [*first, {"role": "assistant", "content": f"yes {text}"}, {"role": "user", "content": "go on"}]
+    identity, written = Identity(secret=SECRET), list[int]()
+    dump, chain = canonical.dump, chains.block_chain
+
+    def dumped(given: Any) -> bytes:
+        written.append(len(found := dump(given)))
+        return found
+
+    def chained(key: bytes, parts: Iterable[bytes], *more: Any) -> Any:
+        written.append(sum(map(len, parts := list(parts))))
+        return chain(key, parts, *more)
+
+    for number, messages in enumerate([first, first, grown, first, [*grown, *first], first, first]):
+        body: Json = {"messages": messages, "input": messages, "prompt": orjson.dumps(messages).decode()}
+        arrived = exchange(path, body, orjson.dumps(body))
+        arrived.cut = finished(pieces.cut(arrived.payload.raw))
+        script = finished(identity.script_in_steps(arrived))
+        with monkeypatch.context() as patch:
+            patch.setattr(canonical, "dump", dumped)
+            patch.setattr(lineage, "block_chain", chained)
+            found = identity.recognise(arrived, script, float(number))
+        identity.answered(arrived, number % 3 != 0, float(number))
+        assert sum(written) <= 10_000, f"prompt {number}"
+        written.clear()
+        if number == 5:
+            identity.forget_session("tenant", found.session_id)
 
 
 def test_slices_that_end_early_change_nothing() -> None:

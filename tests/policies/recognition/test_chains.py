@@ -86,9 +86,11 @@ def test_a_chain_in_steps_is_the_chain(sizes: list[int], num_known: int, step_by
     assert num_digested >= num_bytes / step_bytes
 
 
-def test_the_known_messages_of_a_prompt_are_counted() -> None:
+def test_the_longest_known_beginning_of_a_prompt_is_found() -> None:
     beginnings, messages = Beginnings(8), [bytes([number]) * 100 for number in range(20)]
-    assert beginnings.num_known(texts(messages, [])) == 0
-    beginnings.links(KEY, texts(messages[:18], []))
-    assert beginnings.num_known(texts(messages, [])) == 18
-    assert beginnings.num_known(messages) == 0
+    assert beginnings.longest(texts(messages, [])) is None
+    links = beginnings.links(KEY, texts(messages[:18], []))
+    known = beginnings.longest(texts(messages, []))
+    assert known is not None
+    assert known.links == links
+    assert beginnings.longest(messages) is None
