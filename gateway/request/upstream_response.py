@@ -231,14 +231,14 @@ class StreamRelay:
         return self.has_finished and (self._round is None or self._round.is_shown_whole)
 
     def rest(self) -> bytes:
-        """Return the rest of a stream that is over: an event without its empty line, or held events."""
+        """Return the rest of a stream that is over: an event without its empty line, or held events. Raises
+        EventTooLong."""
         self._fold()
         rest, out = self._splitter.rest(), list[bytes]()
         self._release(out)
-        if self._opened is not None and rest and (heard := self._heard(rest)) is not None:
+        if rest and (heard := self._heard(rest)) is not None:
             self._show(rest, heard, out)
-            rest = b""
-        return b"".join(out) + rest
+        return b"".join(out)
 
     def _heard(self, event: bytes) -> Json | None:
         """Read an event and return its JSON. None: the client must not see it. Raises EventTooLong."""

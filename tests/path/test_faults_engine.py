@@ -24,6 +24,7 @@ from tests.path.fake_engine import (
     finish,
     replies,
     streams,
+    usage,
 )
 from tests.path.faults import ENGINE, counted, fault, faults, outcomes
 from tests.path.secured import by, keys
@@ -200,6 +201,28 @@ async def test_no_answer_of_the_only_engine_is_a_502(start: Start, engine: FakeE
     answer = await (await start(engine)).ask(ASK)
     assert answer.status == 502
     assert b"no JSON object (Content-Type: text/html" in answer.body
+
+
+@fault(
+    ENGINE, "ends its last event without an empty line", "read and passed on like any other", outcomes("answered")
+)
+@pytest.mark.parametrize("last", [finish(), DONE], ids=["finish", "end marker"])
+async def test_the_last_event_of_a_stream_needs_no_empty_line(
+    start: Start, engine: FakeEngine, last: bytes
+) -> None:
+    parts = [chunk(content="hello"), *([finish()] if last is DONE else []), last.rstrip()]
+    engine.plays = [streams(parts)]
+    gateway = await start(engine)
+    answer = await gateway.ask(STREAM)
+    assert (answer.body, answer.is_cut) == (b"".join(parts), False)
+    assert await counted(gateway, outcomes("answered")) == 1
+
+
+async def test_usage_that_only_the_gateway_asked_for_stays_hidden_at_the_end_too(
+    start: Start, engine: FakeEngine
+) -> None:
+    engine.plays = [streams([chunk(content="hello"), finish(), usage().rstrip()])]
+    assert (await (await start(engine)).ask(STREAM)).body == chunk(content="hello") + finish()
 
 
 LOOSE = {
