@@ -363,8 +363,7 @@ class RequestReader:
             headers,
             version == "1.1" and parser.should_keep_alive(),
         )
-        # After a last request, and after an upgrade, the parser says what may follow.
-        if self._incoming.is_kept_alive and not parser.should_upgrade():
+        if not parser.should_upgrade():  # after an upgrade the parser says what may follow
             length_bytes = int(headers.get("content-length", 0))
             self._incoming.counted_bytes = length_bytes if length_bytes >= COUNTED_BYTES else 0
         self._sink.head_received(self._incoming)
@@ -397,7 +396,10 @@ class RequestReader:
     def _end_if_whole(self, request: FastRequest) -> None:
         if not request.left_bytes:
             self._parser = HttpRequestParser(self)  # the one before still waits for this body
-            self.on_message_complete()
+            if request.is_kept_alive:
+                self.on_message_complete()
+            else:  # it calls that itself, and knows then that nothing may follow
+                self._parser.feed_data(b"POST / HTTP/1.1\r\nConnection: close\r\n\r\n")
 
     def _after_upgrade(self, rest: bytes) -> None:
         """Read on after a head with `Upgrade`, which makes no difference here. Its parser has stopped, and a new

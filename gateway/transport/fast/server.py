@@ -162,6 +162,8 @@ class Connection(asyncio.Protocol):
         self._drained: asyncio.Future[None] | None = None
         self._is_paused = False
         self._is_closing = False
+        self._is_dropping = False
+        """Whether the request has been answered whose rest still comes."""
         self._watch = ConnectionWatch(server.limits)
 
     @property
@@ -196,6 +198,8 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._watch.has_heard = True
         self._reader.feed(data)
+        if self._is_dropping:
+            self._pause_for_a_round()
 
     def pause_writing(self) -> None:
         self.is_full = True
@@ -302,10 +306,12 @@ class Connection(asyncio.Protocol):
         elif request.is_complete:
             self._go_on()
         else:
+            self._is_dropping = True
             request.drop()
 
     def _go_on(self) -> None:
         self._current = None
+        self._is_dropping = False
         self.resume_body()
         if self._waiting:
             self._begin(self._waiting.popleft())
@@ -334,8 +340,20 @@ class Connection(asyncio.Protocol):
         if is_clean:
             self.transport.close()
             return
+        self._is_dropping = True
         self.transport.write_eof()
         if self._is_paused:
+            self._is_paused = False
+            self.transport.resume_reading()
+
+    def _pause_for_a_round(self) -> None:
+        """Let the loop go round after each block that is dropped: libuv receives up to 32 blocks in one round."""
+        if not self._is_paused and not self.transport.is_closing():
+            self.transport.pause_reading()
+            self._loop.call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        if not self._is_paused and not self.transport.is_closing():
             self.transport.resume_reading()
 
     # Time-outs

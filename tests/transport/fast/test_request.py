@@ -103,6 +103,20 @@ def test_what_follows_a_counted_body_is_read_as_the_next_request() -> None:
     assert len(sink.faults) == 1
 
 
+@pytest.mark.parametrize("connection", ["close", "keep-alive"])
+def test_a_body_of_known_length_is_counted_also_of_a_last_request(connection: str) -> None:
+    sink = Sink()
+    reader = RequestReader(sink)
+    about = f"Host: a\r\nConnection: {connection}\r\nContent-Length: {COUNTED_BYTES}"
+    reader.feed(f"POST /a HTTP/1.1\r\n{about}\r\n\r\n".encode())
+    assert reader._incoming is not None
+    assert reader._incoming.left_bytes == COUNTED_BYTES
+    reader.feed(b"x" * COUNTED_BYTES)
+    assert [(len(body), is_kept) for _, body, is_kept in sink.found] == [(COUNTED_BYTES, connection != "close")]
+    reader.feed(b"POST /b HTTP/1.1\r\nHost: a\r\n\r\n")
+    assert (len(sink.found), len(sink.faults)) == ((1, 1) if connection == "close" else (2, 0))
+
+
 def test_the_memory_of_a_told_length_is_taken_once_and_with_the_first_byte() -> None:
     length = 4 * 2**20
     tracemalloc.start()

@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
 import zlib
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
 from gateway.core.transport import Handler, Request, Responder
 from gateway.transport.fast.request import COUNTED_BYTES
-from gateway.transport.fast.server import FastServer
+from gateway.transport.fast.server import Connection, FastServer
 from gateway.transport.fast.timeouts import ConnectionLimits
 from tests.clock import Clock
 from tests.deadline import DEADLINE_S
@@ -250,3 +252,40 @@ async def test_a_handler_that_gives_up_a_body_answers_and_drops_the_rest(serve: 
     writer.write(half + get("/"))
     assert await body_of(reader) == b"whole"
     writer.close()
+
+
+@pytest.mark.parametrize("connection", ["close", "keep-alive"])
+async def test_the_loop_goes_round_for_each_block_of_a_body_that_is_dropped(
+    serve: Serve, connection: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """libuv receives further blocks of a connection, up to 32, as long as they come full."""
+
+    async def handler(request: Request, responder: Responder) -> None:
+        await responder.reply(400, [], b"no")
+
+    num_rounds = 0
+
+    async def count_rounds() -> None:
+        nonlocal num_rounds
+        while True:
+            num_rounds += 1
+            await asyncio.sleep(0)
+
+    def noted(connection: Connection, data: bytes) -> None:
+        rounds.append(num_rounds)
+        receive(connection, data)
+
+    rounds, receive = list[int](), Connection.data_received
+    monkeypatch.setattr(Connection, "data_received", noted)
+    beside = asyncio.create_task(count_rounds())
+    head = f"POST / HTTP/1.1\r\nHost: h\r\nConnection: {connection}\r\nContent-Length: {2**24}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", await serve(handler))) as client:
+        await asyncio.to_thread(client.sendall, head.encode())
+        assert (await asyncio.to_thread(client.recv, 1000)).startswith(b"HTTP/1.1 400")
+        await asyncio.to_thread(client.sendall, bytes(2**24))
+        if connection == "keep-alive":
+            await asyncio.to_thread(client.sendall, get("/"))
+            assert (await asyncio.to_thread(client.recv, 1000)).startswith(b"HTTP/1.1 400")
+    beside.cancel()
+    assert len(rounds) > 2**24 / 2**19
+    assert max(Counter(rounds).values()) <= 2
