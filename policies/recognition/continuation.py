@@ -35,7 +35,7 @@ from typing import NamedTuple
 from policies.recognition.chains import common, own_key
 from policies.recognition.conversations import SEARCHED, Conversation, Conversations
 from policies.recognition.passages import passages
-from policies.recognition.prompts import Call, Prompt, is_said
+from policies.recognition.prompts import Call, Prompt
 from policies.types import SessionId, TurnKind, value
 
 __all__ = ["Call", "Match", "Prompt", "Rule"]
@@ -221,7 +221,7 @@ def _is_kin(conversation: Conversation, prompt: Prompt, last: int) -> bool:
     their tools, too: under another system text the model has to have spoken since."""
     if conversation.system == prompt.system:
         return True
-    return conversation.tools == prompt.tools and any(map(is_said, prompt.since(last)))
+    return conversation.tools == prompt.tools and any(map(prompt.says, range(last, len(prompt.links.hashes))))
 
 
 def _likeliest(candidates: Iterable[Conversation], prompt: Prompt, last: int) -> Standing | None:
@@ -314,15 +314,14 @@ def _compare(conversations: Conversations, conversation: Conversation, prompt: P
     surplus = kept - lost
     if not conversation.marks:
         is_near = _is_near(conversation, prompt) or (
-            kept >= max(_LEAST_KEPT, _KEPT_FOR_LOST * lost)
-            and any(is_said(prompt.call.messages[at]) for at in new)
+            kept >= max(_LEAST_KEPT, _KEPT_FOR_LOST * lost) and any(map(prompt.says, new))
         )
         return Candidate(_evidence(conversation, prompt, 0, surplus), conversation) if is_near else None
     if surplus < -SLACK and not any(conversations.answered.is_only(id_, conversation) for id_ in conversation.ids):
         return None
     if not prompt.holds(conversation.marks, new):
         return None
-    says = [is_said(prompt.call.messages[at]) for at in new]
+    says = [prompt.says(at) for at in new]
     num_answers = sum(one and not before for one, before in zip(says, [False, *says], strict=False))
     return Candidate(_evidence(conversation, prompt, 1, surplus), conversation, num_answers < 2)
 

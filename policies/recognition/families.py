@@ -96,6 +96,8 @@ def _head(key: bytes, tools: Sequence[bytes], system: bytes) -> Head:
 # ---- which family a first turn belongs to
 
 _LEAST_BLOCKS = 2
+_OPENING_MESSAGES = BLOCK_CHARS // len(b'["",{}]')
+"""As many fill a block, however short they are."""
 _MOST_JOINS_BITS = 8
 """A family is found by at most two to the power of this many links."""
 _RECORD_BYTES, _MARK_BYTES = 500, 150
@@ -211,5 +213,5 @@ def _joins(links: Sequence[int]) -> list[int]:
 
 def _opening_id(key: bytes, messages: Sequence[bytes]) -> FamilyId:
     """Return the family of a prompt that has neither tools nor a system text."""
-    opening = b"".join(messages)[:BLOCK_CHARS]
+    opening = b"".join([message[:BLOCK_CHARS] for message in messages[:_OPENING_MESSAGES]])[:BLOCK_CHARS]
     return name(key, b"opening", opening if len(opening) == BLOCK_CHARS else b"")

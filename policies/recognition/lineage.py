@@ -421,8 +421,8 @@ def _written(messages: Sequence[bytes], at: int) -> Generator[None, None, None]:
 
 
 def _behind(call: Call, known: Sequence[int]) -> tuple[tuple[bytes, ...], int, int]:
-    """Return the part of a prompt that these blocks do not cover: tools and system text, or none of them; the index
-    of the first message; and the characters before that."""
+    """Return the part of a prompt that these blocks do not cover: tools and system text, or none of them; the
+    index of the first message; and the characters before that."""
     shared = (*call.tools, call.system) if call.tools_first else (call.system, *call.tools)
     chars = sum(map(len, shared))
     if len(known) * BLOCK_CHARS < chars or type(call.messages) is not Texts:

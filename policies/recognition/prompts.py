@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,9 +10,9 @@ from policies.recognition.chains import Chain, Links, Texts, own_key, size_of
 from policies.recognition.passages import opening
 from policies.types import SessionId, value
 
-SEARCHED_BYTES = 64 * 2**20
-"""Text searched for answers, for one prompt: a thousand siblings times a long prompt would take minutes. An answer
-that is not found in it counts as not carried."""
+SEARCHED_BYTES, LOOK_BYTES = 32 * 2**20, 4 * 2**20
+"""Text searched for answers, for one prompt and in one look: a thousand siblings times a long prompt would take
+minutes. An answer stands at the beginning of what is new; one that is not found counts as not carried."""
 
 _ANSWER_BYTES = 16 * 2**10
 """Of each message of the latest answer, in which ids are looked for."""
@@ -89,10 +89,10 @@ class Prompt:
         self.system = call.system_hash or hash(call.system)
         self.asks: SummaryRequest | None = None
         """Where it was looked for: the sessions whose summary it may ask for."""
-        self._since: tuple[int, tuple[bytes, ...]] = -1, ()
+        self._answers: dict[int, int] = {}
         self._start = -1
         self._text = b""
-        """Of the messages from `_start` on."""
+        """That is searched: of the messages from `_start` on."""
         self._left_bytes = SEARCHED_BYTES
 
     def carries(self, marks: Sequence[bytes], start: int) -> int:
@@ -101,22 +101,27 @@ class Prompt:
         if not marks:
             return 0
         if start != self._start and self._left_bytes > 0:
-            self._start, self._text = start, b"\n".join(self.since(start))
-            self._left_bytes -= len(self._text)
+            self._start = start
+            self._look(range(start, len(self.call.messages)))
         return 1 if self._is_in_text(marks) else -1
-
-    def since(self, start: int) -> tuple[bytes, ...]:
-        """Return the messages from `start` on, which are asked for again and again."""
-        if start != self._since[0]:
-            self._since = start, tuple(self.call.messages[start:])
-        return self._since[1]
 
     def holds(self, marks: Sequence[bytes], places: Sequence[int]) -> bool:
         """Return whether the messages at these places hold one of the marks."""
         if self._left_bytes > 0:
-            self._start, self._text = -1, b"\n".join([self.call.messages[at] for at in places])
-            self._left_bytes -= len(self._text)
+            self._start = -1
+            self._look(places)
         return self._is_in_text(marks)
+
+    def _look(self, places: Iterable[int]) -> None:
+        """Take the first LOOK_BYTES of the messages at these places as the text that is searched."""
+        texts, left = [], LOOK_BYTES
+        for at in places:
+            texts.append(self.call.messages[at][:left])
+            left -= len(texts[-1])
+            if left <= 0:
+                break
+        self._text = b"\n".join(texts)
+        self._left_bytes -= len(self._text)
 
     def _is_in_text(self, marks: Sequence[bytes]) -> bool:
         for mark in marks:
@@ -138,16 +143,15 @@ class Prompt:
     @cached_property
     def has_history(self) -> bool:
         """Whether the model has spoken in it; then it is no first request."""
-        messages = self.call.messages
-        return any(_says(messages, at) for at in range(len(messages)))
+        return any(map(self.says, range(len(self.call.messages))))
 
     @cached_property
     def latest_answer(self) -> bytes:
         """What the model has said last, one message or several."""
         messages = self.call.messages
-        at = next((at for at in range(len(messages) - 1, -1, -1) if _says(messages, at)), -1)
+        at = next((at for at in range(len(messages) - 1, -1, -1) if self.says(at)), -1)
         start = at
-        while start > 0 and _says(messages, start - 1):
+        while start > 0 and self.says(start - 1):
             start -= 1
         return b"\n".join([message[:_ANSWER_BYTES] for message in messages[start : at + 1]])
 
@@ -159,23 +163,17 @@ class Prompt:
 
     def num_answers(self, start: int) -> int:
         """Return how often the model may have spoken in the messages from `start` on: 0, 1, or 2 for more."""
-        messages = self.since(start)
-        if len(messages) < 3:
-            return 1
-        count, was_said = 0, False
-        for message in messages:
-            says = is_said(message)
-            if says and not was_said:
-                count += 1
-                if count == 2:
-                    return count
-            was_said = says
-        return count
+        found = self._answers.get(start)
+        if found is None:
+            said = [self.says(at) for at in range(start, len(self.links.hashes))]
+            begun = (says and not before for says, before in zip(said, [False, *said], strict=False))
+            found = self._answers[start] = 1 if len(said) < 3 else min(2, sum(begun))
+        return found
 
-
-def _says(messages: Sequence[bytes], at: int) -> bool:
-    """Whether the model has said a message, which is not written for that."""
-    return is_said(messages.beginning(at) if type(messages) is Texts else messages[at])
+    def says(self, at: int) -> bool:
+        """Whether the model has said a message, which is not written for that."""
+        messages = self.call.messages
+        return is_said(messages.beginning(at) if type(messages) is Texts else messages[at])
 
 
 def is_said(message: bytes) -> bool:

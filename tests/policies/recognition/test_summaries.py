@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from policies.recognition import summaries
 from policies.recognition.continuation import Call, Rule
 from policies.recognition.lineage import Lineage
 from policies.recognition.passages import passages
@@ -222,6 +223,24 @@ def test_a_forgotten_session_is_not_brought_back() -> None:
     agent.compact("Nothing needs to change.")
     Agent(desk, task="Another task by now").turn("I do something else.")
     assert agent.turn("I look at the rest now.").session_id != first.session_id
+
+
+def test_the_ends_of_a_long_history_show_whose_summary_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The passages of 8 MB took 170 ms."""
+    searched: list[int] = []
+
+    def counted(text: bytes) -> list[int]:
+        searched.append(len(text))
+        return passages(text)
+
+    monkeypatch.setattr(summaries, "passages", counted)
+    agent = Agent(Desk(), task="Explain main.py, and why it is so. " + "It reads a line.\n" * 100_000)
+    first = agent.turn("I look at the files first.")
+    agent.turn("Now I change main.py. " + "It wrote a line.\n" * 100_000 + "And that is all of it.")
+    agent.compact("# Goal\nmain.py is explained\n\n- nothing needs to change")
+    again = agent.turn("I look at the other files.")
+    assert (again.session_id, again.rule) == (first.session_id, Rule.RESTART)
+    assert 0 < max(searched) <= 600_000
 
 
 def test_passages_stay_equal_in_a_transcript() -> None:
