@@ -40,6 +40,31 @@ class _AboutErrors(logging.Logger):
             LOG.error("aiohttp failed on a request: %s", type(error).__name__)
 
 
+class _Connection(web.RequestHandler):
+    """Refuses what is no HTTP as the gateway refuses other requests. aiohttp's own text quotes its bytes."""
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        super().handle_error(request, status, exc, message)  # logs it; raises where an answer has begun
+        text = f"The request is refused: it is not valid HTTP ({type(exc).__name__})."
+        if status >= 500:
+            text = "The gateway failed. Its log says why."
+        body = error_body(status, text)
+        response = web.Response(status=status, body=body, content_type="application/json")
+        response.force_close()
+        return response
+
+
+class _Connections(web.Server):
+    def __call__(self) -> _Connection:
+        return _Connection(self, loop=self._loop, **self._kwargs)
+
+
 class AiohttpServer:
     """A `transport.Server`. The handler is cancelled when its client leaves."""
 
@@ -52,7 +77,7 @@ class AiohttpServer:
     async def start(
         self, host: str, port: int, *, reuse_port: bool = False, sock: socket.socket | None = None
     ) -> int:
-        self._server = web.Server(
+        self._server = _Connections(
             self._answer,
             handler_cancellation=True,
             access_log=None,
@@ -134,14 +159,21 @@ class AiohttpResponder:
 
     def __init__(self, incoming: web.BaseRequest) -> None:
         self._incoming = incoming
-        self._is_last = incoming.headers.get("Upgrade", "websocket").lower() != "websocket"
-        """Whether its connection ends with the answer: aiohttp loses what stands behind an offer of HTTP/2."""
         self.response: web.StreamResponse | None = None
         self.has_ended = False
 
     @property
     def has_started(self) -> bool:
         return self.response is not None
+
+    @property
+    def _is_last(self) -> bool:
+        """Whether the connection ends with the answer: aiohttp loses what stands behind an offer of HTTP/2, and a
+        client that still waits for status 100 may or may not send its body."""
+        incoming = self._incoming
+        if incoming.headers.get("Upgrade", "websocket").lower() != "websocket":
+            return True
+        return "Expect" in incoming.headers and not incoming.content.is_eof()
 
     @property
     def sent(self) -> web.StreamResponse:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import json
 from collections.abc import AsyncIterator
 
 import aiohttp
@@ -136,6 +137,37 @@ async def test_head_gets_the_headers_alone(serve: Serve, http: aiohttp.ClientSes
         async with http.head(f"http://127.0.0.1:{port}{path}") as response:
             assert response.status == 200
             assert await response.read() == b""
+
+
+async def test_a_client_that_may_not_have_sent_its_body_is_closed_upon(serve: Serve) -> None:
+    async def handler(request: Request, responder: Responder) -> None:
+        await responder.reply(401, [], b"")
+
+    head = b"POST / HTTP/1.1\r\nHost: h\r\nExpect: 100-continue\r\nContent-Length: 100\r\n\r\n"
+    reader, writer = await raw(await serve(handler), head)
+    answer = await within(reader.readuntil(b"\r\n\r\n"))
+    assert isinstance(answer, bytes)
+    assert answer.startswith(b"HTTP/1.1 401")
+    assert b"connection: close" in answer.lower()
+    writer.write(b"GET /hidden HTTP/1.1\r\nHost: h\r\n\r\n")
+    with pytest.raises(asyncio.IncompleteReadError):
+        await within(reader.readuntil(b"\r\n\r\n"))
+    writer.close()
+
+
+@pytest.mark.parametrize("sent", [b"GET /secret\x01 HTTP/1.1\r\nHost: h\r\n\r\n", b"GET / secret\r\n\r\n"])
+async def test_what_is_no_http_is_refused_in_json_that_does_not_quote_it(serve: Serve, sent: bytes) -> None:
+    async def handler(request: Request, responder: Responder) -> None:
+        raise AssertionError
+
+    reader, writer = await raw(await serve(handler), sent)
+    answer = await within(reader.read())
+    assert isinstance(answer, bytes)
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.split()[1] == b"400"
+    assert json.loads(body)["error"]["type"] == "invalid_request_error"
+    assert b"secret" not in body
+    writer.close()
 
 
 async def test_an_upgrade_is_an_ordinary_request(serve: Serve) -> None:

@@ -55,21 +55,6 @@ async def test_a_bad_request_behind_good_ones_waits_for_their_answers(serve: Ser
     writer.close()
 
 
-async def test_a_client_that_may_not_have_sent_its_body_is_closed_upon(serve: Serve) -> None:
-    async def handler(request: Request, responder: Responder) -> None:
-        await responder.reply(401, [], b"")
-
-    head = b"POST / HTTP/1.1\r\nHost: h\r\nExpect: 100-continue\r\nContent-Length: 100\r\n\r\n"
-    reader, writer = await raw(await serve(handler), head)
-    answer = await within(reader.readuntil(b"\r\n\r\n"))
-    assert isinstance(answer, bytes)
-    assert answer.startswith(b"HTTP/1.1 401")
-    writer.write(get("/hidden"))
-    with pytest.raises(asyncio.IncompleteReadError):
-        await within(reader.readuntil(b"\r\n\r\n"))
-    writer.close()
-
-
 @pytest.mark.parametrize("is_chunked", [False, True], ids=["length", "chunks"])
 async def test_a_request_that_asks_to_upgrade_keeps_its_body(serve: Serve, is_chunked: bool) -> None:
     """Java's HTTP client asks for h2c with every first POST."""
