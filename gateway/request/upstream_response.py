@@ -7,7 +7,10 @@ parsing: a parsed event shows where the text stands, and an event with the same 
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import orjson
@@ -17,7 +20,7 @@ from gateway.core.errors import ANSWERED, EngineFault, Failure, NoAnswer, Outcom
 from gateway.core.fields import Json, excerpt
 from gateway.core.reply import Reply
 from gateway.core.slices import LARGE_BYTES, Slices, Steps, finished
-from gateway.core.sse import EventSplitter, EventTooLong, data_of
+from gateway.core.sse import MAX_EVENT_BYTES, EventSplitter, EventTooLong, data_of
 from gateway.core.transport import HOP_BY_HOP, Direct, HeaderList, Pushing, Responder, UpstreamCut, UpstreamReply
 from gateway.dialects.base import Dialect, Opening
 from gateway.engines.base import EngineAdapter, believed, joined
@@ -132,8 +135,11 @@ _ECHOES = 4
 """Events on arrival (`response.created`, `response.in_progress`) repeat instructions and tools, perhaps
 escaped."""
 
-OUTLINED_BYTES = 32 * 2**20
-"""An outline takes a pass over all of the text."""
+OUTLINED_BYTES = MAX_EVENT_BYTES
+"""An outline takes a pass over all of the text. Of a longer answer only a usage near its end is read."""
+_END_BYTES = 64 * 1024
+_USAGE = re.compile(rb'[,{]\s*"usage"\s*:\s*(?=\{)')
+"""An unescaped quote cannot stand inside a JSON string, so the match is a key."""
 READ_BYTES = 2 * 2**20
 """Of an event, or of an answer that is not streamed. Of a longer one only the outline is read: no model writes as
 much text."""
@@ -541,8 +547,8 @@ class UpstreamResponse:
 
     async def _read_large(self, body: bytes) -> None:
         """Read a body in slices, or only the outline of one that is longer than READ_BYTES or has more values than
-        a request may have. One above OUTLINED_BYTES, or of no strict JSON, is not read. A body without usage is
-        charged by its length. Raises EngineFailed, NoAnswer, EventTooLong."""
+        a request may have; of one above OUTLINED_BYTES its usage. One that is no strict JSON is not read. A body
+        without usage is charged by its length. Raises EngineFailed, NoAnswer, EventTooLong."""
         parsed: object = None
         is_read = False
         await asyncio.sleep(0)  # its parts may have been joined
@@ -557,7 +563,7 @@ class UpstreamResponse:
             elif len(body) <= OUTLINED_BYTES:
                 parsed = await self._slices.run(pieces.outline(body, _OUTLINED))
             else:
-                parsed = {}
+                parsed = _usage_at_end(body)
         except pieces.NotJson:
             if self._round is None and body.lstrip()[:1] == b"{" and body.rstrip()[-1:] == b"}":
                 parsed = {}
@@ -579,6 +585,16 @@ class UpstreamResponse:
         exchange.reply.is_complete = True
         if self._round is not None:
             self._round.read(parsed)
+
+
+def _usage_at_end(body: bytes) -> Json:
+    """Return the usage of an answer that is not parsed, if it stands near the end, as engines write it."""
+    end = body[-_END_BYTES:]
+    for found in list(_USAGE.finditer(end))[-1:]:
+        with suppress(ValueError, RecursionError):
+            text = end[found.end() :].decode(errors="replace")
+            return {"usage": json.JSONDecoder().raw_decode(text)[0]}
+    return {}
 
 
 def _has_at_most(body: bytes, most_values: int) -> Steps[bool]:

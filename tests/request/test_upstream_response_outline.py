@@ -231,12 +231,35 @@ def test_an_answer_that_is_too_much_goes_by_and_its_usage_counts(path: str, what
     assert max(parsed_bytes) < 1_000
 
 
-def test_an_answer_that_is_too_long_for_an_outline_is_charged_by_its_length() -> None:
-    raw = orjson.dumps(answer_of(CHAT, LONG, {}))
+USAGE = orjson.dumps(COUNTED)
+
+
+@pytest.mark.parametrize(
+    ("end", "is_read"),
+    [
+        (b',"usage":%b}' % USAGE, True),
+        (b', "usage" : %b , "x": null}\n' % USAGE, True),
+        (b',"usage":{"prompt_tokens":99},"usage":%b}' % USAGE, True),
+        (b',"usage":%b,"x":"%b"}' % (USAGE, b"x" * 30_000), True),
+        (b',"usage":%b,"x":"%b"}' % (USAGE, b"x" * 70_000), False),
+        (b',"x":",\\"usage\\":{\\"prompt_tokens\\":7}"}', False),
+        (b',"usage":null}', False),
+        (b',"usage":{"prompt_tokens":}}', False),
+        (b',"usage":' + b'{"a":' * 10_000 + b"1" + b"}" * 10_001, False),
+        (b"}", False),
+    ],
+)
+@pytest.mark.parametrize("path", NAMES)
+def test_of_an_answer_that_is_too_long_for_an_outline_the_usage_at_its_end_counts(
+    path: str, end: bytes, is_read: bool
+) -> None:
+    made = answer_of(path, LONG, {})
+    del made["usage"]
+    raw = orjson.dumps(made)[:-1] + end
     with patch.object(upstream_response, "OUTLINED_BYTES", READ_BYTES):
-        answer, reply, _ = replied(CHAT, raw)
+        answer, reply, _ = replied(path, raw)
     assert (answer.status, answer.body) == (200, raw)
-    assert reply.charge == Usage(None, None, len(raw) // 4)
+    assert reply.charge == (Usage(7, None, 5) if is_read else Usage(None, None, len(raw) // 4))
 
 
 @pytest.mark.parametrize("raw", [b"{" + b" " * READ_BYTES, b"[" + b" " * READ_BYTES + b"]"])
