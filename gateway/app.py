@@ -48,6 +48,7 @@ from gateway.request.handler import RequestHandler, TurnHandler
 from gateway.request.incoming_bodies import IncomingBodies
 from gateway.request.learned import LearnedFile
 from gateway.request.model_call import Forward
+from gateway.request.parsed_beginnings import ParsedBeginnings
 from gateway.request.stateless import StatelessCalls
 from gateway.request.stored_responses import Homes, StoredResponses
 from gateway.sessions.identity import Identity, lineage_of
@@ -242,6 +243,7 @@ class App:
         identity, sessions, breaks, homes = turns.identity, turns.sessions, turns.breaks, turns.stored.homes
         show = observer.metrics.memory.show_owner
         show("incoming_bodies", bounds.incoming_bodies, lambda: bodies.num_bytes)
+        show("parsed_beginnings", bounds.parsed_beginnings, lambda: handler.beginnings.num_bytes)
         show("receipts", bounds.receipts, lambda: observer.receipt_bytes)
         show("tool_lists", bounds.tool_lists, lambda: identity.num_tool_bytes)
         show("prefix_breaks", bounds.prefix_breaks, lambda: breaks.num_bytes)
@@ -311,6 +313,9 @@ class App:
             stateless=StatelessCalls(forward, turns.monitor, turns.stored, observer),
             bodies=IncomingBodies(),
             slices=forward.slices,
+            beginnings=ParsedBeginnings(
+                turns.identity.cutter, MemoryBounds.of(self.settings.current).parsed_beginnings
+            ),
             lists=PromptListHandler(turns.gate.replica_view, observer.receipt_headers),
             observer=observer,
         )

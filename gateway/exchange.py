@@ -17,7 +17,7 @@ from gateway.core import fields, response_ids
 from gateway.core.errors import Failure, Outcome
 from gateway.core.fields import Json, excerpt
 from gateway.core.json_edit import Edit, edited, splice
-from gateway.core.pieces import Cut
+from gateway.core.pieces import Cut, RawParts
 from gateway.core.reply import Reply
 from gateway.core.slices import Reading
 from gateway.core.transport import HeaderList, Request
@@ -41,7 +41,7 @@ class Payload:
 
     raw: bytes = b""
     body: Json = field(default_factory=dict)
-    """`raw`, parsed."""
+    """`raw`, parsed. Its messages may be those of other requests, too; shared, never changed."""
     requested_model: str = ""
     """The name that the client used."""
     engine_model: str = ""
@@ -261,6 +261,8 @@ class Exchange:
     """Of a large body. None: it is small, and read at once."""
     cut: Cut | None = None
     """The raw texts of its parts, until its session is recognised."""
+    raw_parts: RawParts | None = None
+    """Their fingerprints, likewise, where they are known from its parse."""
 
     # Its caller.
     caller: Caller = UNKNOWN

@@ -2,9 +2,9 @@
 
     python -m benchmarks.overhead.floods [--quick] [--memory-mib N]
 
-Each flood meets a gateway of its own: sessions of 9,999 tiny messages; sessions under system texts of 200 KB, each
-with one of its own; tool lists of 10 MB; receipts whose texts are as long as they may be; bodies that are sent by
-half and stay so, large ones and some just below the size that needs room.
+Each flood meets a gateway of its own: sessions of 9,999 tiny messages; sessions under system texts of 200 KB,
+each with one of its own; sessions of long messages; tool lists of 10 MB; receipts whose texts are as long as they
+may be; bodies that are sent by half and stay so, large ones and some just below the size that needs room.
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ def floods(is_quick: bool) -> Iterator[Flood]:
     share = 10 if is_quick else 1
     yield Flood("sessions of 9,999 tiny messages", 1_000 // share, answered, tiny_messages)
     yield Flood("sessions, each with a system text of 200 KB", 2_000 // share, answered, own_system)
+    yield Flood("sessions of messages of 20 KB, 1 MB in all", 500 // share, answered, long_messages)
     yield Flood("sessions of one short message", 20_000 // share, answered, one_message)
     yield Flood("tool lists of 10 MB", 256 // share, answered, tool_list)
     yield Flood("receipts of long texts", 20_000 // share, answered, long_names, long_headers)
@@ -86,6 +87,11 @@ def own_system(number: int) -> bytes:
         {"role": "system", "content": f"{number:09} " * (SYSTEM_BYTES // 10)},
         {"role": "user", "content": "Go"},
     ]
+    return orjson.dumps({"model": "fake", "messages": messages})
+
+
+def long_messages(number: int) -> bytes:
+    messages = [{"role": "user", "content": f"{number:05} {at:03} " * 2_000} for at in range(50)]
     return orjson.dumps({"model": "fake", "messages": messages})
 
 

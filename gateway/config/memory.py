@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 from gateway.config.settings import Settings
 
-MOST_OF_OTHERS = 9 / 16
+MOST_OF_OTHERS = 10 / 16
 """Share of all that owners beside those of sessions may have. By default they want no more."""
 TOOL_LIST_BYTES = PREFIX_BREAK_BYTES = FAMILY_BYTES = 16 * 2**20
 PLACE_BYTES = 32 * 2**20
+PARSED_BYTES = 64 * 2**20
+"""Some sixty conversations of a megabyte."""
 OF_SMALL_BODIES = 1 / 16
 """Of bodies that need no room, over that of `limits.incoming_bytes`."""
 OF_BATCH_LINES, OF_RECOGNITION = 1 / 8, 0.5
@@ -21,6 +23,7 @@ class MemoryBounds:
     """Bounds in bytes, by owner. Their sum is at most `limits.memory_bytes`."""
 
     incoming_bodies: int
+    parsed_beginnings: int
     receipts: int
     hidden_results: int
     tool_results: int
@@ -45,6 +48,7 @@ class MemoryBounds:
         has_tools = bool(settings.tools.use or settings.tools.mcp)
         wanted = {
             "incoming_bodies": int((1 + OF_SMALL_BODIES) * settings.limits.incoming_bytes),
+            "parsed_beginnings": PARSED_BYTES,
             "receipts": settings.receipts.max_bytes,
             "hidden_results": settings.tools.hidden_bytes if has_tools else 0,
             "tool_results": settings.tools.cache_bytes if has_tools else 0,

@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 import orjson
 
 from gateway.core.slices import Steps
+from policies.types import value
 
 PIECE_BYTES = 256 * 1024
 """Parsed in one step, but for a single text that is longer."""
@@ -66,6 +67,16 @@ class Cut:
         if key not in self.lists:
             self.lists[key] = _codecs()[1](self.members[key]) if key in self.members else ()
         return self.lists[key]
+
+
+@value
+class RawParts:
+    """Fingerprints of raw texts in a body. Two are equal only where the texts are, byte for byte."""
+
+    tools: int
+    """0: it has none."""
+    items: Sequence[int]
+    """One for each item of the conversation."""
 
 
 @cache

@@ -34,10 +34,12 @@ def is_sparse(raw: bytes) -> bool:
     )
 
 
-def may_be_more(raw: bytes, most: int) -> bool:
+def may_be_more(raw: bytes, most: int, is_seen_sparse: bool = False) -> bool:
     """Return whether a text can have more than `most` values at all, by its length, and by a sample if it has no
-    more than two bytes for each."""
-    return len(raw) > 2 * most // OF_A_CONTAINER and (len(raw) > 2 * most or not is_sparse(raw))
+    more than two bytes for each. `is_seen_sparse`: a sample has been taken."""
+    if len(raw) <= 2 * most // OF_A_CONTAINER:
+        return False
+    return len(raw) > 2 * most or not (is_seen_sparse or is_sparse(raw))
 
 
 def counted(raw: bytes) -> Iterator[int]:

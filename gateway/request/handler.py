@@ -25,6 +25,7 @@ from gateway.request.engine_errors import EngineFailed
 from gateway.request.gate import Drain, Gate, stopping
 from gateway.request.incoming_bodies import IncomingBodies
 from gateway.request.inprocess import HandedOn, InProcessRequest
+from gateway.request.parsed_beginnings import ParsedBeginnings
 from gateway.request.payload import engine_model, parse_body, parse_in_steps, permitted, read_body, served_as
 from gateway.request.stateless import StatelessCalls, leaking_engines, serves_path
 from gateway.request.stored_responses import Home, StoredResponses
@@ -66,6 +67,7 @@ class RequestHandler:
     limiter: Limiter
     bodies: IncomingBodies
     slices: Slices
+    beginnings: ParsedBeginnings
     monitor: Monitor
     turns: TurnHandler
     stateless: StatelessCalls
@@ -129,7 +131,10 @@ class RequestHandler:
             return ANSWERED
         names = self.slices.names
         if not is_large(raw) and not (names and _session_name(exchange) in names):
-            exchange.payload = payload = parse_body(raw, exchange.dialect, settings.limits)
+            payload, exchange.raw_parts = parse_body(
+                raw, exchange.dialect, settings.limits, caller.tenant, self.beginnings
+            )
+            exchange.payload = payload
         else:
             exchange.payload = payload = await self._parsed(exchange, raw)
         model = served_as(payload.requested_model, settings.models, self.monitor.engines)
@@ -213,10 +218,13 @@ class TurnHandler:
         previous_id = exchange.dialect.stateful_id(exchange.payload.body)
         previous = await self.stored.find(exchange.caller.tenant, previous_id) if previous_id else None
         as_sent, exchange.payload = exchange.payload, self.breaks.prepare(exchange)
+        if exchange.payload is not as_sent:
+            exchange.cut = exchange.raw_parts = None
         if (reading := exchange.reading) is None:
             script = self.identity.script(exchange)
         else:
-            script = await self._script(exchange, reading, as_sent)
+            script = await self._script(exchange, reading)
+        exchange.cut = exchange.raw_parts = None
         exchange.recognition = recognition = self._recognise(exchange, script)
         is_complete = False
         try:
@@ -246,12 +254,9 @@ class TurnHandler:
             self.gate.tell(SessionEnded(recognition.session_id))
         return outcome
 
-    async def _script(self, exchange: Exchange, reading: Reading, as_sent: Payload) -> Script:
+    async def _script(self, exchange: Exchange, reading: Reading) -> Script:
         """Return the conversation of a large body, read in slices. Its turn is recognised right after it."""
-        if exchange.payload is not as_sent:
-            exchange.cut = None
         script = await reading.slices.run(self.identity.script_in_steps(exchange))
-        exchange.cut = None
         reading.leave()
         return script
 

@@ -14,12 +14,14 @@ from gateway.core import fields, pieces, values
 from gateway.core.errors import Failure, Outcome, Refused
 from gateway.core.fields import Json, excerpt
 from gateway.core.json_edit import too_many_keys
-from gateway.core.slices import Steps, finished
+from gateway.core.pieces import RawParts
+from gateway.core.slices import LARGE_BYTES, Steps, finished
 from gateway.core.transport import BodyTooLarge, Request
 from gateway.dialects.base import Dialect
 from gateway.engines.poller import RunningEngine
 from gateway.exchange import Payload
 from gateway.request.incoming_bodies import IncomingBodies
+from gateway.request.parsed_beginnings import ParsedBeginnings
 
 
 async def read_body(request: Request, limits: RequestLimits, bodies: IncomingBodies, key: str) -> bytes:
@@ -44,15 +46,22 @@ def _counted(raw: bytes, limits: RequestLimits) -> Steps[None]:
         yield
 
 
-def parse_body(raw: bytes, dialect: Dialect, limits: RequestLimits) -> Payload:
-    """Return what the body says, without an engine model. Raises Refused."""
-    if values.may_be_more(raw, limits.values):
+def parse_body(
+    raw: bytes, dialect: Dialect, limits: RequestLimits, tenant: str, beginnings: ParsedBeginnings
+) -> tuple[Payload, RawParts | None]:
+    """Return what a body says that is read in one step, without an engine model, and fingerprints of its parts
+    where they are known. Raises Refused."""
+    if values.may_be_more(raw, limits.values, is_seen_sparse=len(raw) >= LARGE_BYTES):
         finished(_counted(raw, limits))
+    parts = None
     try:
-        body = orjson.loads(raw)
+        if dialect.is_item_a_message:
+            body, parts = beginnings.loads(raw, tenant)
+        else:
+            body = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
         raise _not_json(f"{error.msg} (line {error.lineno}, column {error.colno})") from None
-    return _payload(raw, body, dialect, limits)
+    return _payload(raw, body, dialect, limits), parts
 
 
 def parse_in_steps(

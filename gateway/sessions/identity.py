@@ -13,7 +13,7 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from types import GenericAlias
 from typing import Any
@@ -22,7 +22,7 @@ import orjson
 
 from gateway.core import fields
 from gateway.core.fields import excerpt
-from gateway.core.pieces import Cut
+from gateway.core.pieces import Raw, RawParts
 from gateway.core.reply import MOST_CHARS, Reply
 from gateway.core.slices import Steps
 from gateway.dialects.base import Script
@@ -35,15 +35,7 @@ from policies.recognition.chains import Texts
 from policies.recognition.continuation import Call, Rule
 from policies.recognition.history import history
 from policies.recognition.lineage import Lineage, Sighting
-from policies.types import SIDE, Blocks, History, PromptHead, SessionId, value
-
-
-@value
-class RawParts:
-    tools: int
-    """Fingerprint of the tools; 0: it has none."""
-    items: Sequence[int]
-    """Fingerprint of each item of the conversation."""
+from policies.types import SIDE, Blocks, History, PromptHead, SessionId
 
 
 class Cutter:
@@ -53,24 +45,29 @@ class Cutter:
         self.fingerprint = _fingerprint()
         self._decoder = _decoder() if is_fast else None
 
-    def parts(self, cut: Cut) -> RawParts:
-        """Return the same of a body that is cut already."""
-        tools = cut.members.get("tools")
-        return RawParts(
-            self.fingerprint(tools) if tools else 0, list(map(self.fingerprint, cut.items("messages")))
-        )
+    @property
+    def is_fast(self) -> bool:
+        return self._decoder is not None
 
-    def cut(self, raw: bytes) -> RawParts | None:
-        """Return the fingerprints of a body with `messages`; None without msgspec."""
+    def texts(self, raw: bytes) -> Any:
+        """Return the texts of `tools` and of each of the `messages` of a body; None without msgspec, or where the
+        body is something else."""
         if self._decoder is None:
             return None
         decode, error = self._decoder
         try:
-            body = decode(raw)
+            return decode(raw)
         except (error, RecursionError):  # nested deeper than it reads
             return None
-        fingerprint = self.fingerprint
-        return RawParts(fingerprint(body.tools) if body.tools else 0, list(map(fingerprint, body.messages)))
+
+    def parts(self, tools: Raw, messages: Sequence[Raw]) -> RawParts:
+        """Return the fingerprints of texts."""
+        return RawParts(self.fingerprint(tools) if tools else 0, list(map(self.fingerprint, messages)))
+
+    def cut(self, raw: bytes) -> RawParts | None:
+        """Return the fingerprints of a body with `messages`; None where it has no `texts`."""
+        texts = self.texts(raw)
+        return None if texts is None else self.parts(texts.tools, texts.messages)
 
 
 def _decoder() -> tuple[Callable[[bytes], Any], type[Exception]] | None:
@@ -82,6 +79,7 @@ def _decoder() -> tuple[Callable[[bytes], Any], type[Exception]] | None:
     return msgspec.json.Decoder(msgspec.defstruct("Body", fields)).decode, msgspec.MsgspecError
 
 
+@cache
 def _fingerprint() -> Callable[[Any], int]:
     """Return a function to 64 bits that differs in each process, so that no client can search for a collision."""
     try:
@@ -137,7 +135,7 @@ class Identity:
         max_tool_bytes: int = MAX_TOOL_BYTES,
     ) -> None:
         self._lineage = lineage or Lineage()
-        self._cutter = cutter or Cutter()
+        self.cutter = cutter or Cutter()
         self._tools = _ToolLists(max_tool_bytes)
         self._keys: dict[tuple[str, str], tuple[bytes, bytes]] = {}
         self._secret = (secret or os.urandom(32))[:64]
@@ -167,7 +165,7 @@ class Identity:
         """Return the conversation of a request. A beginning that came before, byte for byte, is not read again."""
         dialect = exchange.dialect
         is_cut = dialect.is_item_a_message and len(exchange.payload.raw) >= LEAST_CUT_BYTES
-        raw = self._cutter.cut(exchange.payload.raw) if is_cut else None
+        raw = (exchange.raw_parts or self.cutter.cut(exchange.payload.raw)) if is_cut else None
         if raw is None:
             return dialect.script(exchange.payload.body)
         key = (exchange.caller.tenant, raw.tools)
@@ -183,7 +181,10 @@ class Identity:
         dialect, body, cut = exchange.dialect, exchange.payload.body, exchange.cut
         raw, tools, key = None, None, (exchange.caller.tenant, 0)
         if dialect.is_item_a_message:
-            raw = self._cutter.cut(exchange.payload.raw) if cut is None else self._cutter.parts(cut)
+            if cut is None:
+                raw = self.cutter.cut(exchange.payload.raw)
+            else:
+                raw = self.cutter.parts(cut.members.get("tools"), cut.items("messages"))
             yield
         if raw is not None:
             key = (exchange.caller.tenant, raw.tools)
@@ -264,7 +265,7 @@ class Identity:
             script.system,
             messages,
             tenant,
-            self._cutter.fingerprint(script.system),  # system_hash
+            self.cutter.fingerprint(script.system),  # system_hash
             self._name(exchange.caller.tenant, claim.session) if claim.session is not None else None,  # name
             self._name(exchange.caller.tenant, claim.parent) if claim.parent is not None else None,  # parent
             group.encode() if group else None,  # group

@@ -45,6 +45,7 @@ async def test_a_request_ends_with_one_outcome(error: BaseException, outcome: Ou
         limiter=nothing,
         bodies=nothing,
         slices=nothing,
+        beginnings=nothing,
         monitor=nothing,
         turns=nothing,
         stateless=nothing,
