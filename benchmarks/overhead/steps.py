@@ -1,15 +1,17 @@
 """How long one request holds the event loop, step by step.
 
-    python -m benchmarks.overhead.steps [--sizes MB,MB] [--shapes A,B] [--dialects A,B]
+    python -m benchmarks.overhead.steps [--sizes MB,MB] [--shapes A,B] [--dialects A,B] [--hostile PATTERN]
 
 A whole gateway answers large bodies of four formats, over its own listener. The CPU time of its thread is read
 around each call of the event loop, and inside it around each step of the path. Each body is sent as a first turn,
-and again with two messages more.
+and again with two messages more; a hostile one of `tests/fuzz/shapes.py` is sent twice. `--shapes '' --hostile .`
+takes all of those and no other.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import sys
 import threading
@@ -24,14 +26,22 @@ from typing import Any
 import orjson
 
 from benchmarks.overhead.bodies import text
+from benchmarks.overhead.hostile_clients import sized
 from benchmarks.results import command_parser, write
 from gateway.app import App
 from gateway.cli.process import give_memory_back, spare_collections
 from gateway.config.settings import Settings
 from gateway.core.fields import Json
+from tests.fuzz.shapes import NAMES, REQUESTS, raw_of
 
 MIB = 2**20
 SIZES_MIB = (1, 4, 8, 16, 30)
+HOSTILE_SIZES_MIB = (8, 30)
+HOSTILE = (
+    "escapes of a text|emojis of a text|tags of a template|spaces between|and images"
+    "|chat: (properties of a tool|keys of metadata|the model again|biases|arguments)"
+)
+"""Those that held the loop longest, before they were read in steps or refused."""
 MOST_MS = {8: 20.0, 32: 50.0}
 """Longest hold by the size of the body in MiB, up to it."""
 PATHS = {
@@ -112,6 +122,11 @@ def body(dialect: str, shape: str, size: int, more: int = 0) -> bytes | None:
     if shape == "tools":
         given["tools"] = [_tool(dialect, at, size // MOST_TOOLS) for at in range(MOST_TOOLS)]
     return orjson.dumps(head | given)
+
+
+def hostile_body(name: str, size: int) -> bytes:
+    made = REQUESTS[name][2]
+    return sized(lambda num: raw_of(made(num)), size)
 
 
 def _tool(dialect: str, number: int, size: int) -> Json:
@@ -270,20 +285,33 @@ class Cell:
     shape: str
     size_mib: int
     turn: str
+    is_hostile: bool = False
+
+    def body(self) -> bytes | None:
+        """None where the format has no such shape."""
+        if self.is_hostile:
+            return hostile_body(f"{self.dialect}: {self.shape}", self.size_mib * MIB)
+        return body(self.dialect, self.shape, self.size_mib * MIB, 2 if self.turn == "next" else 0)
 
 
-async def measured(wanted: list[Cell]) -> dict[Cell, Holds]:
-    """Return the holds of each cell, of a gateway that has answered a small request of each format."""
+@dataclass(frozen=True, slots=True)
+class Measured:
+    holds: Holds
+    status: int
+
+
+async def measured(wanted: list[Cell]) -> dict[Cell, Measured]:
+    """Return what is seen of each cell, by a gateway that has answered a small request of each format."""
     tree = {
         "engines": [f"vllm://127.0.0.1:{engine()}"],
         "listen": {"port": 0},
         "probing": {"hints": False, "interval_s": 3600},
         "logging": {"level": "warning"},
         "transport": "fast",
-        "models": {"aliases": {"alias": "fake"}},
+        "models": {"aliases": {"alias": "fake", "m": "fake"}},
     }
     app = App(Settings.model_validate(tree))
-    found: dict[Cell, Holds] = {}
+    found: dict[Cell, Measured] = {}
     await app.start()
     try:
         give_memory_back()
@@ -292,16 +320,16 @@ async def measured(wanted: list[Cell]) -> dict[Cell, Holds]:
             await asyncio.to_thread(asked, app.port, path, body(dialect, "few", 4_096) or b"")
         watched = Watched()
         for cell in wanted:
-            more = 2 if cell.turn == "next" else 0
-            raw = await asyncio.to_thread(body, cell.dialect, cell.shape, cell.size_mib * MIB, more)
+            raw = await asyncio.to_thread(cell.body)
             if raw is None:
                 continue
             watched.holds = Holds()
             head = await asyncio.to_thread(asked, app.port, PATHS[cell.dialect], raw)
-            assert b" 200 " in head.split(b"\r\n")[0], head
+            status = int(head.split(b" ", 2)[1])
+            assert status in (200, 400), head
             await asyncio.sleep(0.05)
-            found[cell], watched.holds = watched.holds, Holds()
-            print(cell, _line(found[cell]), file=sys.stderr, flush=True)
+            found[cell], watched.holds = Measured(watched.holds, status), Holds()
+            print(cell, status, _line(found[cell].holds), file=sys.stderr, flush=True)
     finally:
         await app.stop()
     return found
@@ -316,45 +344,53 @@ def _line(holds: Holds) -> str:
 # ---- the tables
 
 
-def table(found: dict[Cell, Holds], before_ms: Mapping[Cell, float]) -> str:
+def table(found: dict[Cell, Measured], before_ms: Mapping[Cell, float]) -> str:
     sizes = sorted({cell.size_mib for cell in found})
-    rows = list(dict.fromkeys((cell.dialect, cell.shape, cell.turn) for cell in found))
+    rows = list(dict.fromkeys((cell.dialect, cell.shape, cell.turn, cell.is_hostile) for cell in found))
     head = ["format | body | turn", *(f"{size} MiB" for size in sizes), "longest step", "CPU ms in all"]
-    about = "Longest hold of the event loop, CPU ms (in brackets: before). Bold: above 20 up to 8 MiB, or 50:\n"
+    about = (
+        "Longest hold of the event loop, CPU ms (in brackets: before). Bold: above 20 up to 8 MiB, or 50."
+        " 400: it was refused:\n"
+    )
     lines = [about, f"| {' | '.join(head)} |"]
     lines.append("|" + " --- |" * (len(sizes) + 5))
-    for dialect, shape, turn in rows:
-        cells = [found.get(Cell(dialect, shape, size, turn)) for size in sizes]
+    for dialect, shape, turn, is_hostile in rows:
+        cells = [found.get(Cell(dialect, shape, size, turn, is_hostile)) for size in sizes]
         values = [
-            _marked(size, cell, before_ms.get(Cell(dialect, shape, size, turn)))
+            _marked(size, cell, before_ms.get(Cell(dialect, shape, size, turn, is_hostile)))
             for size, cell in zip(sizes, cells, strict=True)
         ]
         last = cells[-1]
-        step = max(last.longest.items(), key=lambda item: item[1])[0] if last else ""
-        total = f"{last.total_ms:.0f}" if last else ""
+        step = max(last.holds.longest.items(), key=lambda item: item[1])[0] if last else ""
+        total = f"{last.holds.total_ms:.0f}" if last else ""
         lines.append(f"| {' | '.join([dialect, shape, turn, *values, step, total])} |")
-    names = sorted({name for holds in found.values() for name in holds.by_step})
+    names = sorted({name for one in found.values() for name in one.holds.by_step})
     lines += ["\nLongest hold of each step, over all bodies of a size, CPU ms:\n"]
     lines += [f"| step | {' | '.join(f'{size} MiB' for size in sizes)} |", "|" + " --- |" * (len(sizes) + 1)]
     for name in names:
-        longest = [max(h.by_step.get(name, 0.0) for c, h in found.items() if c.size_mib == s) for s in sizes]
+        longest = [
+            max(one.holds.by_step.get(name, 0.0) for c, one in found.items() if c.size_mib == s) for s in sizes
+        ]
         lines.append(f"| {name} | {' | '.join(f'{ms:.1f}' for ms in longest)} |")
     return "\n".join(lines)
 
 
-def _marked(size_mib: int, holds: Holds | None, before_ms: float | None) -> str:
-    if holds is None:
+def _marked(size_mib: int, one: Measured | None, before_ms: float | None) -> str:
+    if one is None:
         return ""
     most = next(ms for upto, ms in MOST_MS.items() if size_mib <= upto)
-    shown = f"{holds.longest_ms:.1f}"
-    marked = f"**{shown}**" if holds.longest_ms > most else shown
+    shown = f"{one.holds.longest_ms:.1f}"
+    marked = f"**{shown}**" if one.holds.longest_ms > most else shown
+    if one.status != 200:
+        marked += f" {one.status}"
     return marked if before_ms is None else f"{marked} ({before_ms:.0f})"
 
 
 def _read_ms(path: Path | None) -> dict[Cell, float]:
     """Return the longest holds of an earlier run."""
     rows = orjson.loads(path.read_bytes())["data"] if path is not None else ()
-    return {Cell(row["dialect"], row["shape"], row["size_mib"], row["turn"]): row["longest_ms"] for row in rows}
+    keys = ("dialect", "shape", "size_mib", "turn", "is_hostile")
+    return {Cell(*(row.get(key, False) for key in keys)): row["longest_ms"] for row in rows}
 
 
 def main() -> None:
@@ -364,13 +400,22 @@ def main() -> None:
     parser.add_argument("--dialects", default=",".join(PATHS))
     parser.add_argument("--before", type=Path, help="data of an earlier run, shown in brackets", metavar="FILE")
     parser.add_argument("--name", default="steps", help="of the result files")
+    parser.add_argument("--hostile", default=HOSTILE, help="those whose name has a match", metavar="PATTERN")
     options = parser.parse_args()
+    sizes = [int(size) for size in options.sizes.split(",")]
     wanted = [
-        Cell(dialect, shape, int(size), turn)
+        Cell(dialect, shape, size, turn)
         for dialect in options.dialects.split(",")
-        for shape in options.shapes.split(",")
-        for size in options.sizes.split(",")
+        for shape in filter(None, options.shapes.split(","))
+        for size in sizes
         for turn in ("first", "next")
+    ]
+    wanted += [
+        Cell(NAMES[REQUESTS[name][1]], name.partition(": ")[2], size, turn, True)
+        for name in REQUESTS
+        if options.hostile and re.search(options.hostile, name)
+        for size in sorted(set(sizes) & set(HOSTILE_SIZES_MIB)) or sizes
+        for turn in ("first", "again")
     ]
     found = asyncio.run(measured(wanted))
     shown = table(found, _read_ms(options.before))
@@ -381,11 +426,13 @@ def main() -> None:
             "shape": cell.shape,
             "size_mib": cell.size_mib,
             "turn": cell.turn,
-            "longest_ms": round(holds.longest_ms, 2),
-            "total_ms": round(holds.total_ms, 1),
-            "steps": {name: round(ms, 2) for name, ms in holds.by_step.items()},
+            "is_hostile": cell.is_hostile,
+            "status": one.status,
+            "longest_ms": round(one.holds.longest_ms, 2),
+            "total_ms": round(one.holds.total_ms, 1),
+            "steps": {name: round(ms, 2) for name, ms in one.holds.by_step.items()},
         }
-        for cell, holds in found.items()
+        for cell, one in found.items()
     ]
     write(options.results, options.name, shown, data)
 

@@ -141,6 +141,14 @@ def message(role: str, members: Mapping[str, Any]) -> bytes:
     return trimmed(text) if len(text) < _SHORT_BYTES else text  # ten thousand short ones would hold 40 MB
 
 
+_BEGINNINGS = {role: f'["{role}"'.encode() for role in ("user", "assistant", "tool", "system")}
+
+
+def beginning(role: str) -> bytes:
+    """Return what a message of a role begins with."""
+    return _BEGINNINGS.get(role) or message(role, {})
+
+
 def clean(given: Mapping[str, Any]) -> Json:
     """Return an object without nulls and volatile keys; only its top level is cleaned."""
     return {key: item for key, item in given.items() if item is not None and key not in VOLATILE}

@@ -116,7 +116,7 @@ def _script(tools: ToolList, system: bytes, messages: list[Json], num_system: in
             len(messages) - num_system,
             lambda at: _message(messages[num_system + at]),  # write
             lambda at: _message_in_steps(messages[num_system + at]),  # write_in_steps
-            lambda at: canonical.message(_role(messages[num_system + at]), {}),  # begin
+            lambda at: canonical.beginning(_role(messages[num_system + at])),  # begin
         ),
         bool(tools.texts),  # offers_tools
         tools.names,  # tool_names

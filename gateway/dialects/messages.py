@@ -146,7 +146,7 @@ def _script(tools: ToolList, system: bytes, body: Json) -> Script:
             len(messages),
             lambda at: _message(messages[at]),
             lambda at: _message_in_steps(messages[at]),
-            lambda at: canonical.message(_role(messages[at]), {}),
+            lambda at: canonical.beginning(_role(messages[at])),
         ),
         offers_tools=bool(tools.texts),
         tool_names=tools.names,

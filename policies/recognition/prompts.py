@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 
 from policies.recognition.chains import Chain, Links, Texts, own_key, size_of
 from policies.recognition.passages import opening
 from policies.types import SessionId, value
 
-SEARCHED_BYTES, LOOK_BYTES = 32 * 2**20, 4 * 2**20
+SEARCHED_BYTES, LOOK_BYTES, LOOK_MESSAGES = 32 * 2**20, 4 * 2**20, 1_024
 """Text searched for answers, for one prompt and in one look: a thousand siblings times a long prompt would take
 minutes. An answer stands at the beginning of what is new; one that is not found counts as not carried."""
 
+_FEW = 64
+"""Messages that are looked at one by one, and the most in a row that are one answer."""
 _ANSWER_BYTES = 16 * 2**10
 """Of each message of the latest answer, in which ids are looked for."""
 SPEAKERS = ("assistant", "function_call", "custom_tool_call", "reasoning", "local_shell_call", "web_search_call")
@@ -89,7 +93,6 @@ class Prompt:
         self.system = call.system_hash or hash(call.system)
         self.asks: SummaryRequest | None = None
         """Where it was looked for: the sessions whose summary it may ask for."""
-        self._answers: dict[int, int] = {}
         self._start = -1
         self._text = b""
         """That is searched: of the messages from `_start` on."""
@@ -113,9 +116,9 @@ class Prompt:
         return self._is_in_text(marks)
 
     def _look(self, places: Iterable[int]) -> None:
-        """Take the first LOOK_BYTES of the messages at these places as the text that is searched."""
+        """Take the first LOOK_MESSAGES and LOOK_BYTES at these places as the text that is searched."""
         texts, left = [], LOOK_BYTES
-        for at in places:
+        for at in islice(places, LOOK_MESSAGES):
             texts.append(self.call.messages[at][:left])
             left -= len(texts[-1])
             if left <= 0:
@@ -151,7 +154,7 @@ class Prompt:
         messages = self.call.messages
         at = next((at for at in range(len(messages) - 1, -1, -1) if self.says(at)), -1)
         start = at
-        while start > 0 and self.says(start - 1):
+        while start > max(0, at - _FEW) and self.says(start - 1):
             start -= 1
         return b"\n".join([message[:_ANSWER_BYTES] for message in messages[start : at + 1]])
 
@@ -163,12 +166,27 @@ class Prompt:
 
     def num_answers(self, start: int) -> int:
         """Return how often the model may have spoken in the messages from `start` on: 0, 1, or 2 for more."""
-        found = self._answers.get(start)
-        if found is None:
-            said = [self.says(at) for at in range(start, len(self.links.hashes))]
-            begun = (says and not before for says, before in zip(said, [False, *said], strict=False))
-            found = self._answers[start] = 1 if len(said) < 3 else min(2, sum(begun))
-        return found
+        end = len(self.links.hashes)
+        if end - start < 3:
+            return 1
+        if end - start > _FEW:
+            num_behind = len(self._begun) - bisect_right(self._begun, start)
+            return min(2, self.says(start) + num_behind)
+        count, was_said = 0, False
+        for at in range(start, end):
+            says = self.says(at)
+            if says and not was_said:
+                count += 1
+                if count == 2:
+                    return count
+            was_said = says
+        return count
+
+    @cached_property
+    def _begun(self) -> list[int]:
+        """Where the model begins to speak."""
+        said = list(map(self.says, range(len(self.links.hashes))))
+        return [at for at, says in enumerate(said) if says and not (at and said[at - 1])]
 
     def says(self, at: int) -> bool:
         """Whether the model has said a message, which is not written for that."""
