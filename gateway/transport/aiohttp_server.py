@@ -21,6 +21,7 @@ from gateway.transport.edge import (
     error_body,
     fault_of,
     listening,
+    origin_form,
     port_of,
     serve,
     with_rst_on_close,
@@ -106,9 +107,8 @@ class AiohttpServer:
         """Run the handler. Only `reply` and `end` end an answer cleanly."""
         responder = AiohttpResponder(incoming)
         request = AiohttpRequest(incoming)
-        if (
-            fault := fault_of(_version(incoming), incoming.raw_path, request.header_list, request.headers)
-        ) is not None:
+        target = origin_form(incoming.raw_path, request.headers)
+        if (fault := fault_of(_version(incoming), target, request.header_list, request.headers)) is not None:
             await responder.refuse(fault)
             return responder.sent
         task = asyncio.current_task()

@@ -66,13 +66,22 @@ def error_body(status: int, message: str) -> bytes:
     return orjson.dumps({"error": {"message": message, "type": kind, "param": None, "code": None}})
 
 
+def origin_form(target: str, headers: Mapping[str, str]) -> str:
+    """Return the path of a target that is a URL of the host that `Host` names; any other target as it is (RFC 9112,
+    3.2.2). Where the two differ, two servers could disagree on who is meant."""
+    scheme, _, rest = target.partition("://")
+    authority, _, path = rest.partition("/")
+    is_ours = scheme.lower() in ("http", "https") and authority.lower() == headers.get("host", "").lower()
+    return f"/{path}" if authority and is_ours else target
+
+
 def fault_of(version: str, target: str, header_list: HeaderList, headers: Mapping[str, str]) -> str | None:
     """Return why a request is refused that a parser accepts, or None: two servers could disagree on its target or
     its end (RFC 9112, sections 3.2, 6.1 and 6.3)."""
     if version not in ("1.1", "1.0"):
         return "only HTTP/1.1 and HTTP/1.0 are spoken here"
     if not target.startswith("/") and target != "*":
-        return "the target must be a path"
+        return "the target must be a path, or a URL of the host that Host names"
     if len(header_list) > MAX_HEADERS:
         return f"it has more than {MAX_HEADERS} headers"
     if "host" not in headers and version == "1.1":

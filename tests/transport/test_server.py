@@ -139,6 +139,20 @@ async def test_head_gets_the_headers_alone(serve: Serve, http: aiohttp.ClientSes
             assert await response.read() == b""
 
 
+@pytest.mark.parametrize("url", ["http://H:80/a%2Fb?c=d", "HTTPS://h:80/a%2Fb?c=d"])
+async def test_a_target_may_be_a_url_of_the_host_that_is_named(serve: Serve, url: str) -> None:
+    async def handler(request: Request, responder: Responder) -> None:
+        await responder.reply(200, [], f"{request.path} {request.query}".encode())
+
+    reader, writer = await raw(
+        await serve(handler), f"GET {url} HTTP/1.1\r\nHost: h:80\r\nConnection: close\r\n\r\n".encode()
+    )
+    answer = await within(reader.read())
+    assert isinstance(answer, bytes)
+    assert answer.endswith(b"/a%2Fb c=d")
+    writer.close()
+
+
 async def test_a_client_that_may_not_have_sent_its_body_is_closed_upon(serve: Serve) -> None:
     async def handler(request: Request, responder: Responder) -> None:
         await responder.reply(401, [], b"")

@@ -10,7 +10,7 @@ from typing import Protocol
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
 from gateway.core.transport import BodyBroken, BodyTooLarge, HeaderList, by_name
-from gateway.transport.edge import MAX_HEAD_BYTES, MAX_HEADERS, fault_of
+from gateway.transport.edge import MAX_HEAD_BYTES, MAX_HEADERS, fault_of, origin_form
 from gateway.transport.fast.head import RawHeaders, decoded, size_bytes
 
 BUFFER_BYTES = 64 * 1024
@@ -352,6 +352,8 @@ class RequestReader:
         self._num_headers = len(raw)
         header_list = decoded(raw)
         headers = by_name(header_list)
+        if not target.startswith("/"):
+            target = origin_form(target, headers)
         if (fault := fault_of(version, target, header_list, headers)) is not None:
             raise _Refused(fault)
         self._incoming = FastRequest(
