@@ -381,7 +381,7 @@ MAX_BODY_BYTES = 256 * 2**20
 """Of an answer that is not streamed. It is read whole before its first byte goes out, so that a cut stays
 hidden."""
 
-STEP_BYTES = 8 * 1024
+STEP_BYTES = 4 * 1024
 """Of a stream that are read in one step. A chunk may have ten thousand events, and others wait meanwhile."""
 
 _NOT_RELAYED = frozenset(
