@@ -393,6 +393,20 @@ def _read_ms(path: Path | None) -> dict[Cell, float]:
     return {Cell(*(row.get(key, False) for key in keys)): row["longest_ms"] for row in rows}
 
 
+def _row(cell: Cell, one: Measured) -> Json:
+    return {
+        "dialect": cell.dialect,
+        "shape": cell.shape,
+        "size_mib": cell.size_mib,
+        "turn": cell.turn,
+        "is_hostile": cell.is_hostile,
+        "status": one.status,
+        "longest_ms": round(one.holds.longest_ms, 2),
+        "total_ms": round(one.holds.total_ms, 1),
+        "steps": {name: round(ms, 2) for name, ms in one.holds.by_step.items()},
+    }
+
+
 def main() -> None:
     parser = command_parser(__doc__, __file__)
     parser.add_argument("--sizes", default=",".join(map(str, SIZES_MIB)), help="in MiB")
@@ -420,20 +434,7 @@ def main() -> None:
     found = asyncio.run(measured(wanted))
     shown = table(found, _read_ms(options.before))
     print(shown)
-    data = [
-        {
-            "dialect": cell.dialect,
-            "shape": cell.shape,
-            "size_mib": cell.size_mib,
-            "turn": cell.turn,
-            "is_hostile": cell.is_hostile,
-            "status": one.status,
-            "longest_ms": round(one.holds.longest_ms, 2),
-            "total_ms": round(one.holds.total_ms, 1),
-            "steps": {name: round(ms, 2) for name, ms in one.holds.by_step.items()},
-        }
-        for cell, one in found.items()
-    ]
+    data = [_row(cell, one) for cell, one in found.items()]
     write(options.results, options.name, shown, data)
 
 

@@ -21,7 +21,7 @@ _SHAPES = base.COMMON | {"prompt": base.TEXT_OR_LIST}
 
 _TURN_START = re.compile(r"<\|(?:im_start|start_header_id|start|system|user|assistant)\|>|\[INST\]")
 """Where the templates of Qwen, Llama 3, gpt-oss, GLM and Mistral begin a message."""
-MOST_TURNS = 10_000
+MOST_TURNS = 4_000
 """Messages of one rendered prompt. What follows is in the last: a million of them would take seconds."""
 _SYSTEM_START = re.compile(r"<\|(?:im_start\|>|start_header_id\|>|start\|>)?system\b")
 
@@ -66,7 +66,10 @@ class Completions(Dialect):
             pieces = prompt
         messages = []
         for piece in pieces:
-            messages.append((yield from canonical.message_in_steps("prompt", {"content": piece})))
+            if isinstance(piece, str) and len(piece) <= canonical.STEP_CHARS:  # nearly all
+                messages.append(canonical.message("prompt", {"content": piece}))
+            else:
+                messages.append((yield from canonical.message_in_steps("prompt", {"content": piece})))
             yield
         return Script(system=system, messages=tuple(messages))
 
