@@ -14,7 +14,7 @@ from policies.cost import is_cheap, load_of, outgrows, should_give_way
 from policies.fleet import Fleet, Pool
 from policies.forecast import Stage
 from policies.policy import Policy
-from policies.shares import flow_of
+from policies.shares import coarse, flow_of
 from policies.throughput import FEWEST_GAPS, Load
 from policies.types import FamilyId, Reason, Refusal, Session, SessionId, Turn, TurnId
 
@@ -166,10 +166,12 @@ class Admission:
         if bucket.num_begun > 1 and not self._policy.ranks_turns:
             return 0.0
         try:
-            return self._policy.rank(turn, bucket, self._fleet.families[bucket.family_id])
+            rank = self._policy.rank(turn, bucket, self._fleet.families[bucket.family_id])
         except Exception as error:
             self.unranked[turn.id] = error
             return math.inf
+        is_exact = self._policy.ranks_turns or not self._fleet.tenants.are_rivals
+        return rank if is_exact else coarse(rank)
 
     # ---- the decision
 
@@ -208,7 +210,8 @@ class Admission:
         does.
         """
         for queue in self._queues.values() if self.held else ():
-            candidates, is_overdue = queue.candidates(self._limits.tries, self._limits.hold_bound_s, now)
+            bound_s, is_shared = self._limits.hold_bound_s, self._fleet.tenants.are_rivals
+            candidates, is_overdue = queue.candidates(self._limits.tries, bound_s, now, is_shared)
             tried: set[str] = set()
             is_awaited = False
             held_up: set[str] = set()

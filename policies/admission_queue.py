@@ -56,6 +56,17 @@ class Overtaking:
 
 # ---- turns that wait, in the policy's order
 
+FAIR = 2.0
+"""No turn is overtaken once it has waited this many times as long as first come, first served would have taken."""
+LEAST_OVERTAKEN = 4
+"""Turns of its flow that may always go before one."""
+
+
+def most_overtaking(num_waiting: int) -> int:
+    """Return how many turns of its flow go before one at most that is the last of so many. The part of its tenant
+    may make each wait short, so a bound in seconds does not do for that."""
+    return int(max(LEAST_OVERTAKEN, FAIR * num_waiting))
+
 
 class Bucket(NamedTuple):
     """Waiting turns that the policy ranks alike; the oldest one stands for all. It is the Progress of their
@@ -85,13 +96,14 @@ _Entry: TypeAlias = tuple[bool, float, Age, int, Bucket]
 class _FlowQueue:
     """The buckets of one flow, as heaps. Stale entries stay until they come to the top."""
 
-    __slots__ = ("ages", "entries", "num_turns", "weight")
+    __slots__ = ("ages", "entries", "num_left", "num_turns", "weight")
 
     def __init__(self, weight: float) -> None:
         self.weight = weight
-        self.num_turns = 0
+        self.num_turns = self.num_left = 0
         self.entries: list[_Entry] = []
-        self.ages: list[tuple[Age, TurnId]] = []
+        self.ages: list[tuple[Age, TurnId, int]] = []
+        """Each with the number of turns that have left after which too many of the flow went before it."""
 
 
 class HeldTurns:
@@ -135,7 +147,7 @@ class HeldTurns:
         members = self._buckets.setdefault(bucket, [])
         insort(members, (age, turn.id))
         if bucket.priority_class >= 0:
-            heapq.heappush(queue.ages, (age, turn.id))
+            heapq.heappush(queue.ages, (age, turn.id, queue.num_left + most_overtaking(queue.num_turns)))
         if members[0][1] == turn.id:
             self._enter(bucket)
 
@@ -150,15 +162,16 @@ class HeldTurns:
         elif index == 0:
             self._enter(bucket)
         queue = self.flows[flow := (bucket.priority_class, bucket.tenant)]
-        queue.num_turns -= 1
+        queue.num_turns, queue.num_left = queue.num_turns - 1, queue.num_left + 1
         if not queue.num_turns:
             del self.flows[flow]
         return turn
 
-    def heads(self, most: int, flows: Sequence[Flow]) -> list[Turn]:
+    def heads(self, most: int, flows: Sequence[Flow], is_shared: bool = False) -> list[Turn]:
         """Return the first turn of each of the `most` best buckets, best first. The flows keep their order, and
-        each of several tenants has an equal part of the number."""
-        if len(flows) == 1:
+        each of several tenants has an equal part of the number. `is_shared`: turns of several tenants come here;
+        then the oldest turn of a flow goes before those of its standing once too many of the flow overtook it."""
+        if len(flows) == 1 and not is_shared:
             return self._best(flows[0], most)
         flows = flows[:most]
         left = dict.fromkeys((tenant for _, tenant in flows), 0)
@@ -167,6 +180,8 @@ class HeldTurns:
         for flow in flows:
             best = self._best(flow, left[flow[1]])
             left[flow[1]] -= len(best)
+            if is_shared and best and (overtaken := self._overtaken(flow, best[0])) is not None:
+                best = [overtaken, *(turn for turn in best if turn is not overtaken)][: len(best)]
             heads += best
         return heads
 
@@ -179,7 +194,7 @@ class HeldTurns:
         turns = self._turns
         while (held := turns.get(ages[0][1])) is None or held[2] != ages[0][0]:
             heapq.heappop(ages)
-        return ages[0]
+        return ages[0][:2]
 
     def num_of(self, tenant: str) -> int:
         """Return the number of the tenant's turns."""
@@ -226,6 +241,16 @@ class HeldTurns:
             num += queue.num_turns if is_higher else min(queue.num_turns, math.ceil(num_own * share))
         return num
 
+    def _overtaken(self, flow: Flow, best: Turn) -> Turn | None:
+        """Return the oldest turn of the flow if too many of the flow went before it. A new session does not take
+        the room of one in mid-run for that: it would be computed again."""
+        _, turn_id = self.oldest(flow)
+        queue = self.flows[flow]
+        if not turn_id or queue.ages[0][2] > queue.num_left + 1:
+            return None
+        is_kept = self.bucket(turn_id).is_returning >= self.bucket(best.id).is_returning
+        return self[turn_id] if is_kept else None
+
     def _best(self, flow: Flow, most: int) -> list[Turn]:
         """Return the first turns of the flow's best buckets, and drop stale entries on the way."""
         heap, valid = self.flows[flow].entries, list[_Entry]()
@@ -254,8 +279,6 @@ class HeldTurns:
 
 FEWEST_RECENT, MOST_RECENT = 5, 64
 """Admissions that a wait is estimated from."""
-FAIR = 2.0
-"""No turn is overtaken once it has waited this many times as long as first come, first served would have taken."""
 
 
 class AdmissionQueue:
@@ -296,10 +319,12 @@ class AdmissionQueue:
         flows = self.held.flows
         return len(flows) > 1 and self.shares.in_order(flows, now)[0] != flow_of(turn)
 
-    def candidates(self, most: int, bound_s: float, now: float) -> tuple[list[Turn], bool]:
+    def candidates(
+        self, most: int, bound_s: float, now: float, is_shared: bool = False
+    ) -> tuple[list[Turn], bool]:
         """Return the turns that may go next, best first, and whether idle residents have to yield to them. Of
         several flows the next one has that right as soon as any turn waits too long: its admission brings that
-        turn nearer."""
+        turn nearer. `is_shared`: see `HeldTurns.heads`."""
         if not self.held:
             return [], False
         flows = self.shares.in_order(self.held.flows, now)
@@ -307,8 +332,8 @@ class AdmissionQueue:
         if next_at <= now:
             return [self.held[turn_id]], True
         if any_at <= now:
-            return self.held.heads(1, flows[:1]), True
-        return self.held.heads(most, flows), False
+            return self.held.heads(1, flows[:1], is_shared), True
+        return self.held.heads(most, flows, is_shared), False
 
     def overdue_at(self, bound_s: float, now: float) -> float:
         """Return when the next turn will have waited too long; infinite while none is due to."""

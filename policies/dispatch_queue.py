@@ -6,12 +6,10 @@ from __future__ import annotations
 import heapq
 from typing import TypeAlias
 
-from policies.admission_queue import FAIR
+from policies.admission_queue import FAIR, most_overtaking
 from policies.shares import Flow, Rates, Shares, firsts, flow_of
 from policies.types import Turn, TurnId
 
-LEAST_OVERTAKEN = 4
-"""Turns of its flow that may always go before one."""
 SlotKey: TypeAlias = tuple[float, ...]
 
 
@@ -59,8 +57,8 @@ class DispatchQueue:
         heapq.heappush(queue.best, (key, self._num_put, turn.id))
         if turn.priority_class >= 0:
             due = self._num_dispatched + FAIR * len(self._turns)
-            own_due = queue.num_dispatched + max(LEAST_OVERTAKEN, FAIR * queue.num_waiting)
-            heapq.heappush(queue.oldest, (turn.arrived_at, int(due), int(own_due), turn.id))
+            own_due = queue.num_dispatched + most_overtaking(queue.num_waiting)
+            heapq.heappush(queue.oldest, (turn.arrived_at, int(due), own_due, turn.id))
         if len(queue.best) + len(queue.oldest) > 128 + 4 * queue.num_waiting:  # most have left from the middle
             queue.best = [entry for entry in queue.best if entry[2] in self._turns]
             queue.oldest = [entry for entry in queue.oldest if entry[3] in self._turns]
@@ -107,6 +105,11 @@ class DispatchQueue:
         """Whether turns of other flows that wait go before those of this one, since they got less."""
         flows = self._waiting() if len(self._queues) > 1 else []
         return len(flows) > 1 and self.shares.in_order(flows, now)[0] != flow_of(turn)
+
+    def is_ahead(self, now: float) -> bool:
+        """Whether the turn that is next is of a flow that got more than one of no lower class that has turns
+        running and none waiting. The queue must not be empty."""
+        return self.shares.is_ahead(self.shares.in_order(self._waiting(), now)[0], now)
 
     def drain(self) -> list[Turn]:
         """Remove all turns; return them in the order in which they came."""

@@ -44,6 +44,7 @@ from policies.lessons import (
 from policies.observed_gate import ObservedGate
 from policies.policy import Policy
 from policies.shadow_clocks import Clocks
+from policies.shares import coarse
 from policies.slots import Slots
 from policies.types import (
     COMPLETE,
@@ -492,6 +493,8 @@ class Scheduler:
             rank, expected_blocks = 0.0, pool.ledger.expected_blocks(turn.blocks)
         else:
             rank = self._policy.rank(turn, session, family)
+            if self._fleet.tenants.are_rivals and not self._policy.ranks_turns:
+                rank = coarse(rank)
             _, expected_blocks = self._fleet.hold(session, turn.blocks, turn.chars, pool)
             self._clocks.ready(session.id, now)
         pool.queue.put(turn, (is_side, rank, turn.arrived_at), now)
@@ -523,8 +526,9 @@ class Scheduler:
             return False
         if not self._fleet.tenants.are_several(now):
             return True
-        replica = pool.replica
-        return pool.sent_ahead.has_room(len(replica.running), pool.pace, replica.slots is not None, now)
+        num_running, knows_slots = len(pool.replica.running), pool.replica.slots is not None
+        is_ahead = not knows_slots and pool.queue.is_ahead(now)
+        return pool.sent_ahead.has_room(num_running, pool.pace, knows_slots, now, is_ahead)
 
     def _dispatched(self, turn: Turn, pool: Pool, now: float) -> Dispatch:
         session = self._fleet.sessions[turn.session_id]

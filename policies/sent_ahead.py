@@ -10,6 +10,9 @@ from policies.types import Turn, TurnId
 AHEAD_S, NUM_AHEAD = 1.0, 2
 """An engine that several tenants use is sent prompts ahead that take so long to compute, more than one of its
 iterations; and where its slots are not known so many turns: one is computed while the next one comes."""
+NUM_AHEAD_OF_SHARE = 1
+"""Of a tenant that got more than another one whose turns are all with the engine: each of them would go before the
+next turn of that one. Without one the slots of an engine would not be found while that one runs."""
 LOST_S = 30.0
 """Beyond twice the expected time of its first byte, after which a prompt counts as begun: some engines hold an
 answer back until they have all of it."""
@@ -41,12 +44,16 @@ class SentAhead:
         if (sent := self._sent.pop(turn_id, None)) is not None:
             self._tokens = self._tokens - sent[0] if self._sent else 0.0
 
-    def has_room(self, num_running: int, pace: Pace, knows_slots: bool, now: float) -> bool:
-        """Whether one more may be sent. `num_running`: turns that were sent and have not ended."""
+    def has_room(
+        self, num_running: int, pace: Pace, knows_slots: bool, now: float, is_ahead: bool = False
+    ) -> bool:
+        """Whether one more may be sent. `num_running`: turns that were sent and have not ended; `is_ahead`: it is
+        of a tenant that got more than another one whose turns are all with the engine."""
         while self._sent and (oldest := next(iter(self._sent.items())))[1][1] <= now:
             self.begun(oldest[0])
         self._most_begun = max(self._most_begun, num_running - len(self._sent))
-        if not knows_slots and num_running >= self._most_begun + NUM_AHEAD:
+        num_ahead = NUM_AHEAD_OF_SHARE if is_ahead else NUM_AHEAD
+        if not knows_slots and num_running >= self._most_begun + num_ahead:
             return False
         return self._tokens * pace.prefill_token_s < AHEAD_S
 

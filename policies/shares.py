@@ -74,6 +74,13 @@ class Shares:
             self._num_running[flow] -= 1
         self._got[flow] = self._taken(flow, now) + took / turn.weight, now
 
+    def is_ahead(self, flow: Flow, now: float) -> bool:
+        """Whether the flow got more than another one of no lower class that has running turns."""
+        got = self.got(flow, now)
+        return any(
+            num and other[0] >= flow[0] and self.got(other, now) < got for other, num in self._num_running.items()
+        )
+
     def _taken(self, flow: Flow, now: float) -> float:
         return _decayed(self._got.get(flow), now)
 
@@ -87,6 +94,18 @@ class Shares:
             return -flow[0], round(self.got(flow, now)), self._served_at.get(flow, -math.inf)
 
         return sorted(flows, key=standing)
+
+
+RANK_STEP = 0.1
+"""Part by which ranks have to differ."""
+
+
+def coarse(rank: float) -> float:
+    """Return a rank to within RANK_STEP: equal turns are ranked differently by what was learned between them, and
+    the older ones would wait for all newer ones. The order of ranks that differ by more is kept."""
+    if not rank or math.isinf(rank):
+        return rank
+    return math.copysign(math.exp(RANK_STEP * round(math.log(abs(rank)) / RANK_STEP)), rank)
 
 
 class Rates:

@@ -31,15 +31,19 @@ class Fleet:
     capacity_tokens: int = 200_000
     num_turns: int = 1
     """Of their sessions."""
+    num_lanes: int | None = None
+    """None: what a tenant has at the engine does not wait at the gate, so each has more than the engine takes."""
+    are_strangers: bool = False
+    """Whether no session tells anything of another one, the flood's included."""
 
     def play(self, flood: Agents | None = None) -> Tenants:
         """Without a flood all behave."""
-        # What a tenant has at the engine does not wait at the gate. So each has more than the engine takes.
-        one = Agents(FLOOD, self.slots + 8, num_turns=self.num_turns, gap_s=0.2)
+        num_lanes = self.num_lanes or self.slots + 8
+        one = Agents(FLOOD, num_lanes, self.num_turns, gap_s=0.2, are_strangers=self.are_strangers)
         others = [replace(one, tenant=f"tenant{number}") for number in range(1, self.num_tenants)]
         fleet = Tenants(
             Turns(),
-            [flood or one, *others],
+            [one if flood is None else replace(flood, are_strangers=self.are_strangers), *others],
             slots=self.slots,
             states_slots=self.states_slots,
             capacity_tokens=self.capacity_tokens,
@@ -109,6 +113,9 @@ FLOODS = st.builds(
 @example(Fleet(8, states_slots=False, num_turns=6), Flood(longer_prompts=5))  # 0.18
 @example(Fleet(2, slots=16, capacity_tokens=40_000), Flood(longer_prompts=10))  # 0.19
 @example(Fleet(2, slots=16), Flood(longer_prompts=8, num_lanes=40, declared=Declared(deadline_s=5.0)))  # 0.80
+@example(Fleet(4, capacity_tokens=120_000, are_strangers=True), Flood(longer_prompts=5, num_lanes=60))  # 2.2
+@example(Fleet(2, states_slots=False, num_lanes=8), Flood(longer_prompts=5))  # 0.82
+@example(Fleet(2, states_slots=False, num_lanes=8), Flood(longer_prompts=10))  # 0.75
 @settings(max_examples=4, deadline=None, derandomize=True)
 def test_beside_a_flood_each_tenant_has_its_part_of_the_tokens_and_its_wait(fleet: Fleet, flood: Flood) -> None:
     assume(2 * flood.turn_tokens <= fleet.capacity_tokens)  # else others wait for the room of one turn

@@ -73,6 +73,8 @@ class Agents:
     ends_at: float = 1e9
     weight: float = 1.0
     priority_class: int = 0
+    are_strangers: bool = False
+    """Its sessions share no prefix, differ a little in length, and are each of a family of its own."""
     max_wait_s: float = 1e9
     declared: Declared = Declared()
 
@@ -164,7 +166,7 @@ class Tenants:
         name = f"{agents.tenant}{lane.number}"
         prompt_tokens = agents.prompt_tokens + lane.num_begun * (agents.append_tokens + agents.output_tokens)
         text = Text(
-            (256, agents.tenant),
+            *(() if agents.are_strangers else ((256, agents.tenant),)),
             (prompt_tokens + agents.output_tokens, f"{name}.{agents.begins_at}.{lane.num_sessions}"),
         )
         lane.num_begun += 1
@@ -175,11 +177,11 @@ class Tenants:
 
     def _turn(self, lane: _Lane, name: str, text: Text, prompt_tokens: int) -> Turn:
         agents, declared = lane.agents, lane.agents.declared
-        chars = prompt_tokens * CHARS_PER_TOKEN
+        chars = prompt_tokens * CHARS_PER_TOKEN - agents.are_strangers * (lane.number + lane.num_sessions) % 9
         return Turn(
             id=f"{name}.{next(self._sequence)}",
             session_id=name if declared.keeps_session else f"{name}.{lane.num_sessions}",
-            family_id=agents.tenant,
+            family_id=f"{name}.{lane.num_sessions}" if agents.are_strangers else agents.tenant,
             tenant=agents.tenant,
             model="m",
             arrived_at=self._now,

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.admission_queue import Bucket, HeldTurns
+from policies.admission_queue import Bucket, HeldTurns, most_overtaking
 from tests.policies.turns_of import turn
 
 T = [(0, "t")]
@@ -81,3 +81,18 @@ def test_a_bucket_is_ranked_again_when_another_turn_becomes_its_oldest() -> None
     assert [head.id for head in held.heads(2, T)] == ["x0", "y2"]
     held.remove("x0")
     assert [head.id for head in held.heads(2, T)] == ["y2", "x1"]
+
+
+def test_among_tenants_a_turn_is_overtaken_by_few_of_its_own_tenant() -> None:
+    """Each is of a family of its own, and the newest is ranked first."""
+    held = HeldTurns(lambda turn, _bucket: -float(turn.id))
+    for number in range(10):
+        held.put(turn(str(number)), Bucket(0, False, "t", f"f{number}", 1, None), float(number))
+    for number in range(10, 100):
+        held.put(turn(str(number)), Bucket(0, False, "t", f"f{number}", 1, None), float(number))
+        [head] = held.heads(1, T, is_shared=True)
+        held.remove(head.id)
+        if head.id == "0":
+            assert number - 10 <= most_overtaking(10)
+            return
+    raise AssertionError("it starves")

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from policies.learning import Pace
-from policies.sent_ahead import AHEAD_S, LOST_S, NUM_AHEAD, SentAhead
+from policies.sent_ahead import AHEAD_S, LOST_S, NUM_AHEAD, NUM_AHEAD_OF_SHARE, SentAhead
 from tests.policies.turns_of import turn
 
 PACE = Pace()
@@ -57,3 +57,14 @@ def test_an_engine_that_restarted_has_shown_nothing() -> None:
     for number in range(NUM_AHEAD):
         ahead.sent(turn(f"t{number}"), 1.0, PACE, 0.0)
     assert not ahead.has_room(NUM_AHEAD, PACE, False, 0.0)
+
+
+def test_a_tenant_that_got_more_sends_less_ahead_to_slots_that_are_not_known() -> None:
+    ahead = SentAhead()
+    ahead.sent(turn("begun"), 10.0, PACE, 0.0)
+    ahead.begun("begun")
+    for number in range(NUM_AHEAD):
+        assert ahead.has_room(1 + number, PACE, False, 0.0, is_ahead=True) is (number < NUM_AHEAD_OF_SHARE)
+        assert ahead.has_room(1 + number, PACE, False, 0.0)
+        assert ahead.has_room(1 + number, PACE, True, 0.0, is_ahead=True)
+        ahead.sent(turn(f"t{number}"), 10.0, PACE, 0.0)

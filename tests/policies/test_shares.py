@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.shares import HALF_LIFE_S, LATELY_S, Flow, Rates, Shares, Tenants
+from policies.shares import HALF_LIFE_S, LATELY_S, RANK_STEP, Flow, Rates, Shares, Tenants, coarse
 from policies.types import Turn
 from tests.policies.turns_of import turn
 
@@ -169,3 +169,25 @@ def test_open_turns_count_over_the_weight_of_their_tenant() -> None:
     for number in range(3):
         tenants.left(of(A, f"{number}", weight=3.0))
     assert set(tenants.open_turns) == {"b"}
+
+
+RANKS = st.floats(-1e12, 1e12, allow_subnormal=False)
+
+
+@given(RANKS, RANKS)
+def test_coarse_ranks_keep_the_order_of_those_that_differ_by_more_than_a_step(one: float, other: float) -> None:
+    low, high = sorted((one, other))
+    assert coarse(low) <= coarse(high)
+    if high - low > 2 * RANK_STEP * max(abs(low), abs(high)):
+        assert coarse(low) < coarse(high)
+
+
+def test_a_flow_is_ahead_of_one_that_got_less_and_has_running_turns() -> None:
+    shares = Shares()
+    shares.began(of(A), 100.0, 0.0)
+    assert not shares.is_ahead(A, 0.0)
+    shares.began(of(B, "b"), 10.0, 0.0)
+    assert shares.is_ahead(A, 0.0)
+    assert not shares.is_ahead(B, 0.0)
+    shares.ended(of(B, "b"), 10.0, 0.0)
+    assert not shares.is_ahead(A, 0.0)
