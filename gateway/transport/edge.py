@@ -67,8 +67,8 @@ def error_body(status: int, message: str) -> bytes:
 
 
 def origin_form(target: str, headers: Mapping[str, str]) -> str:
-    """Return the path of a target that is a URL of the host that `Host` names; any other target as it is (RFC 9112,
-    3.2.2). Where the two differ, two servers could disagree on who is meant."""
+    """Return the path of a target that is a URL of the host that `Host` names. Any other target stays as it is:
+    two servers could disagree on the host (RFC 9112, 3.2.2)."""
     scheme, _, rest = target.partition("://")
     authority, _, path = rest.partition("/")
     is_ours = scheme.lower() in ("http", "https") and authority.lower() == headers.get("host", "").lower()
