@@ -39,8 +39,8 @@ from gateway.dialects import BY_PATH
 from gateway.engines.kinds import adapter_of
 from gateway.request import engine_errors
 from gateway.request.inprocess import InProcessRequest, InProcessResponder
+from gateway.request.stream_relay import StreamRelay
 from gateway.request.upstream_request import Call
-from gateway.request.upstream_response import StreamRelay
 from gateway.sessions import claims
 from gateway.transport import Transport
 

@@ -133,8 +133,7 @@ async def soak(
         folder = Path(stack.enter_context(TemporaryDirectory()))
         engines = []
         for n in range(2):
-            engine = ["benchmarks.soak.engine", "--seed", str(seed + n), "--faults", str(faults)]
-            engine += ["--pace", str(pace)]
+            engine = ["benchmarks.soak.engine", f"--seed={seed + n}", f"--faults={faults}", f"--pace={pace}"]
             engines.append((await stack.enter_async_context(_process(engine, folder / f"engine{n}")))[0])
         config, log = folder / "turngate.yaml", folder / "gateway.log"
         config.write_text(yaml.safe_dump(_settings(engines, pace)))
@@ -152,9 +151,7 @@ async def soak(
                 await asyncio.sleep(SAMPLE_S / pace)
                 run.rss_bytes.append((time.monotonic(), (await _metrics(http))["process_resident_memory_bytes"]))
                 if len(run.rss_bytes) % SHOWN_EVERY == 0:
-                    left_s, rss_mib = until - time.monotonic(), run.rss_bytes[-1][1] / MIB
-                    text = f"{left_s:.0f} s left, {len(clients.records):,} requests, {rss_mib:.0f} MiB"
-                    print(text, file=sys.stderr, flush=True)
+                    _show_progress(run, until - time.monotonic())
             clients.is_over = True
             await traffic
         finally:
@@ -167,6 +164,12 @@ async def soak(
         run.outcomes = {name.removeprefix(prefix): n for name, n in metrics.items() if name.startswith(prefix)}
         _read_log(log, run)
         return run
+
+
+def _show_progress(run: SoakRun, left_s: float) -> None:
+    rss_mib = run.rss_bytes[-1][1] / MIB
+    text = f"{left_s:.0f} s left, {len(run.clients.records):,} requests, {rss_mib:.0f} MiB"
+    print(text, file=sys.stderr, flush=True)
 
 
 def _settings(engines: Sequence[str], pace: float) -> dict[str, object]:

@@ -11,8 +11,8 @@ from gateway.core.reply import Reply
 from gateway.dialects import BY_PATH
 from gateway.engines.base import Outgoing
 from gateway.engines.kinds import adapter_of
+from gateway.request.stream_relay import StreamRelay
 from gateway.request.upstream_request import Call
-from gateway.request.upstream_response import StreamRelay
 from tests.path.conftest import Start
 from tests.path.fake_engine import DONE, FakeEngine, chunk, completion, finish, replies, streams, usage
 

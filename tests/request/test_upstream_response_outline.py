@@ -20,10 +20,10 @@ from gateway.core.sse import event as sse_event
 from gateway.dialects import BY_PATH
 from gateway.dialects.rounds import RoundCall
 from gateway.engines.openai import OpenAI
-from gateway.request import upstream_response
+from gateway.request import stream_relay, upstream_response
 from gateway.request.inprocess import InProcessResponder
+from gateway.request.stream_relay import EVENT_LINES, EVENT_VALUES, READ_BYTES, StreamRelay
 from gateway.request.upstream_request import Call
-from gateway.request.upstream_response import EVENT_LINES, EVENT_VALUES, READ_BYTES, StreamRelay
 from policies.types import Usage
 from tests.fuzz.shapes import (
     ANSWERS,
@@ -196,7 +196,7 @@ def answer_of(path: str, text: str, more: Json) -> Json:
 def replied(path: str, raw: bytes, settings: Json | None = None) -> tuple[InProcessResponder, Reply, list[int]]:
     """What the client gets, what was read, and the bytes that each call of a parser got."""
     replies: list[Reply] = []
-    read_into = upstream_response.read_into
+    read_into = stream_relay.read_into
 
     def noted(reply: Reply, *more: Any) -> None:
         read_into(reply, *more)

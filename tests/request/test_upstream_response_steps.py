@@ -13,7 +13,8 @@ import pytest
 
 from benchmarks.fuzz.targets import FuzzedGateway
 from gateway.request.inprocess import InProcessResponder
-from gateway.request.upstream_response import STEP_BYTES, StreamRelay, in_steps
+from gateway.request.stream_relay import StreamRelay
+from gateway.request.upstream_response import STEP_BYTES, in_steps
 from tests.fuzz.shapes import CHAT, NAMES, SHORT, SPOKEN, raw_of
 
 USELESS = (b": " + b"wait " * 16 + b"\n\n") * 3_000

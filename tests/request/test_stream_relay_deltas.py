@@ -12,8 +12,8 @@ from gateway.core.reply import Reply
 from gateway.core.sse import event
 from gateway.dialects import BY_PATH
 from gateway.engines.openai import OpenAI
+from gateway.request.stream_relay import Deltas, StreamRelay, read_into
 from gateway.request.upstream_request import Call
-from gateway.request.upstream_response import Deltas, StreamRelay, read_into
 
 CHAT = "/v1/chat/completions"
 TEXTS = st.lists(st.text(st.characters(codec="utf-8"), max_size=8), max_size=30)

@@ -8,8 +8,8 @@ from gateway.core.reply import Reply
 from gateway.dialects import BY_PATH
 from gateway.engines.base import MESSAGES, Abilities, Outgoing, OutgoingRequest
 from gateway.engines.sglang import SGLang
+from gateway.request.stream_relay import StreamRelay, read_nothing
 from gateway.request.upstream_request import Call
-from gateway.request.upstream_response import StreamRelay, read_nothing
 from policies.types import Hints, Usage
 from tests.engines.recorded import text
 
