@@ -27,6 +27,7 @@ from gateway.core.json_edit import splice
 from gateway.core.reply import Reply
 from gateway.core.sse import EventTooLong
 from gateway.core.transport import (
+    Body,
     Handler,
     HeaderList,
     Timeouts,
@@ -198,7 +199,7 @@ class _ScriptedUpstream:
         self.answers: list[bytes] = []
 
     async def call(
-        self, method: str, url: str, headers: HeaderList, body: bytes | None, timeouts: Timeouts
+        self, method: str, url: str, headers: HeaderList, body: Body | None, timeouts: Timeouts
     ) -> UpstreamReply:
         if url.endswith("/v1/models"):
             return _Reply(200, "application/json", [b'{"data":[{"id":"m","max_model_len":4096}]}'])

@@ -27,24 +27,31 @@ def splice(raw: bytes, body: Mapping[str, Any], put: Mapping[str, Any], drop: Co
     A key that exists keeps its place, and a new key goes to the end. `put` wins over `drop`. All occurrences of a
     repeated key change. The text is scanned only when a key that exists changes.
     """
+    return b"".join(spliced(raw, body, put, drop))
+
+
+def spliced(
+    raw: bytes, body: Mapping[str, Any], put: Mapping[str, Any], drop: Collection[str]
+) -> list[bytes | memoryview]:
+    """As `splice`, in parts: what stays is not copied."""
     dropped = {key for key in drop if key in body and key not in put}
     replaced = {key: value for key, value in put.items() if key in body}
     added = [orjson.dumps(key) + b":" + orjson.dumps(value) for key, value in put.items() if key not in body]
     if not (dropped or replaced):
-        return _with_end(raw, [], 0, bool(body), added) if added else raw
+        return _with_end(raw, [], 0, bool(body), added) if added else [raw]
     out, end = _changed(raw, replaced, dropped)
     return _with_end(raw, out, end, len(body) > len(dropped), added)
 
 
 def _with_end(
     raw: bytes, out: list[bytes | memoryview], start: int, has_members: bool, added: Sequence[bytes]
-) -> bytes:
+) -> list[bytes | memoryview]:
     """Return all parts with the rest of the text from `start` on, and with what is added before its end."""
     view = memoryview(raw)
     if not added:
-        return b"".join((*out, view[start:]))
+        return [*out, view[start:]]
     end = raw.rindex(b"}")
-    return b"".join((*out, view[start:end], b"," if has_members else b"", b",".join(added), view[end:]))
+    return [*out, view[start:end], (b"," if has_members else b"") + b",".join(added), view[end:]]
 
 
 def _changed(

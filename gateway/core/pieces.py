@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
+from itertools import islice
 from types import GenericAlias
 from typing import Any, TypeAlias
 
 import orjson
 
+from gateway.core.joining import joined_str
 from gateway.core.slices import Steps
 from policies.types import value
 
@@ -240,7 +242,7 @@ def _value(text: Raw, depth: int, place: str, lists: dict[str, Sequence[Raw]] | 
             return (yield from _text(text, place))
         if start in _DENSE_BYTES:
             if _is_dense(text, _DENSE_BYTES[start]):
-                dense = yield from _dense(bytes(text), place)
+                dense = yield from _dense(memoryview(text), place)
                 if dense is not None:
                     return dense
             members, items, *_ = _codecs()
@@ -276,7 +278,7 @@ def _text(text: Raw, place: str) -> Steps[str]:
         else:
             return _loaded(text, place)  # type: ignore[no-any-return]  # it is a text
         yield
-    return "".join(found)
+    return (yield from joined_str(found))
 
 
 def _is_dense(text: Raw, comma_bytes: int) -> bool:
@@ -314,12 +316,13 @@ def _group(texts: Sequence[Raw], first: int, place: str) -> Sequence[Any]:
         return [_loaded(text, f"{place}[{first + at}]") for at, text in enumerate(texts)]
 
 
-def _dense(text: bytes, place: str) -> Steps[Any]:
+def _dense(text: memoryview, place: str) -> Steps[Any]:
     """Return the value of a list or an object with many commas. It is cut at commas: if both halves are lists or
     objects, their values are those of the whole, as each JSON text has one reading. None: no comma near a place is
     between two values."""
-    values: Any = [] if text[:1] == b"[" else {}
-    around, add = (b"[%b]", values.extend) if text[:1] == b"[" else (b"{%b}", values.update)
+    is_list = text[0] == ord("[")
+    values: Any = [] if is_list else {}
+    around, add = (b"[%b]", values.extend) if is_list else (b"{%b}", values.update)
     at, end = 1, len(text) - 1
     while end - at > PIECE_BYTES:
         for comma in _commas(text, at + PIECE_BYTES, at + 2 * PIECE_BYTES):
@@ -332,7 +335,7 @@ def _dense(text: bytes, place: str) -> Steps[Any]:
             break
         else:
             return None
-        if len(values) > MOST_ENTRIES and text[:1] == b"{":
+        if len(values) > MOST_ENTRIES and not is_list:
             raise TooManyKeys(f"an object has more than {MOST_ENTRIES} keys ({_shown(place)})")
         yield
     try:
@@ -343,12 +346,8 @@ def _dense(text: bytes, place: str) -> Steps[Any]:
     return values
 
 
-def _commas(text: bytes, start: int, stop: int) -> Iterator[int]:
-    for _ in range(_TRIES):
-        start = text.find(b",", start + 1, stop)
-        if start < 0:
-            return
-        yield start
+def _commas(text: memoryview, start: int, stop: int) -> Iterator[int]:
+    return (found.start() for found in islice(_COMMA.finditer(text, start + 1, stop), _TRIES))
 
 
 def _loaded(text: Raw, place: str) -> Any:
@@ -374,6 +373,7 @@ def _misshapen(raw: bytes, message: str, start: int = 0) -> NotJson:
 
 
 _OBJECT = re.compile(rb"\s*\{")
+_COMMA = re.compile(b",")
 _END = re.compile(rb"\s*\}")
 _KEY = re.compile(rb'\s*("[^"\\]*(?:\\.[^"\\]*)*")\s*:\s*', re.DOTALL)
 _BEHIND = re.compile(rb"\s*([,}])")

@@ -15,6 +15,8 @@ from typing import Protocol, TypeAlias
 from gateway.core.slices import LARGE_BYTES
 
 HeaderList: TypeAlias = Sequence[tuple[str, str]]
+Body: TypeAlias = bytes | tuple[bytes | memoryview, ...]
+"""Of a call. A large one may be parts, which go out one after the other, so that none of them is copied."""
 
 HOP_BY_HOP = frozenset(
     {
@@ -42,6 +44,15 @@ def sendable(text: str) -> str:
     if not text.isascii():
         text = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     return text if text.isprintable() else text.translate(_BREAKS)
+
+
+def size_bytes(body: Body) -> int:
+    return len(body) if isinstance(body, bytes) else sum(map(len, body))
+
+
+def whole(body: Body) -> bytes:
+    """Return a body in one piece."""
+    return body if isinstance(body, bytes) else b"".join(body)
 
 
 def by_name(header_list: HeaderList) -> dict[str, str]:
@@ -248,7 +259,7 @@ class Upstream(Protocol):
     """Calls engines over pooled connections."""
 
     async def call(
-        self, method: str, url: str, headers: HeaderList, body: bytes | None, timeouts: Timeouts
+        self, method: str, url: str, headers: HeaderList, body: Body | None, timeouts: Timeouts
     ) -> UpstreamReply:
         """Send a call and wait for status and headers. Cancelling it closes the connection.
 

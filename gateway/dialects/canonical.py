@@ -13,7 +13,8 @@ import orjson
 
 from gateway.core import fields
 from gateway.core.fields import Json, trimmed
-from gateway.core.slices import Steps
+from gateway.core.joining import STEP_CHARS, encoded, joined_bytes, joined_str
+from gateway.core.slices import Steps, finished
 from policies.types import value
 
 VOLATILE = frozenset({"id", "status", "annotations", "logprobs", "cache_control", "provider_specific_fields"})
@@ -37,8 +38,6 @@ class ToolList:
 
 NO_TOOLS = ToolList((), ())
 _SHORT_BYTES = 2_048
-STEP_CHARS = 256 * 1024
-"""Written in one step."""
 _VALUE_CHARS = 16
 """A value takes as much time as so many characters of a text."""
 _STEP_ITEMS = 8_192
@@ -68,7 +67,7 @@ def dump_in_steps(given: Any) -> Steps[bytes]:
         yield from _write(given, written, _MOST_DEPTH)
     except orjson.JSONEncodeError:
         return _TOO_DEEP
-    return b"".join(written)
+    return (yield from joined_bytes(written))
 
 
 def _write(given: Any, written: list[bytes], depth: int) -> Steps[None]:
@@ -163,12 +162,7 @@ def objects(values: Any) -> list[Json]:
 
 def content(given: Any) -> Any:
     """Return message content with neighbouring text parts joined; a string when there is nothing but text."""
-    if not isinstance(given, list):
-        return given
-    folded: list[Any] = []
-    texts: list[str] = []
-    _fold(given, folded, texts)
-    return _folded(folded, texts)
+    return finished(content_in_steps(given)) if isinstance(given, list) else given
 
 
 def content_in_steps(given: Any) -> Steps[Any]:
@@ -177,29 +171,21 @@ def content_in_steps(given: Any) -> Steps[Any]:
         return given
     folded: list[Any] = []
     texts: list[str] = []
-    for start in range(0, len(given), _STEP_ITEMS):
-        _fold(given[start : start + _STEP_ITEMS], folded, texts)
-        yield
-    return _folded(folded, texts)
-
-
-def _fold(parts: list[Any], folded: list[Any], texts: list[str]) -> None:
-    """`texts`: neighbours, joined once: adding each to the text before it would copy that every time."""
-    for part in parts:
+    for at, part in enumerate(given):
         text = text_of(part)
-        if text is not None:
+        if text is None:
+            if texts:
+                folded.append((yield from joined_str(texts)))
+                texts.clear()
+            folded.append(clean(part) if isinstance(part, dict) else part)
+        else:
             texts.append(text)
-            continue
-        if texts:
-            folded.append("".join(texts))
-            texts.clear()
-        folded.append(clean(part) if isinstance(part, dict) else part)
-
-
-def _folded(folded: list[Any], texts: list[str]) -> Any:
-    if not folded:
-        return "".join(texts)
-    return [*folded, "".join(texts)] if texts else folded
+        if at % _STEP_ITEMS == _STEP_ITEMS - 1:
+            yield
+    if not texts:
+        return folded or ""
+    last = yield from joined_str(texts)
+    return [*folded, last] if folded else last
 
 
 def text_of(part: Any) -> str | None:
@@ -232,9 +218,9 @@ def system_in_steps(texts: Iterable[Any]) -> Steps[bytes]:
     for text in texts:
         one = yield from content_in_steps(text)
         if one:
-            found.append(one.encode() if isinstance(one, str) else (yield from dump_in_steps(one)))
-            yield
-    return b"\n".join(found)
+            found.append((yield from encoded(one) if isinstance(one, str) else dump_in_steps(one)))
+            found.append(b"\n")
+    return (yield from joined_bytes(found[:-1]))
 
 
 def tools(definitions: Sequence[Json]) -> ToolList:
@@ -246,7 +232,8 @@ def tools_in_steps(definitions: Sequence[Json]) -> Steps[ToolList]:
     """As `tools`, at most one in a step."""
     texts = []
     for definition in definitions:
-        texts.append(trimmed((yield from dump_in_steps(_cleaned(definition)))))
+        text = yield from dump_in_steps(_cleaned(definition))
+        texts.append(text if len(text) > STEP_CHARS else trimmed(text))
         yield
     return ToolList(tuple(texts), tool_names(definitions))
 

@@ -9,6 +9,7 @@ from typing import Any
 from gateway.core import fields
 from gateway.core.errors import Failure
 from gateway.core.fields import Json
+from gateway.core.joining import STEP_CHARS
 from gateway.core.reply import Reply
 from gateway.core.slices import Steps, finished
 from gateway.dialects import base, canonical
@@ -66,7 +67,7 @@ class Completions(Dialect):
             pieces = prompt
         messages = []
         for piece in pieces:
-            if isinstance(piece, str) and len(piece) <= canonical.STEP_CHARS:  # nearly all
+            if isinstance(piece, str) and len(piece) <= STEP_CHARS:  # nearly all
                 messages.append(canonical.message("prompt", {"content": piece}))
             else:
                 messages.append((yield from canonical.message_in_steps("prompt", {"content": piece})))

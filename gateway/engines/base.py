@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from gateway.core import fields
 from gateway.core.fields import Json
-from gateway.core.transport import HeaderList, Timeouts, Upstream, UpstreamReply
+from gateway.core.transport import Body, HeaderList, Timeouts, Upstream, UpstreamReply
 from gateway.engines.pages import json_page, read_models
 from policies.types import NO_LIMITS, Hints, QueueLimits, Usage, value
 
@@ -234,7 +234,7 @@ class ProviderClient(Protocol):
     """Calls one rented address as if it spoke OpenAI's dialect."""
 
     async def call(
-        self, method: str, path: str, headers: HeaderList, body: bytes | None, timeouts: Timeouts
+        self, method: str, path: str, headers: HeaderList, body: Body | None, timeouts: Timeouts
     ) -> UpstreamReply:
         """As `Upstream.call`, with a path of OpenAI's API."""
         ...

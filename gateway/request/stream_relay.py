@@ -18,6 +18,7 @@ from gateway.core.fields import Json
 from gateway.core.reply import Reply
 from gateway.core.slices import finished
 from gateway.core.sse import EventSplitter, EventTooLong, data_of
+from gateway.core.transport import size_bytes
 from gateway.dialects.base import Dialect, Opening
 from gateway.engines.base import EngineAdapter, believed, joined
 from gateway.request.upstream_request import NO_BOUND, Call
@@ -177,7 +178,7 @@ class StreamRelay:
         self._opened: Opening | None = None
         self._held: list[tuple[bytes, Json]] = []
         """Events until the answer begins, each with its JSON. A keep-alive may still go out before them."""
-        self._holdable_bytes = MAX_HELD_BYTES + _ECHOES * len(call.body or b"")
+        self._holdable_bytes = MAX_HELD_BYTES + _ECHOES * size_bytes(call.body or b"")
         self._is_released = False
         self.has_begun = False
         """Whether an event came that is part of an answer."""

@@ -12,8 +12,9 @@ from typing import Any
 
 from gateway.core import fields
 from gateway.core.fields import Json
-from gateway.core.json_edit import splice
-from gateway.core.transport import HOP_BY_HOP, HeaderList
+from gateway.core.json_edit import spliced
+from gateway.core.slices import LARGE_BYTES
+from gateway.core.transport import HOP_BY_HOP, Body, HeaderList
 from gateway.engines.base import (
     OVERRIDE_PREFIX,
     PLACING_HEADERS,
@@ -101,7 +102,7 @@ class Call:
     method: str
     url: str
     headers: HeaderList
-    body: bytes | None
+    body: Body | None
     added: Outgoing = NOTHING
     """The fields that the adapter adds; the engine's 400s are read against them."""
     hides_usage: bool = False
@@ -138,7 +139,7 @@ def turn_call(
         "POST",
         url(engine, exchange),
         headers(exchange, engine, added),
-        splice(payload.raw, body, put, drop) if put or drop else payload.raw,
+        _spliced(payload, put, drop),
         added,
         hides_usage,
         most_usage(exchange, engine.report.max_model_len.get(payload.engine_model)),
@@ -190,8 +191,15 @@ def plain_call(exchange: Exchange, engine: RunningEngine) -> Call:
     if payload.engine_model != payload.requested_model:
         put["model"] = payload.engine_model
     drop = placing_keys(exchange, body) | added.drop
-    raw = splice(payload.raw, body, put, drop) if put or drop else payload.raw
-    return Call(request.method, url(engine, exchange), headers(exchange, engine, added), raw or None, added)
+    sent = _spliced(payload, put, drop) or None
+    return Call(request.method, url(engine, exchange), headers(exchange, engine, added), sent, added)
+
+
+def _spliced(payload: Payload, put: Json, drop: set[str]) -> Body:
+    if not (put or drop):
+        return payload.raw
+    parts = spliced(payload.raw, payload.body, put, drop)
+    return tuple(parts) if len(payload.raw) >= LARGE_BYTES else b"".join(parts)
 
 
 def url(engine: RunningEngine, exchange: Exchange) -> str:

@@ -15,12 +15,14 @@ from yarl import URL
 from gateway.core.transport import (
     HOP_BY_HOP,
     SILENT,
+    Body,
     HeaderList,
     Timeouts,
     UpstreamCut,
     UpstreamRefused,
     joined,
     sendable,
+    whole,
 )
 
 # uvicorn, below vLLM and SGLang, closes idle connections after 5 s; a pool that forgets them first meets no
@@ -52,7 +54,7 @@ class AiohttpUpstream:
         )
 
     async def call(
-        self, method: str, url: str, headers: HeaderList, body: bytes | None, timeouts: Timeouts
+        self, method: str, url: str, headers: HeaderList, body: Body | None, timeouts: Timeouts
     ) -> AiohttpReply:
         """Send a call, as `transport.Upstream.call` says.
 
@@ -61,13 +63,14 @@ class AiohttpUpstream:
         pool, and a new connection is never retried, so this ends.
         """
         loop = asyncio.get_running_loop()
+        sent = None if body is None else whole(body)
         try:
             async with asyncio.timeout(timeouts.first_byte_s):
                 while True:
                     attempt = SimpleNamespace(is_reused=False)
                     called_at = loop.time()
                     try:
-                        response = await self._send(method, url, headers, body, timeouts, attempt)
+                        response = await self._send(method, url, headers, sent, timeouts, attempt)
                         break
                     except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
                         if not attempt.is_reused or loop.time() - called_at > self._stale_within_s:

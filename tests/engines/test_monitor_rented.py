@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.transport import HeaderList, Timeouts, Upstream, UpstreamReply
+from gateway.core.transport import Body, HeaderList, Timeouts, Upstream, UpstreamReply
 from gateway.engines.base import EngineAddress
 from gateway.engines.breaker import USUAL
 from gateway.engines.poller import RENTED_POLL_S
@@ -26,7 +26,7 @@ class Provider:
         self.status = 200
 
     async def call(
-        self, method: str, url: str, headers: HeaderList, body: bytes | None, timeouts: Timeouts
+        self, method: str, url: str, headers: HeaderList, body: Body | None, timeouts: Timeouts
     ) -> UpstreamReply:
         self.calls.append(f"{method} {url}")
         return WholeReply(self.status if url.endswith("/v1/models") else 404, [], MODELS)

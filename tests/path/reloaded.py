@@ -22,7 +22,7 @@ from gateway.app import App
 from gateway.cluster.membership import Member, by_preference
 from gateway.cluster.workers import WorkerIdentity
 from gateway.config.settings import Settings
-from gateway.core.transport import HeaderList, Timeouts, Upstream, UpstreamReply
+from gateway.core.transport import Body, HeaderList, Timeouts, Upstream, UpstreamReply, whole
 from gateway.reload import reload
 from gateway.sessions.session_locations import origin_of
 from tests.clock import Clock
@@ -67,9 +67,9 @@ class Recording:
     sent: list[Sent]
 
     def call(
-        self, method: str, url: str, headers: HeaderList, body: bytes | None, timeouts: Timeouts
+        self, method: str, url: str, headers: HeaderList, body: Body | None, timeouts: Timeouts
     ) -> Coroutine[Any, Any, UpstreamReply]:
-        self.sent.append(Sent(url, body or b"", timeouts))
+        self.sent.append(Sent(url, whole(body or b""), timeouts))
         return self.upstream.call(method, url, headers, body, timeouts)
 
     async def close(self) -> None:

@@ -10,7 +10,7 @@ import orjson
 
 from gateway.core import fields, sse
 from gateway.core.fields import Json
-from gateway.core.transport import HeaderList, Timeouts, Upstream, UpstreamReply
+from gateway.core.transport import Body, HeaderList, Timeouts, Upstream, UpstreamReply, whole
 from gateway.engines.base import (
     CHAT,
     MESSAGES,
@@ -89,11 +89,11 @@ class AnthropicClient:
         self._wall_clock = wall_clock
 
     async def call(
-        self, method: str, path: str, headers: HeaderList, body: bytes | None, timeouts: Timeouts
+        self, method: str, path: str, headers: HeaderList, body: Body | None, timeouts: Timeouts
     ) -> UpstreamReply:
         headers, url = _headers(headers), self._base_url + path
         if path.partition("?")[0] == CHAT:
-            return await self._chat(headers, orjson.loads(body or b"{}"), timeouts)
+            return await self._chat(headers, orjson.loads(whole(body or b"{}")), timeouts)
         if path == _MODELS:
             url += _MOST_MODELS
         return await self._upstream.call(method, url, headers, body, timeouts)

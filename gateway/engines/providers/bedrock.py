@@ -15,7 +15,7 @@ import orjson
 from gateway.core import fields
 from gateway.core.errors import ConfigError
 from gateway.core.fields import Json
-from gateway.core.transport import HeaderList, Timeouts, Upstream, UpstreamReply, taken
+from gateway.core.transport import Body, HeaderList, Timeouts, Upstream, UpstreamReply, taken, whole
 from gateway.engines.base import CHAT, Abilities, EngineAddress, ProviderClient
 from gateway.engines.providers.anthropic import Anthropic
 from gateway.engines.providers.translation import (
@@ -85,13 +85,13 @@ class BedrockClient:
         self._wall_clock = wall_clock
 
     async def call(
-        self, method: str, path: str, headers: HeaderList, body: bytes | None, timeouts: Timeouts
+        self, method: str, path: str, headers: HeaderList, body: Body | None, timeouts: Timeouts
     ) -> UpstreamReply:
         try:
             if path == _MODELS:
                 return _listed(self._names) if self._names else await self._list(headers, timeouts)
             if path.partition("?")[0] == CHAT:
-                return await self._chat(headers, orjson.loads(body or b"{}"), timeouts)
+                return await self._chat(headers, orjson.loads(whole(body or b"{}")), timeouts)
         except NoCredentials as error:
             return refusal(401, str(error), kind="authentication_error")
         return refusal(404, f"Bedrock does not serve {path} here.", kind="not_found_error")

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from gateway.core.transport import HeaderList, Timeouts, Upstream, UpstreamCut, UpstreamReply, taken
+from gateway.core.transport import Body, HeaderList, Timeouts, Upstream, UpstreamCut, UpstreamReply, taken
 from gateway.engines.base import EngineAddress
 from gateway.engines.kinds import adapter_of
 from gateway.engines.providers.translation import WholeReply
@@ -65,7 +65,7 @@ class ProviderUpstream:
         return replace(fact, capacity_tokens=ENDLESS_TOKENS) if provider.is_rented else fact
 
     def call(
-        self, method: str, url: str, headers: HeaderList, body: bytes | None, timeouts: Timeouts
+        self, method: str, url: str, headers: HeaderList, body: Body | None, timeouts: Timeouts
     ) -> Coroutine[Any, Any, UpstreamReply]:
         for base_url, provider in self._providers.items():
             if url.startswith(base_url + "/"):
@@ -126,7 +126,7 @@ class _Provider:
         self._upstream = upstream
 
     def call(
-        self, method: str, path: str, headers: HeaderList, body: bytes | None, timeouts: Timeouts
+        self, method: str, path: str, headers: HeaderList, body: Body | None, timeouts: Timeouts
     ) -> Coroutine[Any, Any, UpstreamReply]:
         if self._client is not None:
             return self._client.call(method, path, headers, body, timeouts)

@@ -14,6 +14,7 @@ from gateway.core.slices import LARGE_BYTES
 from gateway.core.transport import (
     HOP_BY_HOP,
     SILENT,
+    Body,
     HeaderList,
     Pushing,
     Sink,
@@ -22,6 +23,7 @@ from gateway.core.transport import (
     UpstreamRefused,
     by_name,
     joined,
+    size_bytes,
 )
 from gateway.transport.edge import MAX_HEAD_BYTES
 from gateway.transport.fast.head import RawHeaders, decoded, encoded
@@ -169,17 +171,18 @@ class EngineConnection(asyncio.Protocol):
         self._is_paused = False
         self._has_heard = False
 
-    def ask(self, head: bytes, body: bytes | None, is_head: bool, timeouts: Timeouts, now: float) -> FastReply:
+    def ask(self, head: bytes, body: Body | None, is_head: bool, timeouts: Timeouts, now: float) -> FastReply:
         self._reply = reply = FastReply(self)
         self.has_answered = False
         self._is_head = is_head
         self._timeouts = timeouts
         self.since = now
-        if body and len(body) < LARGE_BYTES:
+        if isinstance(body, tuple) or (body and len(body) >= LARGE_BYTES):
+            self.transport.write(head)  # asyncio would join it with the body
+            for part in body if isinstance(body, tuple) else (body,):
+                self.transport.write(part)
+        elif body:
             self.transport.writelines((head, body))
-        elif body:  # asyncio would join the two
-            self.transport.write(head)
-            self.transport.write(body)
         else:
             self.transport.write(head)
         return reply
@@ -399,7 +402,7 @@ class FastUpstream:
         self._sweep = Sweep(self._tick)
 
     async def call(
-        self, method: str, url: str, headers: HeaderList, body: bytes | None, timeouts: Timeouts
+        self, method: str, url: str, headers: HeaderList, body: Body | None, timeouts: Timeouts
     ) -> FastReply:
         """Send a call, as `transport.Upstream.call` says.
 
@@ -412,7 +415,7 @@ class FastUpstream:
             self._timeouts = timeouts
             self._sweep.serves(timeouts.first_byte_s)
             self._sweep.serves(timeouts.idle_s)
-        length = "" if body is None else f"Content-Length: {len(body)}\r\n"
+        length = "" if body is None else f"Content-Length: {size_bytes(body)}\r\n"
         lines = f"{pool.host_line}{encoded(headers, _OWN_HEADERS)}{length}"
         head = f"{method} {target} HTTP/1.1\r\n{lines}\r\n".encode()
         while True:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gateway.core.transport import HeaderList, Timeouts, Upstream, UpstreamReply
+from gateway.core.transport import Body, HeaderList, Timeouts, Upstream, UpstreamReply
 from gateway.engines.base import EngineAdapter, EngineAddress, ProviderClient
 from gateway.engines.kinds import parse_address
 from gateway.engines.providers.translation import WholeReply
@@ -29,7 +29,7 @@ class Scripted:
     calls: list[str] = field(default_factory=list)
 
     async def call(
-        self, method: str, url: str, headers: HeaderList, body: bytes | None, timeouts: Timeouts
+        self, method: str, url: str, headers: HeaderList, body: Body | None, timeouts: Timeouts
     ) -> UpstreamReply:
         self.calls.append(url)
         status, text, sent = self.script[min(len(self.calls), len(self.script)) - 1]
@@ -180,7 +180,7 @@ class Prefixed:
     base_url: str
 
     async def call(
-        self, method: str, path: str, headers: HeaderList, body: bytes | None, timeouts: Timeouts
+        self, method: str, path: str, headers: HeaderList, body: Body | None, timeouts: Timeouts
     ) -> UpstreamReply:
         return await self.upstream.call(method, f"{self.base_url}/api{path}", headers, body, timeouts)
 
