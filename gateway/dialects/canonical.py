@@ -38,8 +38,8 @@ class ToolList:
 
 NO_TOOLS = ToolList((), ())
 _SHORT_BYTES = 2_048
-_VALUE_CHARS = 16
-"""A value takes as much time as so many characters of a text."""
+_VALUE_CHARS, _CONTAINER_CHARS = 16, 64
+"""A value, and a list or an object, take as much time as so many characters of a text."""
 _STEP_ITEMS = 8_192
 _MOST_DEPTH = 8
 """What lies deeper is written in one step."""
@@ -102,6 +102,7 @@ def _write_items(given: list[Any] | Json, written: list[bytes], depth: int) -> S
         elif end - start > 1:
             middle = (start + end) // 2
             spans += (middle, end), (start, middle)
+            yield
             continue
         elif isinstance(given, list):
             written.append(comma)
@@ -120,7 +121,7 @@ def _weight(given: Any) -> int:
         if isinstance(one, str):
             weight += len(one)
         elif isinstance(one, list | dict):
-            weight += _VALUE_CHARS * len(one)
+            weight += _CONTAINER_CHARS + _VALUE_CHARS * len(one)
             items = one if isinstance(one, list) else one.values()
             if weight <= STEP_CHARS and not _PLAIN.issuperset(map(type, items)):
                 left += items

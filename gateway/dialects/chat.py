@@ -22,6 +22,7 @@ from policies.recognition.chains import Texts
 if TYPE_CHECKING:
     from tool_runtime.types import Result, Tool
 
+_STEP_CALLS = 2_048
 _SHAPES = base.COMMON | {"messages": base.LIST, "tools": base.LIST}
 
 
@@ -131,17 +132,22 @@ def _role(message: Json) -> str:
 def _message(message: Json) -> bytes:
     content = message.get("content")
     content = canonical.content(content) if isinstance(content, list) else content
-    return canonical.message(_role(message), _members(message, content))
+    calls = [*_calls(message)] if "tool_calls" in message or "function_call" in message else None
+    return canonical.message(_role(message), _members(message, content, calls))
 
 
 def _message_in_steps(message: Json) -> Steps[bytes]:
     content = yield from canonical.content_in_steps(message.get("content"))
-    return (yield from canonical.message_in_steps(_role(message), _members(message, content)))
+    calls = list[Json]()
+    for call in _calls(message):
+        calls.append(call)
+        if len(calls) % _STEP_CALLS == 0:
+            yield
+    return (yield from canonical.message_in_steps(_role(message), _members(message, content, calls)))
 
 
-def _members(message: Json, content: Any) -> Json:
+def _members(message: Json, content: Any, calls: Sequence[Json] | None) -> Json:
     """Keep only what templates render, and the ids of tool calls: they separate otherwise equal siblings."""
-    calls = [*_calls(message)] if "tool_calls" in message or "function_call" in message else None
     return {
         "name": message.get("name"),
         "content": content,

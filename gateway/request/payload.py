@@ -126,6 +126,7 @@ def too_many(body: Json, limits: RequestLimits) -> Failure | None:
         ("messages", limits.messages, "messages"),
         ("input", limits.messages, "messages"),
         ("tools", limits.tools, "tools"),
+        ("functions", limits.tools, "tools"),
     ):
         items = body.get(key)
         if isinstance(items, list) and len(items) > most:

@@ -266,6 +266,7 @@ def test_a_body_with_too_many_messages_or_tools_is_named_by_its_field() -> None:
         ({"messages": [{}] * 3}, "messages"),
         ({"input": [0] * 3}, "input"),
         ({"tools": [0] * 2}, "tools"),
+        ({"functions": [0] * 2}, "functions"),
     ):
         failure = too_many(body, limits)
         assert failure is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from contextlib import nullcontext
 from typing import Any
@@ -18,11 +19,12 @@ from gateway.core.slices import finished
 from tests.core.test_json_edit import JSON, texts
 
 
-@pytest.fixture(autouse=True, scope="module")
-def small_pieces() -> Any:
-    """So that texts of some bytes have many."""
+@pytest.fixture(autouse=True, scope="module", params=[0, 10**9], ids=["without escapes", "as it is"])
+def small_pieces(request: pytest.FixtureRequest) -> Any:
+    """So that texts of some bytes have many. They are read as they are, and in a copy without escapes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pieces, "PIECE_BYTES", 12)
+        patch.setattr(pieces, "_FEW_ESCAPES", request.param)
         yield
 
 
@@ -88,6 +90,23 @@ def test_an_object_of_many_keys_is_cut_at_commas(value: dict[str, Any]) -> None:
 def test_a_text_is_cut_at_no_escape_and_no_character(value: str, is_ascii: bool) -> None:
     for written in (value, value * 7):
         assert in_pieces(json.dumps({"prompt": written}, ensure_ascii=is_ascii).encode()) == {"prompt": written}
+
+
+@given(st.binary(max_size=80) | st.text(st.sampled_from('ab"\\\\[]{},:'), max_size=80).map(str.encode))
+def test_a_text_without_escapes_has_the_same_length_and_nothing_else_of_it_changes(raw: bytes) -> None:
+    plain = finished(pieces.without_escapes(raw))
+    assert len(plain) == len(raw)
+    escapes = {at for found in re.finditer(rb"\\.?", raw, re.DOTALL) for at in range(*found.span())}
+    for at, (was, now) in enumerate(zip(raw, plain, strict=True)):
+        assert now == was or (now == ord("_") and at in escapes)
+    assert plain is raw or b"\\" not in plain
+
+
+def test_a_number_of_more_digits_than_any_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "MOST_DIGITS", 20)
+    assert in_pieces(b'{"a":[%b]}' % (b"1" * 20)) == orjson.loads(b'{"a":[%b]}' % (b"1" * 20))
+    with pytest.raises(NotJson, match="digits"):
+        in_pieces(b'{"a":[%b]}' % (b"1" * 21))
 
 
 def test_a_body_of_more_keys_than_any_has_is_refused_before_it_is_parsed() -> None:

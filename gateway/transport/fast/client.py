@@ -31,6 +31,9 @@ from gateway.transport.fast.timeouts import Sweep
 
 BUFFER_BYTES = 256 * 1024
 """Bytes that are read ahead of a slow reader. Then reading from the engine pauses."""
+LARGE_READ_BYTES, MOST_LINES = 32 * 1024, 4_096
+"""A read with more bytes and more lines may have thousands of chunks: it is read in slices."""
+SLICE_BYTES = 8 * 1024
 
 
 class FastReply(Pushing):
@@ -170,6 +173,8 @@ class EngineConnection(asyncio.Protocol):
         self._ends_with_connection = False
         self._is_paused = False
         self._has_heard = False
+        self._unread = b""
+        """What is left of a read that is read in slices. Nothing more is received meanwhile."""
 
     def ask(self, head: bytes, body: Body | None, is_head: bool, timeouts: Timeouts, now: float) -> FastReply:
         self._reply = reply = FastReply(self)
@@ -198,6 +203,24 @@ class EngineConnection(asyncio.Protocol):
         self._pool.connections.add(self)
 
     def data_received(self, data: bytes) -> None:
+        if len(data) > LARGE_READ_BYTES and data.count(b"\r\n") > MOST_LINES:
+            self._pause()
+            self._unread = data
+            self._read_slice()
+        else:
+            self._read(data)
+
+    def _read_slice(self) -> None:
+        data, self._unread = self._unread[:SLICE_BYTES], self._unread[SLICE_BYTES:]
+        self._read(data)
+        if self._parser is None:
+            self._unread = b""
+        elif self._unread:
+            self.loop.call_soon(self._read_slice)
+        elif self._reply is None or self._reply.held_bytes < BUFFER_BYTES:
+            self.resume()
+
+    def _read(self, data: bytes) -> None:
         reply, parser = self._reply, self._parser
         if reply is None or parser is None:
             self._lose("it sent an answer without a call")
@@ -214,9 +237,8 @@ class EngineConnection(asyncio.Protocol):
         elif reply.parts:
             reply.held_bytes += len(data)
             reply.hand_over()
-            if reply.held_bytes >= BUFFER_BYTES and self._reply is reply and not self._is_paused:
-                self._is_paused = True
-                self.transport.pause_reading()
+            if reply.held_bytes >= BUFFER_BYTES and self._reply is reply:
+                self._pause()
 
     def eof_received(self) -> None:
         """Called at the end of the engine's bytes. The transport then closes itself."""
@@ -283,15 +305,21 @@ class EngineConnection(asyncio.Protocol):
             self._lose(SILENT)
 
     def resume(self) -> None:
-        if self._is_paused:
+        if self._is_paused and not self._unread:
             self._is_paused = False
             self.transport.resume_reading()
+
+    def _pause(self) -> None:
+        if not self._is_paused:
+            self._is_paused = True
+            self.transport.pause_reading()
 
     def _complete(self, reply: FastReply, *, is_reusable: bool) -> None:
         self._reply = None
         reply.finish()
-        # The rest of an unsent request would become the beginning of the next one.
-        if is_reusable and not self.transport.get_write_buffer_size() and not self.transport.is_closing():
+        # The rest of an unsent request, or of a read, would become the beginning of the next one.
+        is_idle = not self._unread and not self.transport.get_write_buffer_size()
+        if is_reusable and is_idle and not self.transport.is_closing():
             self._pool.take_back(self, self.loop.time())
         else:
             self._lose("")

@@ -90,3 +90,19 @@ async def test_an_engine_is_called_over_tls(
     for _ in range(2):
         assert await (await upstream.call("POST", url, [], b"{}", TIMEOUTS)).read(10) == b"ok"
     server.close()
+
+
+async def test_thousands_of_chunks_that_come_in_one_read_are_handed_over_in_slices(
+    upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pools, "MOST_LINES", 100)
+    monkeypatch.setattr(pools, "LARGE_READ_BYTES", 1_000)
+    monkeypatch.setattr(pools, "SLICE_BYTES", 60)
+    text = bytes(ord("a") + at % 26 for at in range(50_000))
+    chunks = b"".join(b"1\r\n%c\r\n" % char for char in text)
+    async with Engine(answering(CHUNKED + chunks + b"0\r\n\r\n", OK)) as url:
+        reply = await upstream.call("GET", url, [], None, TIMEOUTS)
+        taken = [chunk async for chunk in reply.chunks()]
+        assert b"".join(taken) == text
+        assert max(map(len, taken)) <= 200
+        assert await (await upstream.call("GET", url, [], None, TIMEOUTS)).read(10) == b"ok"
