@@ -17,7 +17,7 @@ from gateway.core import fields, response_ids
 from gateway.core.errors import Failure, Outcome
 from gateway.core.fields import Json, excerpt
 from gateway.core.json_edit import Edit, edited, splice
-from gateway.core.pieces import Cut, RawParts
+from gateway.core.pieces import Cut, Member, RawParts
 from gateway.core.reply import Reply
 from gateway.core.slices import Reading
 from gateway.core.transport import HeaderList, Request
@@ -49,21 +49,32 @@ class Payload:
     wants_stream: bool = False
     wants_usage: bool = False
     """Whether the client itself asked for streamed usage."""
+    places: Sequence[Member] | None = None
+    """Of the members of `raw`. None: they are not known."""
 
     def for_model(self, engine_model: str) -> Payload:
         """Return the payload for engines that know its model by this name."""
         return Payload(
-            self.raw, self.body, self.requested_model, engine_model, self.wants_stream, self.wants_usage
+            self.raw,
+            self.body,
+            self.requested_model,
+            engine_model,
+            self.wants_stream,
+            self.wants_usage,
+            self.places,
         )
 
     def with_keys(self, **changes: Any) -> Payload:
         """Return the payload with these top-level keys set."""
-        return replace(self, raw=splice(self.raw, self.body, changes, ()), body=self.body | changes)
+        return self.with_text(splice(self.raw, self.body, changes, ()), self.body | changes)
 
     def with_items(self, key: str, edits: Sequence[Edit]) -> Payload:
         """Return the payload with the list under `key` edited."""
         raw, body = edited(self.raw, self.body, key, edits)
-        return replace(self, raw=raw, body=body)
+        return self.with_text(raw, body)
+
+    def with_text(self, raw: bytes, body: Json) -> Payload:
+        return replace(self, raw=raw, body=body, places=None)
 
 
 @value

@@ -13,6 +13,7 @@ import orjson
 from gateway.core import pieces
 from gateway.core.errors import Failure, Outcome, Refused
 from gateway.core.fields import Json
+from gateway.core.pieces import Member
 from gateway.core.slices import LARGE_BYTES
 
 _STRING = rb'"[^"\\]*(?:\\.[^"\\]*)*"'
@@ -31,15 +32,19 @@ def splice(raw: bytes, body: Mapping[str, Any], put: Mapping[str, Any], drop: Co
 
 
 def spliced(
-    raw: bytes, body: Mapping[str, Any], put: Mapping[str, Any], drop: Collection[str]
+    raw: bytes,
+    body: Mapping[str, Any],
+    put: Mapping[str, Any],
+    drop: Collection[str],
+    places: Sequence[Member] | None = None,
 ) -> list[bytes | memoryview]:
-    """As `splice`, in parts: what stays is not copied."""
+    """As `splice`, in parts: what stays is not copied. `places`: of all members, where they are known."""
     dropped = {key for key in drop if key in body and key not in put}
     replaced = {key: value for key, value in put.items() if key in body}
     added = [orjson.dumps(key) + b":" + orjson.dumps(value) for key, value in put.items() if key not in body]
     if not (dropped or replaced):
         return _with_end(raw, [], 0, bool(body), added) if added else [raw]
-    out, end = _changed(raw, replaced, dropped)
+    out, end = _changed(raw, places or list(members_of(raw)), replaced, dropped)
     return _with_end(raw, out, end, len(body) > len(dropped), added)
 
 
@@ -55,11 +60,11 @@ def _with_end(
 
 
 def _changed(
-    raw: bytes, replaced: Mapping[str, Any], dropped: Collection[str]
+    raw: bytes, members: Sequence[Member], replaced: Mapping[str, Any], dropped: Collection[str]
 ) -> tuple[list[bytes | memoryview], int]:
     """Return the parts up to the end of the last member, and that end. Keep the separator before each member that
     stays, except the first."""
-    members, view = list(members_of(raw)), memoryview(raw)
+    view = memoryview(raw)
     out: list[bytes | memoryview] = [view[: members[0][1]]]
     end_before = 0
     is_first = True
@@ -76,9 +81,8 @@ def _changed(
     return out, end_before
 
 
-def members_of(raw: bytes, start: int = 0) -> Iterator[tuple[str, int, int, int]]:
-    """Yield key, start of the key, start of the value and end of the value for each member of the object at
-    `start`. Raises Refused where they are too many."""
+def members_of(raw: bytes, start: int = 0) -> Iterator[Member]:
+    """Yield the members of the object at `start`. Raises Refused where they are too many."""
     try:
         yield from pieces.members_of(raw, value_end, start)
     except pieces.TooManyKeys as error:

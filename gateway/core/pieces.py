@@ -18,7 +18,8 @@ from typing import Any, TypeAlias
 
 import orjson
 
-from gateway.core.joining import joined_bytes, joined_str
+from gateway.core.joining import joined_str
+from gateway.core.plain import without_escapes, without_spaces
 from gateway.core.slices import Steps
 from policies.types import value
 
@@ -35,8 +36,6 @@ MOST_ENTRIES = 300_000
 MOST_DIGITS = 256 * 1024
 """Of a number: it is parsed in one step."""
 _SAMPLES, _SAMPLE_BYTES = 32, 1024
-_FEW_ESCAPES = _SAMPLES * _SAMPLE_BYTES // 64
-"""Of them in a sample of a text: about a tenth of a scan then goes to escapes."""
 _DENSE_BYTES = {b"[": 64, b"{": 400}
 """A list or an object with more than one comma per so many bytes may hold a million values: their texts would take
 more time and memory than they do. A key takes five times the time of an item."""
@@ -52,6 +51,8 @@ _TEXT_TRIES = 12
 
 Raw: TypeAlias = Any
 """The text of one value, `msgspec.Raw`: a buffer without a copy."""
+Member: TypeAlias = tuple[str, int, int, int]
+"""Key, start of the key, start of the value and end of the value."""
 
 
 class NotJson(ValueError):
@@ -69,6 +70,8 @@ class Cut:
 
     members: dict[str, Raw]
     """Each value, by its key. Of a repeated key the last."""
+    places: Sequence[Member] | None
+    """Of all members, each time that it is there. None: they were cut from a copy of the body."""
     lists: dict[str, Sequence[Raw]] = field(default_factory=dict)
     """The items of the large ones that are lists."""
 
@@ -100,28 +103,6 @@ def _codecs() -> tuple[
     return members, items, msgspec.json.Decoder(msgspec.Raw).decode, (msgspec.MsgspecError, RecursionError)
 
 
-# ---- a text without escapes, in which msgspec finds the end of a value six times as fast
-
-
-def without_escapes(raw: bytes) -> Steps[bytes]:
-    """Return a text of the same length and shape in which ordinary characters stand for escapes; the text itself
-    where a sample has few of them."""
-    if len(raw) <= PIECE_BYTES:
-        return raw
-    starts = (random.randrange(len(raw)) for _ in range(_SAMPLES))  # noqa: S311  # no secret
-    if sum(raw.count(b"\\", start, start + _SAMPLE_BYTES) for start in starts) < _FEW_ESCAPES:
-        return raw
-    plain, at = list[bytes](), 0
-    while at < len(raw):
-        piece = raw[at : at + PIECE_BYTES]
-        if (len(piece) - len(piece.rstrip(b"\\"))) % 2:
-            piece = piece[:-1] or raw[at : at + 2]  # no escape is cut
-        at += len(piece)
-        plain.append(piece.replace(b"\\\\", b"__").replace(b'\\"', b"__").replace(b"\\", b"_"))
-        yield
-    return (yield from joined_bytes(plain))
-
-
 # ---- the members of an object, one after the other
 
 
@@ -148,11 +129,8 @@ def value_end(raw: bytes, start: int) -> int | None:
     return len(raw.rstrip())
 
 
-def members_of(
-    raw: bytes, end_of: Callable[[bytes, int], int], start: int = 0
-) -> Iterator[tuple[str, int, int, int]]:
-    """Yield key, start of the key, start of the value and end of the value for each member of the object at
-    `start`. Raises NotJson."""
+def members_of(raw: bytes, end_of: Callable[[bytes, int], int], start: int = 0) -> Iterator[Member]:
+    """Yield the members of the object at `start`. Raises NotJson."""
     begin = _OBJECT.match(raw, start, start + MOST_KEY_BYTES)
     if begin is None:
         raise _fault(raw, start, "an object begins elsewhere")
@@ -183,26 +161,26 @@ def _fault(raw: bytes, at: int, what: str) -> NotJson:
 def cut(raw: bytes) -> Steps[Cut | None]:
     """Return the texts in an object, found one in a step; None for another value, for one that is nested too deep,
     and without msgspec. Raises NotJson."""
-    spans = yield from _spans(raw, (yield from without_escapes(raw)))
-    view = memoryview(raw)
-    return None if spans is None else Cut({key: view[start:end] for key, (start, end) in spans.items()})
+    return (yield from _cut(raw, (yield from without_escapes(raw))))
 
 
-def _spans(raw: bytes, plain: bytes) -> Steps[dict[str, tuple[int, int]] | None]:
-    """As `cut`: where each text starts and ends. `plain`: the text without escapes."""
+def _cut(raw: bytes, plain: bytes) -> Steps[Cut | None]:
+    """As `cut`. `plain`: the text without escapes."""
     if not _OBJECT.match(raw, 0, MOST_KEY_BYTES):
         return None
-    spans, end = dict[str, tuple[int, int]](), 0
+    places, end = list[Member](), 0
     try:
-        for key, _, start, end in members_of(raw, lambda _, start: _end_of(plain, start)):
-            spans[key] = start, end
+        for place in members_of(raw, lambda _, start: _end_of(plain, start)):
+            places.append(place)
+            end = place[-1]
             yield
     except _NotCut:
         return None
     rest = raw[end : end + MOST_KEY_BYTES].split(b"}", 1)[1]
     if rest.strip() or len(raw) - end > MOST_KEY_BYTES:
         raise _fault(raw, end, "trailing characters")
-    return spans
+    view = memoryview(raw)
+    return Cut({key: view[start:end] for key, _, start, end in places}, places)
 
 
 class _NotCut(Exception):
@@ -262,15 +240,27 @@ def parsed(raw: bytes) -> Steps[tuple[Any, Cut | None]]:
 
     Each step parses at most twice PIECE_BYTES; the passes that cut are steps of their own.
     """
+    text = yield from without_spaces(raw)
+    try:
+        value, found = yield from _parsed(text)
+        if found is not None and text is not raw:
+            found.places = None
+        return value, found
+    except NotJson as error:
+        if text is raw:
+            raise
+        raise type(error)(_PLACE.sub("", str(error))) from None  # it is a place in the copy
+
+
+def _parsed(raw: bytes) -> Steps[tuple[Any, Cut | None]]:
     plain = yield from without_escapes(raw)
-    spans = yield from _spans(raw, plain)
-    if spans is None:
+    found = yield from _cut(raw, plain)
+    if found is None or found.places is None:
         return _loaded(raw, ""), None
-    view, body = memoryview(raw), dict[str, Any]()
-    document = _Document(raw, plain)
-    found = Cut({key: view[start:end] for key, (start, end) in spans.items()})
+    document, body = _Document(raw, plain), dict[str, Any]()
+    starts = {key: start for key, _, start, _ in found.places}
     for key, text in found.members.items():
-        body[key] = yield from document.value(text, spans[key][0], MAX_DEPTH, key, found.lists)
+        body[key] = yield from document.value(text, starts[key], MAX_DEPTH, key, found.lists)
     return body, found
 
 
@@ -470,4 +460,5 @@ _KEY = re.compile(rb'\s*("[^"\\]*(?:\\.[^"\\]*)*")\s*:\s*', re.DOTALL)
 _BEHIND = re.compile(rb"\s*([,}])")
 _TRAILING = re.compile(r"trailing characters \(byte (\d+)\)$")
 _BYTE = re.compile(r" \(byte (\d+)\)")
+_PLACE = re.compile(r" \(line \d+, column \d+\)$")
 _MAX_PLACE_CHARS = 100

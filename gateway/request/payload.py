@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from codecs import BOM_UTF8
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
 import orjson
@@ -76,7 +77,23 @@ def parse_in_steps(
         raise too_many_keys(error) from None
     except pieces.NotJson as error:
         raise _not_json(str(error)) from None
-    return _payload(raw, body, dialect, limits), cut
+    try:
+        payload = _payload(raw, body, dialect, limits)
+        return (payload if cut is None else replace(payload, places=cut.places)), cut
+    except Refused:
+        yield from _freed(body)
+        raise
+
+
+def _freed(body: object) -> Steps[None]:
+    """Free the lists of a large body that is refused: at once, a million values take 40 ms."""
+    for items in body.values() if isinstance(body, dict) else [body]:
+        while isinstance(items, list) and items:
+            del items[-_STEP_ITEMS:]
+            yield
+
+
+_STEP_ITEMS = 4_096
 
 
 def _not_json(what: str) -> Refused:

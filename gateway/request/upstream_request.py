@@ -198,7 +198,7 @@ def plain_call(exchange: Exchange, engine: RunningEngine) -> Call:
 def _spliced(payload: Payload, put: Json, drop: set[str]) -> Body:
     if not (put or drop):
         return payload.raw
-    parts = spliced(payload.raw, payload.body, put, drop)
+    parts = spliced(payload.raw, payload.body, put, drop, payload.places)
     return tuple(parts) if len(payload.raw) >= LARGE_BYTES else b"".join(parts)
 
 

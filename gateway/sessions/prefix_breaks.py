@@ -7,7 +7,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -203,7 +203,7 @@ class Rewrite:
         raw = _edited(exchange.payload.raw, changes, user, moved)
         verb = "moved to the first user message" if self._moves else "stripped"
         exchange.note(f"{len(taken)} volatile spans of the system text, {sum(map(len, taken))} bytes, {verb}")
-        return replace(exchange.payload, raw=raw, body=orjson.loads(raw))
+        return exchange.payload.with_text(raw, orjson.loads(raw))
 
     def _cut_learned(self, exchange: Exchange, texts: Sequence[_Text]) -> None:
         """Learned spans lie in the system text as a whole, and in what the patterns leave of it."""

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from gateway.core import json_edit, pieces
 from gateway.core.errors import Refused
 from gateway.core.fields import Json
-from gateway.core.json_edit import splice
+from gateway.core.json_edit import splice, spliced
+from gateway.core.slices import finished
 
 TEXT = st.text(st.sampled_from('abc"\\{}[],: \n\té\u2028'), max_size=6)
 JSON = st.recursive(
@@ -68,6 +69,9 @@ def test_the_result_is_the_object_with_the_keys_set_and_removed(
         drop = drop + data.draw(st.lists(st.sampled_from(sorted(body)), max_size=3))
     with size():
         result = splice(text.encode(), body, put, drop)
+        cut = finished(pieces.cut(text.encode()))
+    assert cut is not None
+    assert b"".join(spliced(text.encode(), body, put, drop, cut.places)) == result
     expected = {key: value for key, value in body.items() if key not in drop} | put
     assert orjson.loads(result) == expected
     # Every member that was not asked about is there byte by byte, and in the same order.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from contextlib import nullcontext
 from typing import Any
@@ -13,18 +12,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core import pieces
+from gateway.core import pieces, plain
 from gateway.core.pieces import NotJson, TooManyKeys, parsed
 from gateway.core.slices import finished
 from tests.core.test_json_edit import JSON, texts
 
 
-@pytest.fixture(autouse=True, scope="module", params=[0, 10**9], ids=["without escapes", "as it is"])
+@pytest.fixture(autouse=True, scope="module", params=[0, 2], ids=["in plain copies", "as they are"])
 def small_pieces(request: pytest.FixtureRequest) -> Any:
-    """So that texts of some bytes have many. They are read as they are, and in a copy without escapes."""
+    """So that texts of some bytes have many. They are read as they are, and in plain copies."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pieces, "PIECE_BYTES", 12)
-        patch.setattr(pieces, "_FEW_ESCAPES", request.param)
+        for module in (pieces, plain):
+            patch.setattr(module, "PIECE_BYTES", 12)
+        patch.setattr(plain, "FEW_ESCAPES", request.param)
+        patch.setattr(plain, "MUCH_SPACE", request.param - 1)
         yield
 
 
@@ -68,7 +69,8 @@ def test_what_is_no_json_in_pieces_is_none_at_once(raw: bytes) -> None:
         (b'{"messages":', "truncated"),
     ],
 )
-def test_a_fault_is_named_with_its_place(raw: bytes, fault: str) -> None:
+def test_a_fault_is_named_with_its_place(raw: bytes, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plain, "MUCH_SPACE", 1)  # a copy without its spaces has other places
     with pytest.raises(NotJson, match=fault.replace("[", r"\[").replace("]", r"\]")):
         in_pieces(raw)
 
@@ -90,16 +92,6 @@ def test_an_object_of_many_keys_is_cut_at_commas(value: dict[str, Any]) -> None:
 def test_a_text_is_cut_at_no_escape_and_no_character(value: str, is_ascii: bool) -> None:
     for written in (value, value * 7):
         assert in_pieces(json.dumps({"prompt": written}, ensure_ascii=is_ascii).encode()) == {"prompt": written}
-
-
-@given(st.binary(max_size=80) | st.text(st.sampled_from('ab"\\\\[]{},:'), max_size=80).map(str.encode))
-def test_a_text_without_escapes_has_the_same_length_and_nothing_else_of_it_changes(raw: bytes) -> None:
-    plain = finished(pieces.without_escapes(raw))
-    assert len(plain) == len(raw)
-    escapes = {at for found in re.finditer(rb"\\.?", raw, re.DOTALL) for at in range(*found.span())}
-    for at, (was, now) in enumerate(zip(raw, plain, strict=True)):
-        assert now == was or (now == ord("_") and at in escapes)
-    assert plain is raw or b"\\" not in plain
 
 
 def test_a_number_of_more_digits_than_any_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
