@@ -182,7 +182,9 @@ def main() -> int:
     parser = command_parser(__doc__, __file__)
     parser.add_argument("--quick", action="store_true", help="2 s and 4 MiB a shape, print only")
     parser.add_argument("--only", default="", help="shapes whose name has a match of this, print only")
-    parser.add_argument("--kinds", nargs="*", choices=KINDS, default=list(KINDS), help="(%(default)s)")
+    parser.add_argument(
+        "--kinds", nargs="*", choices=KINDS, default=list(KINDS), help="alone in a table (default: all)"
+    )
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of hostile requests (%(default)s)")
     parser.add_argument("--streams", type=int, default=STREAMS_BESIDE, help="beside them (%(default)s)")
     parser.add_argument("--body-mib", type=float, default=32.0, help="`limits.body_bytes` (%(default)s)")
@@ -192,8 +194,8 @@ def main() -> int:
     shapes = [(kind, name) for kind in options.kinds for name in KINDS[kind] if re.search(options.only, name)]
     seconds = QUICK_SECONDS if options.quick else options.seconds
     body_bytes = int((4.0 if options.quick else options.body_mib) * 2**20)
-    with tempfile.TemporaryDirectory(prefix="turngate-hostile-") as name, ExitStack() as stack:
-        folder, port = Path(name), free_port()
+    with tempfile.TemporaryDirectory(prefix="turngate-hostile-") as made, ExitStack() as stack:
+        folder, port = Path(made), free_port()
         upstream, _ = compiled(folder)
         stack.enter_context(running([upstream, str(port)], folder / "upstream.log", LOAD_CORE))
         engine_port = engine_started(stack, folder)
@@ -207,8 +209,9 @@ def main() -> int:
         calm, hostile = rounds(Bench(gateway, engine_port, log, seconds, body_bytes, options.streams), shapes)
     text = table(calm, hostile, seconds)
     print(text)
-    is_whole = not (options.quick or options.only) and list(options.kinds) == list(KINDS)
-    write(options.results if is_whole else None, "hostile", text, {"calm": calm, "hostile": hostile})
+    name = "hostile" if list(options.kinds) == list(KINDS) else f"hostile-{'-'.join(options.kinds)}"
+    is_part = options.quick or options.only
+    write(None if is_part else options.results, name, text, {"calm": calm, "hostile": hostile})
     calm_ms = median(one.chunk_p99_ms for one in calm)
     return int(not all(one.holds(calm_ms) for one in hostile))
 
