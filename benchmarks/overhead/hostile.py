@@ -182,9 +182,7 @@ def main() -> int:
     parser = command_parser(__doc__, __file__)
     parser.add_argument("--quick", action="store_true", help="2 s and 4 MiB a shape, print only")
     parser.add_argument("--only", default="", help="shapes whose name has a match of this, print only")
-    parser.add_argument(
-        "--kinds", nargs="*", choices=KINDS, default=list(KINDS), help="alone in a table (default: all)"
-    )
+    parser.add_argument("--kinds", nargs="*", choices=KINDS, default=list(KINDS), help="(default: all)")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of hostile requests (%(default)s)")
     parser.add_argument("--streams", type=int, default=STREAMS_BESIDE, help="beside them (%(default)s)")
     parser.add_argument("--body-mib", type=float, default=32.0, help="`limits.body_bytes` (%(default)s)")
