@@ -287,63 +287,67 @@ class _Document:
                 if dense is not None:
                     return dense
             if first == b"[":
-                items = yield from self._items(text, start)
+                items, starts = yield from self._items(text, start)
                 if lists is not None:
-                    lists[place] = [item for item, _ in items]
-                return (yield from self._list(items, depth - 1, place))
-            keys, inner = yield from self._members(text, start)
-            values = yield from self._list(inner, depth - 1, place)
+                    lists[place] = items
+                return (yield from self._list(items, starts, depth - 1, place))
+            keys, inner, starts = yield from self._members(text, start)
+            values = yield from self._list(inner, starts, depth - 1, place)
             return dict(zip(keys, values, strict=True))
         value = _loaded(text, place)
         yield
         return value
 
-    def _items(self, text: Raw, start: int) -> Steps[list[tuple[Raw, int]]]:
+    def _items(self, text: Raw, start: int) -> Steps[tuple[list[Raw], list[int]]]:
+        """Return the items of a list, and their starts; no starts where they are not known."""
         items = _codecs()[1]
         if start == _NOWHERE or self.plain is self.raw:
             found = items(text)
             yield
-            return [(one, _NOWHERE) for one in found]
+            return found, []
         found = items(memoryview(self.plain)[start : start + len(text)])
-        view, at, located = memoryview(self.raw), start + 1, list[tuple[Raw, int]]()
+        yield
+        view, at, located, starts = memoryview(self.raw), start + 1, list[Raw](), list[int]()
         for one in found:
             at = _BETWEEN.match(self.raw, at).end()  # type: ignore[union-attr]  # it always matches
-            located.append((view[at : at + len(one)], at))
+            located.append(view[at : at + len(one)])
+            starts.append(at)
             at += len(one)
             if len(located) % _STEP_ITEMS == 0:
                 yield
-        yield
-        return located
+        return located, starts
 
-    def _members(self, text: Raw, start: int) -> Steps[tuple[list[str], list[tuple[Raw, int]]]]:
-        """Return the keys and the values of an object."""
+    def _members(self, text: Raw, start: int) -> Steps[tuple[list[str], list[Raw], list[int]]]:
+        """Return the keys and the values of an object, and the starts of these; as `_items`."""
         if start != _NOWHERE and self.plain is not self.raw:
-            view, located = memoryview(self.raw), dict[str, tuple[Raw, int]]()
+            view, located = memoryview(self.raw), dict[str, tuple[int, int]]()
             try:
                 for key, _, at, end in members_of(self.raw, lambda _, at: _end_of(self.plain, at), start):
-                    located[key] = view[at:end], at
+                    located[key] = at, end
                     yield
-                return list(located), list(located.values())
+                spans = located.values()
+                return list(located), [view[at:end] for at, end in spans], [at for at, _ in spans]
             except (TooManyKeys, _NotCut):
                 pass  # its keys are of no API
         keyed = _codecs()[0](text)
         yield
-        return list(keyed), [(one, _NOWHERE) for one in keyed.values()]
+        return list(keyed), list(keyed.values()), []
 
-    def _list(self, texts: Sequence[tuple[Raw, int]], depth: int, place: str) -> Steps[list[Any]]:
+    def _list(self, texts: Sequence[Raw], starts: Sequence[int], depth: int, place: str) -> Steps[list[Any]]:
         values: list[Any] = []
         begun = num_bytes = 0
-        for at, (text, start) in enumerate(texts):
+        for at, text in enumerate(texts):
             num_bytes += len(text)
             if num_bytes <= PIECE_BYTES:
                 continue
             if begun < at:
-                values += yield from _group([text for text, _ in texts[begun:at]], begun, place)
+                values += yield from _group(texts[begun:at], begun, place)
             begun, num_bytes = at, len(text)
             if num_bytes > PIECE_BYTES:
+                start = starts[at] if starts else _NOWHERE
                 values.append((yield from self.value(text, start, depth, f"{place}[{at}]")))
                 begun, num_bytes = at + 1, 0
-        values += yield from _group([text for text, _ in texts[begun:]], begun, place)
+        values += yield from _group(texts[begun:], begun, place)
         return values
 
 

@@ -6,6 +6,7 @@ from codecs import BOM_UTF8
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from typing import Any
 
 import orjson
 
@@ -137,6 +138,10 @@ MODEL_KEYS = ("models", "lora_path")
 may be null."""
 
 
+MOST_PROMPTS = 65_536
+"""Of one request. They are sorted in one step."""
+
+
 def too_many(body: Json, limits: RequestLimits) -> Failure | None:
     """Return the failure of the first list that is too long; None for an ordinary request."""
     for key, most, name in (
@@ -147,9 +152,16 @@ def too_many(body: Json, limits: RequestLimits) -> Failure | None:
     ):
         items = body.get(key)
         if isinstance(items, list) and len(items) > most:
-            text = f"`{key}` has {len(items)} entries, and {most} are allowed (limits.{name})."
-            return Failure(400, "invalid_request_error", text, param=key, code="too_many_items")
+            return _too_long(key, items, f"{most} are allowed (limits.{name})")
+    prompts = body.get("prompt")
+    if isinstance(prompts, list) and len(prompts) > MOST_PROMPTS and not isinstance(prompts[0], int):
+        return _too_long("prompt", prompts, f"{MOST_PROMPTS} are allowed")
     return None
+
+
+def _too_long(key: str, items: Sequence[Any], allowed: str) -> Failure:
+    text = f"`{key}` has {len(items)} entries, and {allowed}."
+    return Failure(400, "invalid_request_error", text, param=key, code="too_many_items")
 
 
 # ---- engine models

@@ -262,11 +262,13 @@ def test_lines_of_batches_are_held_by_budgets_and_not_by_rates() -> None:
 def test_a_body_with_too_many_messages_or_tools_is_named_by_its_field() -> None:
     limits = RequestLimits(messages=2, tools=1)
     assert too_many({"messages": [{}] * 2, "tools": [{}], "input": "x" * 99}, limits) is None
+    assert too_many({"prompt": [1] * 70_000}, limits) is None, "they are the tokens of one"
     for body, field_name in (
         ({"messages": [{}] * 3}, "messages"),
         ({"input": [0] * 3}, "input"),
         ({"tools": [0] * 2}, "tools"),
         ({"functions": [0] * 2}, "functions"),
+        ({"prompt": [""] * 65_537}, "prompt"),
     ):
         failure = too_many(body, limits)
         assert failure is not None
