@@ -138,8 +138,8 @@ MODEL_KEYS = ("models", "lora_path")
 may be null."""
 
 
-MOST_PROMPTS = 65_536
-"""Of one request. They are sorted in one step."""
+MOST_LISTED_PROMPTS = 65_536
+"""Of one request."""
 
 
 def too_many(body: Json, limits: RequestLimits) -> Failure | None:
@@ -154,8 +154,8 @@ def too_many(body: Json, limits: RequestLimits) -> Failure | None:
         if isinstance(items, list) and len(items) > most:
             return _too_long(key, items, f"{most} are allowed (limits.{name})")
     prompts = body.get("prompt")
-    if isinstance(prompts, list) and len(prompts) > MOST_PROMPTS and not isinstance(prompts[0], int):
-        return _too_long("prompt", prompts, f"{MOST_PROMPTS} are allowed")
+    if isinstance(prompts, list) and len(prompts) > MOST_LISTED_PROMPTS and not isinstance(prompts[0], int):
+        return _too_long("prompt", prompts, f"{MOST_LISTED_PROMPTS} are allowed")
     return None
 
 
