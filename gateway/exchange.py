@@ -49,8 +49,8 @@ class Payload:
     wants_stream: bool = False
     wants_usage: bool = False
     """Whether the client itself asked for streamed usage."""
-    places: Sequence[Member] | None = None
-    """Of the members of `raw`. None: they are not known."""
+    places: Sequence[Member] = ()
+    """Of the members of `raw`. Empty: they are not known."""
 
     def for_model(self, engine_model: str) -> Payload:
         """Return the payload for engines that know its model by this name."""
@@ -66,7 +66,7 @@ class Payload:
 
     def with_keys(self, **changes: Any) -> Payload:
         """Return the payload with these top-level keys set."""
-        return self.with_text(splice(self.raw, self.body, changes, ()), self.body | changes)
+        return self.with_text(splice(self.raw, self.body, changes, (), self.places), self.body | changes)
 
     def with_items(self, key: str, edits: Sequence[Edit]) -> Payload:
         """Return the payload with the list under `key` edited."""
@@ -74,7 +74,7 @@ class Payload:
         return self.with_text(raw, body)
 
     def with_text(self, raw: bytes, body: Json) -> Payload:
-        return replace(self, raw=raw, body=body, places=None)
+        return replace(self, raw=raw, body=body, places=())
 
 
 @value

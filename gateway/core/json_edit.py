@@ -22,13 +22,20 @@ _SCALAR = re.compile(_STRING + rb"|[^\s,{}\[\]]+", re.DOTALL)
 _BRACKET = re.compile(rb'[^"{}\[\]]*(?:' + _STRING + rb'[^"{}\[\]]*)*[{}\[\]]', re.DOTALL)
 
 
-def splice(raw: bytes, body: Mapping[str, Any], put: Mapping[str, Any], drop: Collection[str]) -> bytes:
+def splice(
+    raw: bytes,
+    body: Mapping[str, Any],
+    put: Mapping[str, Any],
+    drop: Collection[str],
+    places: Sequence[Member] = (),
+) -> bytes:
     """Return `raw` with the keys of `put` set and those of `drop` removed. `body` is `raw` parsed.
 
     A key that exists keeps its place, and a new key goes to the end. `put` wins over `drop`. All occurrences of a
-    repeated key change. The text is scanned only when a key that exists changes.
+    repeated key change. `places`: of all members. Where they are not known, the text is scanned when a key that
+    exists changes.
     """
-    return b"".join(spliced(raw, body, put, drop))
+    return b"".join(spliced(raw, body, put, drop, places))
 
 
 def spliced(
@@ -36,9 +43,9 @@ def spliced(
     body: Mapping[str, Any],
     put: Mapping[str, Any],
     drop: Collection[str],
-    places: Sequence[Member] | None = None,
+    places: Sequence[Member] = (),
 ) -> list[bytes | memoryview]:
-    """As `splice`, in parts: what stays is not copied. `places`: of all members, where they are known."""
+    """As `splice`, in parts: what stays is not copied."""
     dropped = {key for key in drop if key in body and key not in put}
     replaced = {key: value for key, value in put.items() if key in body}
     added = [orjson.dumps(key) + b":" + orjson.dumps(value) for key, value in put.items() if key not in body]

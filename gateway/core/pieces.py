@@ -70,8 +70,8 @@ class Cut:
 
     members: dict[str, Raw]
     """Each value, by its key. Of a repeated key the last."""
-    places: Sequence[Member] | None
-    """Of all members, each time that it is there. None: they were cut from a copy of the body."""
+    places: Sequence[Member]
+    """Of all members, each time that it is there. Empty: they were cut from a copy of the body."""
     lists: dict[str, Sequence[Raw]] = field(default_factory=dict)
     """The items of the large ones that are lists."""
 
@@ -244,7 +244,7 @@ def parsed(raw: bytes) -> Steps[tuple[Any, Cut | None]]:
     try:
         value, found = yield from _parsed(text)
         if found is not None and text is not raw:
-            found.places = None
+            found.places = ()
         return value, found
     except NotJson as error:
         if text is raw:
@@ -255,7 +255,7 @@ def parsed(raw: bytes) -> Steps[tuple[Any, Cut | None]]:
 def _parsed(raw: bytes) -> Steps[tuple[Any, Cut | None]]:
     plain = yield from without_escapes(raw)
     found = yield from _cut(raw, plain)
-    if found is None or found.places is None:
+    if found is None:
         return _loaded(raw, ""), None
     document, body = _Document(raw, plain), dict[str, Any]()
     starts = {key: start for key, _, start, _ in found.places}

@@ -8,7 +8,6 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from heapq import merge
 
 import orjson
 
@@ -20,7 +19,7 @@ from gateway.core.json_edit import members_of, splice
 from gateway.core.transport import Handler, HeaderList, Responder
 from gateway.dialects.base import Prompt
 from gateway.dialects.completions import CHARS_PER_TOKEN, common_prefix, num_chars
-from gateway.exchange import Exchange
+from gateway.exchange import Exchange, Payload
 from gateway.prompt_lists.gather import (
     PartFailed,
     PartRequest,
@@ -43,7 +42,6 @@ SLOTS_PER_PROMPT = 16
 each costs about two milliseconds here."""
 MOST_PROMPTS = 64
 """Prompts of one part."""
-_RUN = 2_048
 CAPACITY_SHARE = 8
 """A part fills at most one CAPACITY_SHARE-th of the smallest KV pool."""
 SENT_PER_SLOT = 2
@@ -87,7 +85,7 @@ def cut(prompts: Sequence[Prompt], max_prompts: int, max_chars: int) -> Iterator
     `max_prompts`, and at most `max_chars`, where common prefixes of neighbours count once; always one prompt."""
     part: list[int] = []
     chars = 0
-    for index in _sorted(prompts):
+    for index in sorted(range(len(prompts)), key=prompts.__getitem__):
         prompt = prompts[index]
         own_chars = num_chars(prompt) - (num_chars(common_prefix(prompts[part[-1]], prompt)) if part else 0)
         if part and (len(part) == max_prompts or chars + own_chars > max_chars):
@@ -97,12 +95,6 @@ def cut(prompts: Sequence[Prompt], max_prompts: int, max_chars: int) -> Iterator
         chars += own_chars
     if part:
         yield _part(prompts, part)
-
-
-def _sorted(prompts: Sequence[Prompt]) -> Iterator[int]:
-    """Yield the indexes of the prompts in their order. One sort of all would hold the interpreter for 200 ms."""
-    runs = [range(at, min(at + _RUN, len(prompts))) for at in range(0, len(prompts), _RUN)]
-    return merge(*[sorted(run, key=prompts.__getitem__) for run in runs], key=prompts.__getitem__)
 
 
 def _part(prompts: Sequence[Prompt], indexes: list[int]) -> PromptPart:
@@ -126,7 +118,7 @@ class PromptListHandler:
             return False
         shape = ListShape.of(self.view(), _n(exchange.payload.body))
         is_cut = len(prompts) > shape.max_prompts or _fails_apart(exchange)
-        return is_cut and _beside_bytes(exchange.payload.raw) <= MOST_BESIDE_BYTES
+        return is_cut and _beside_bytes(exchange.payload) <= MOST_BESIDE_BYTES
 
     async def answer(self, exchange: Exchange, responder: Responder, handle: Handler, caller: Caller) -> None:
         """Answer a list. `handle` answers a part. Raises Refused."""
@@ -249,8 +241,9 @@ class _PartSender:
 def _template(exchange: Exchange, caller: Caller) -> Template:
     request = exchange.request
     kept = [(name, value) for name, value in request.header_list if name.lower() not in _NOT_SENT_ON]
-    others = splice(exchange.payload.raw, exchange.payload.body, {}, ("prompt",))
-    comma = b"," if len(exchange.payload.body) > 1 else b""
+    payload = exchange.payload
+    others = splice(payload.raw, payload.body, {}, ("prompt",), payload.places)
+    comma = b"," if len(payload.body) > 1 else b""
     opening = others[: others.rindex(b"}")] + comma + b'"prompt":'
     return Template(exchange.id, [*_ONE_CALL, *kept], opening, Continuation(exchange.settings, caller))
 
@@ -261,11 +254,13 @@ def _outcome(failure: Failure) -> Outcome:
     return Outcome.BAD_REQUEST if failure.status < 500 else Outcome.ENGINE_FAILED
 
 
-def _beside_bytes(raw: bytes) -> int:
+def _beside_bytes(payload: Payload) -> int:
     """Return the size of a body without its prompts. For a small body, an upper bound."""
+    raw = payload.raw
     if len(raw) <= MOST_BESIDE_BYTES:
         return len(raw)
-    return len(raw) - sum(end - start for key, _, start, end in members_of(raw) if key == "prompt")
+    places = payload.places or members_of(raw)
+    return len(raw) - sum(end - start for key, _, start, end in places if key == "prompt")
 
 
 def _n(body: Json) -> int:
