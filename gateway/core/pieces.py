@@ -6,7 +6,6 @@ the extra a text is parsed in one step.
 
 from __future__ import annotations
 
-import random
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ import orjson
 from gateway.core.joining import joined_str
 from gateway.core.plain import without_escapes, without_spaces
 from gateway.core.slices import Steps
+from gateway.core.values import SAMPLES, sampled
 from policies.types import value
 
 PIECE_BYTES = 256 * 1024
@@ -35,7 +35,7 @@ MOST_ENTRIES = 300_000
 """Of any other object: a larger one takes 30 ms to grow. The largest vocabularies have 262,144 tokens to bias."""
 MOST_DIGITS = 256 * 1024
 """Of a number: it is parsed in one step."""
-_SAMPLES, _SAMPLE_BYTES = 32, 1024
+_SAMPLE_BYTES = 1024
 _DENSE_BYTES = {b"[": 64, b"{": 400}
 """A list or an object with more than one comma per so many bytes may hold a million values: their texts would take
 more time and memory than they do. A key takes five times the time of an item."""
@@ -379,10 +379,7 @@ def _text(text: Raw, place: str) -> Steps[str]:
 
 def _is_dense(text: Raw, comma_bytes: int) -> bool:
     """Return whether a text has more than one comma per so many bytes, by a sample."""
-    view = memoryview(text)
-    starts = (random.randrange(len(view)) for _ in range(_SAMPLES))  # noqa: S311  # no secret
-    num_commas = sum(bytes(view[start : start + _SAMPLE_BYTES]).count(b",") for start in starts)
-    return num_commas * comma_bytes > _SAMPLES * _SAMPLE_BYTES
+    return sampled(memoryview(text), _SAMPLE_BYTES).count(b",") * comma_bytes > SAMPLES * _SAMPLE_BYTES
 
 
 def _group(texts: Sequence[Raw], first: int, place: str) -> Steps[list[Any]]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import random
-
 from gateway.core.joining import joined_bytes
 from gateway.core.slices import Steps
+from gateway.core.values import sampled, whole_escapes
 
 PIECE_BYTES = 256 * 1024
 """Copied in one step. A shorter text is not copied."""
-_SAMPLES, _SAMPLE_BYTES = 32, 1024
+_SAMPLE_BYTES = 1024
 FEW_ESCAPES = 1 / 64
 """Of the bytes of a text: about a tenth of a scan then goes to them."""
 MUCH_SPACE = 0.6
@@ -28,12 +27,8 @@ def without_escapes(raw: bytes) -> Steps[bytes]:
 
 
 def _without_escapes(raw: bytes) -> Steps[bytes]:
-    plain, at = list[bytes](), 0
-    while at < len(raw):
-        piece = raw[at : at + PIECE_BYTES]
-        if (len(piece) - len(piece.rstrip(b"\\"))) % 2:
-            piece = piece[:-1] or raw[at : at + 2]  # no escape is cut
-        at += len(piece)
+    plain = list[bytes]()
+    for piece in whole_escapes(raw, PIECE_BYTES):
         plain.append(piece.replace(b"\\\\", b"__").replace(b'\\"', b"__").replace(b"\\", b"_"))
         yield
     return (yield from joined_bytes(plain))
@@ -69,8 +64,5 @@ def _squeezed(part: bytes) -> bytes:
 
 
 def _sample(raw: bytes) -> bytes:
-    """Return parts of a text at random places, so that no client knows where they are; nothing of a short one."""
-    if len(raw) <= PIECE_BYTES:
-        return b""
-    starts = (random.randrange(len(raw)) for _ in range(_SAMPLES))  # noqa: S311  # no secret
-    return b"".join([raw[start : start + _SAMPLE_BYTES] for start in starts])
+    """Return a sample of a long text; nothing of a short one."""
+    return sampled(raw, _SAMPLE_BYTES) if len(raw) > PIECE_BYTES else b""

@@ -14,19 +14,32 @@ OF_A_CONTAINER = 5
 """A list or an object counts as so many values: it takes about as much more time and memory."""
 STEP_BYTES = 256 * 1024
 _BACKSLASH = b"\\"
-_SAMPLES, _SAMPLE_BYTES = 32, 512
+SAMPLES, _SAMPLE_BYTES = 32, 512
 _OBJECT_BYTES, _BRACKET_BYTES, _COMMA_BYTES = 300, 32, 10
 """A text with more of these is not sparse. Program text and JSON inside of strings have fewer."""
 _OBJECT = re.compile(rb'\{\s*"')
 
 
+def sampled(raw: bytes | memoryview, num_bytes: int) -> bytes:
+    """Return SAMPLES parts of a text, each of so many bytes, at random places: no client knows where they are."""
+    starts = (random.randrange(max(1, len(raw) - num_bytes)) for _ in range(SAMPLES))  # noqa: S311  # no secret
+    return b"".join([raw[start : start + num_bytes] for start in starts])
+
+
+def whole_escapes(raw: bytes, num_bytes: int) -> Iterator[bytes]:
+    """Yield a text in pieces of so many bytes, or one less or more: no escape is cut."""
+    start = 0
+    while start < len(raw):
+        piece = raw[start : start + num_bytes]
+        if (len(piece) - len(piece.rstrip(_BACKSLASH))) % 2 and start + len(piece) < len(raw):
+            piece = piece[:-1] or raw[start : start + 2]
+        start += len(piece)
+        yield piece
+
+
 def is_sparse(raw: bytes) -> bool:
-    """Return whether a text is mostly long strings, as the history of an agent is, by a sample of it. Pieces at
-    random places are read, so that no client knows where they are."""
-    sample = raw
-    if len(raw) > _SAMPLES * _SAMPLE_BYTES:
-        starts = (random.randrange(len(raw) - _SAMPLE_BYTES) for _ in range(_SAMPLES))  # noqa: S311  # no secret
-        sample = b"".join([raw[start : start + _SAMPLE_BYTES] for start in starts])
+    """Return whether a text is mostly long strings, as the history of an agent is, by a sample of it."""
+    sample = sampled(raw, _SAMPLE_BYTES) if len(raw) > SAMPLES * _SAMPLE_BYTES else raw
     return (
         len(_OBJECT.findall(sample)) * _OBJECT_BYTES <= len(sample)
         and (sample.count(b"[") + sample.count(b"{")) * _BRACKET_BYTES <= len(sample)
@@ -47,12 +60,8 @@ def counted(raw: bytes) -> Iterator[int]:
 
     Counted are commas outside strings, and the brackets that open a list or an object.
     """
-    num, start, in_string = 0, 0, False
-    while start < len(raw):
-        piece = raw[start : start + STEP_BYTES]
-        if (len(piece) - len(piece.rstrip(_BACKSLASH))) % 2 and start + len(piece) < len(raw):
-            piece = piece[:-1] or raw[start : start + 2]  # no escape is cut
-        start += len(piece)
+    num, in_string = 0, False
+    for piece in whole_escapes(raw, STEP_BYTES):
         parts = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
         between = b"".join(parts[in_string::2])
         in_string ^= len(parts) % 2 == 0
