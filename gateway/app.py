@@ -316,7 +316,7 @@ class App:
             beginnings=ParsedBeginnings(
                 turns.identity.cutter, MemoryBounds.of(self.settings.current).parsed_beginnings
             ),
-            lists=PromptListHandler(turns.gate.replica_view, observer.receipt_headers),
+            lists=PromptListHandler(turns.gate.replica_view, observer.receipt_headers, forward.slices),
             observer=observer,
         )
 

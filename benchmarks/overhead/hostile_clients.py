@@ -90,7 +90,8 @@ def requests_of(kind: str, name: str, most_bytes: int, share: float = 1.0) -> Ho
 
 
 def send(port: int, request: HostileRequest, until: float) -> tuple[str, bytes]:
-    """Return the status and the beginning of the answer, read to its end."""
+    """Return the status and the beginning of the answer, read to its end. One that is under way at the end of the
+    round is left."""
     left_s = until - time.monotonic()
     if left_s <= 0:
         return "0", b""
@@ -102,6 +103,8 @@ def send(port: int, request: HostileRequest, until: float) -> tuple[str, bytes]:
         while data := connection.recv(2**20):
             if len(start) < 4096:
                 start += data
+            if time.monotonic() >= until:
+                return "0", start
         status = _STATUS.match(start)
         return (status[1].decode() if status else "0"), start
 

@@ -73,10 +73,11 @@ def switch_threads_soon() -> None:
 def spare_collections() -> None:
     """Exempt everything made so far from garbage collection, and collect seldom. Nearly all objects of a request
     are freed without the collector, which at its defaults scans all sessions again and again: a sixth of the CPU
-    time."""
+    time. A collection of the middle generation is a step of the loop, and as long as what is young then: 3 ms for
+    20,000 objects, 25 ms for 120,000."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 5, 1_000)
+    gc.set_threshold(10_000, 1, 6_000)
 
 
 def give_memory_back() -> None:

@@ -124,8 +124,12 @@ def _turns_in_steps(prompt: str) -> Steps[list[str]]:
 CHARS_PER_TOKEN = 4
 
 
+_TOKEN_TYPES = frozenset((int, bool))
+"""JSON makes no other type of `int`."""
+
+
 def _is_tokens(prompt: Any) -> bool:
-    return isinstance(prompt, list) and all(isinstance(token, int) for token in prompt)
+    return isinstance(prompt, list) and _TOKEN_TYPES.issuperset(map(type, prompt))
 
 
 def num_chars(prompt: Prompt) -> int:

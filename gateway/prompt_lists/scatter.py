@@ -6,8 +6,9 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from heapq import merge
 
 import orjson
 
@@ -16,6 +17,7 @@ from gateway.core import fields, sse
 from gateway.core.errors import Failure, Outcome, Refused
 from gateway.core.fields import Json
 from gateway.core.json_edit import members_of, splice
+from gateway.core.slices import Slices, Steps
 from gateway.core.transport import Handler, HeaderList, Responder
 from gateway.dialects.base import Prompt
 from gateway.dialects.completions import CHARS_PER_TOKEN, common_prefix, num_chars
@@ -80,21 +82,47 @@ class ListShape:
         )
 
 
-def cut(prompts: Sequence[Prompt], max_prompts: int, max_chars: int) -> Iterator[PromptPart]:
-    """Yield parts of the prompts, in the order that puts common prefixes side by side. A part has at most
+_STEP_PROMPTS, _STEP_CHARS = 1_024, 256 * 1024
+"""Prompts, and characters of them, that are sorted or compared in one step."""
+
+
+def cut(prompts: Sequence[Prompt], max_prompts: int, max_chars: int) -> Steps[list[PromptPart]]:
+    """Return parts of the prompts, in the order that puts common prefixes side by side. A part has at most
     `max_prompts`, and at most `max_chars`, where common prefixes of neighbours count once; always one prompt."""
+    runs: list[list[int]] = []
+    for run in _spans(prompts, range(len(prompts))):
+        runs.append(sorted(run, key=prompts.__getitem__))
+        yield
+    parts: list[PromptPart] = []
     part: list[int] = []
     chars = 0
-    for index in sorted(range(len(prompts)), key=prompts.__getitem__):
-        prompt = prompts[index]
-        own_chars = num_chars(prompt) - (num_chars(common_prefix(prompts[part[-1]], prompt)) if part else 0)
-        if part and (len(part) == max_prompts or chars + own_chars > max_chars):
-            yield _part(prompts, part)
-            part, chars, own_chars = [], 0, num_chars(prompt)
-        part.append(index)
-        chars += own_chars
+    for span in _spans(prompts, merge(*runs, key=prompts.__getitem__)):
+        for index in span:
+            prompt = prompts[index]
+            own_chars = num_chars(prompt) - (num_chars(common_prefix(prompts[part[-1]], prompt)) if part else 0)
+            if part and (len(part) == max_prompts or chars + own_chars > max_chars):
+                parts.append(_part(prompts, part))
+                part, chars, own_chars = [], 0, num_chars(prompt)
+            part.append(index)
+            chars += own_chars
+        yield
     if part:
-        yield _part(prompts, part)
+        parts.append(_part(prompts, part))
+    return parts
+
+
+def _spans(prompts: Sequence[Prompt], indexes: Iterable[int]) -> Iterator[list[int]]:
+    """Yield the indexes in lists that are short enough for one step."""
+    span: list[int] = []
+    chars = 0
+    for index in indexes:
+        span.append(index)
+        chars += num_chars(prompts[index])
+        if len(span) == _STEP_PROMPTS or chars >= _STEP_CHARS:
+            yield span
+            span, chars = [], 0
+    if span:
+        yield span
 
 
 def _part(prompts: Sequence[Prompt], indexes: list[int]) -> PromptPart:
@@ -108,6 +136,7 @@ class PromptListHandler:
     view: Callable[[], FleetView]
     headers: Callable[[Exchange], HeaderList]
     """Returns the headers of an answer for its client."""
+    slices: Slices
 
     def takes(self, exchange: Exchange) -> bool:
         """Whether a request is a list to cut. One prompt, and a list that makes one part, pass untouched."""
@@ -125,7 +154,7 @@ class PromptListHandler:
         prompts, n = exchange.dialect.prompts(exchange.payload.body), _n(exchange.payload.body)
         assert prompts is not None
         shape = ListShape.of(self.view(), n)
-        parts = await asyncio.to_thread(lambda: list(cut(prompts, shape.max_prompts, shape.max_chars)))
+        parts = await self.slices.run(cut(prompts, shape.max_prompts, shape.max_chars))
         exchange.note(f"{len(prompts)} prompts in {len(parts)} parts")
         frame: Json = {"id": f"cmpl-{exchange.id}", "object": "text_completion", "created": int(time.time())}
         if exchange.payload.wants_stream:
@@ -169,7 +198,7 @@ async def _send_all(
     exchange: Exchange, sink: Sink, caller: Caller, parts: list[PromptPart], shape: ListShape
 ) -> None:
     """Send all parts. Raises Refused with the first failure that ends the request."""
-    sender = _PartSender(await asyncio.to_thread(_template, exchange, caller), sink, _fails_apart(exchange))
+    sender = _PartSender(_template(exchange, caller), sink, _fails_apart(exchange))
     room = asyncio.Semaphore(min(shape.parts_at_once, math.ceil((1 - HELD_BACK) * len(parts))))
 
     async def ask(part: PromptPart) -> None:
