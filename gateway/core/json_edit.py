@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeAlias
@@ -92,23 +93,26 @@ def members_of(raw: bytes, start: int = 0) -> Iterator[Member]:
     """Yield the members of the object at `start`. Raises Refused where they are too many."""
     try:
         yield from pieces.members_of(raw, value_end, start)
-    except pieces.TooManyKeys as error:
-        raise too_many_keys(error) from None
+    except pieces.OutOfBounds as error:
+        raise out_of_bounds(error) from None
 
 
-def too_many_keys(error: pieces.TooManyKeys) -> Refused:
-    failure = Failure(400, "invalid_request_error", f"The body is refused: {error}.", code="too_many_keys")
+def out_of_bounds(error: pieces.OutOfBounds) -> Refused:
+    failure = Failure(400, "invalid_request_error", f"The body is refused: {error}.", code=error.code)
     return Refused(Outcome.BAD_REQUEST, failure)
 
 
 def value_end(raw: bytes, start: int) -> int:
     """Return the end of the JSON value that starts at `start`."""
-    end = pieces.value_end(raw, start) if len(raw) >= LARGE_BYTES else None
+    end = None
+    if len(raw) >= LARGE_BYTES:
+        with suppress(pieces.OutOfBounds):
+            end = pieces.value_end(raw, start)
     return scanned_end(raw, start) if end is None else end
 
 
 def scanned_end(raw: bytes, start: int) -> int:
-    """As `value_end`, without msgspec, bracket by bracket."""
+    """As `value_end`, bracket by bracket, without msgspec and however deep it is nested."""
     if raw[start] not in b"{[":
         scalar = _SCALAR.match(raw, start)
         assert scalar is not None, "raw is not the text of body"

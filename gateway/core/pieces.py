@@ -25,8 +25,8 @@ from policies.types import value
 
 PIECE_BYTES = 256 * 1024
 """Parsed in one step, but for a single text that is longer."""
-MAX_DEPTH = 8
-"""A value that lies deeper is parsed in one step: each level is one more pass over its text."""
+MAX_DEPTH = 32
+"""A longer value lies no deeper: each level is one more pass over its text. Schemas of tools have about ten."""
 MOST_KEYS = 1_024
 """Of the object of a body; one that is repeated counts each time. An API has about fifty."""
 MOST_KEY_BYTES = 4_096
@@ -59,9 +59,13 @@ class NotJson(ValueError):
     """Says what is wrong with a text, and where."""
 
 
-class TooManyKeys(NotJson):
-    """A body has more than MOST_KEYS keys, or a longer one than MOST_KEY_BYTES; or an object more than
-    MOST_ENTRIES."""
+class OutOfBounds(NotJson):
+    """A body has more than MOST_KEYS keys, or a longer one than MOST_KEY_BYTES; an object has more than
+    MOST_ENTRIES; or a long value lies deeper than MAX_DEPTH."""
+
+    def __init__(self, what: str, code: str = "too_many_keys") -> None:
+        super().__init__(what)
+        self.code = code
 
 
 @dataclass(slots=True)
@@ -107,7 +111,7 @@ def _codecs() -> tuple[
 
 
 def value_end(raw: bytes, start: int) -> int | None:
-    """Return where the value at a place ends. None: it is nested too deep, or there is no msgspec. Raises NotJson.
+    """Return where the value at a place ends. None: there is no msgspec. Raises NotJson.
 
     Nothing behind the value is read.
     """
@@ -119,7 +123,7 @@ def value_end(raw: bytes, start: int) -> int | None:
         found(memoryview(raw)[start:])
     except errors as error:
         if isinstance(error, RecursionError):
-            return None
+            raise OutOfBounds("its values are nested too deep", "too_deep") from None
         trailing = _TRAILING.search(str(error))
         if trailing is None:
             raise _misshapen(raw, str(error), start) from None
@@ -142,7 +146,7 @@ def members_of(raw: bytes, end_of: Callable[[bytes, int], int], start: int = 0) 
         if key is None or raw[key.end() : key.end() + 1].isspace():
             if len(raw) - at < MOST_KEY_BYTES:
                 raise _fault(raw, at, "object keys must be strings")
-            raise TooManyKeys(f"a key, with the space beside it, has more than {MOST_KEY_BYTES} bytes")
+            raise OutOfBounds(f"a key, with the space beside it, has more than {MOST_KEY_BYTES} bytes")
         end = end_of(raw, key.end())
         yield _loaded(key[1], ""), key.start(1), key.end(), end
         behind = _BEHIND.match(raw, end, end + MOST_KEY_BYTES)
@@ -151,7 +155,7 @@ def members_of(raw: bytes, end_of: Callable[[bytes, int], int], start: int = 0) 
         if behind[1] == b"}":
             return
         at = behind.end()
-    raise TooManyKeys(f"it has more than {MOST_KEYS} keys")
+    raise OutOfBounds(f"it has more than {MOST_KEYS} keys")
 
 
 def _fault(raw: bytes, at: int, what: str) -> NotJson:
@@ -159,8 +163,8 @@ def _fault(raw: bytes, at: int, what: str) -> NotJson:
 
 
 def cut(raw: bytes) -> Steps[Cut | None]:
-    """Return the texts in an object, found one in a step; None for another value, for one that is nested too deep,
-    and without msgspec. Raises NotJson."""
+    """Return the texts in an object, found one in a step; None for another value, and without msgspec. Raises
+    NotJson."""
     return (yield from _cut(raw, (yield from without_escapes(raw))))
 
 
@@ -184,7 +188,7 @@ def _cut(raw: bytes, plain: bytes) -> Steps[Cut | None]:
 
 
 class _NotCut(Exception):
-    """A value is nested too deep, or there is no msgspec."""
+    """There is no msgspec."""
 
 
 def _end_of(raw: bytes, start: int) -> int:
@@ -249,7 +253,8 @@ def parsed(raw: bytes) -> Steps[tuple[Any, Cut | None]]:
     except NotJson as error:
         if text is raw:
             raise
-        raise type(error)(_PLACE.sub("", str(error))) from None  # it is a place in the copy
+        error.args = (_PLACE.sub("", str(error)),)  # it is a place in the copy
+        raise
 
 
 def _parsed(raw: bytes) -> Steps[tuple[Any, Cut | None]]:
@@ -276,12 +281,15 @@ class _Document:
         self, text: Raw, start: int, depth: int, place: str, lists: dict[str, Sequence[Raw]] | None = None
     ) -> Steps[Any]:
         """`lists`: to put the items of a long list in, by its place."""
-        if len(text) > PIECE_BYTES and depth:
+        if len(text) > PIECE_BYTES:
             first = bytes(memoryview(text)[:1])
             if first == b'"':
                 return (yield from _text(text, place))
             if first not in _DENSE_BYTES:
                 return _number(text, place)
+            if not depth:
+                what = f"a value of {len(text)} bytes lies deeper than {MAX_DEPTH} levels ({_shown(place)})"
+                raise OutOfBounds(what, "too_deep")
             if _is_dense(text, _DENSE_BYTES[first]):
                 dense = yield from _dense(memoryview(text), place)
                 if dense is not None:
@@ -327,7 +335,7 @@ class _Document:
                     yield
                 spans = located.values()
                 return list(located), [view[at:end] for at, end in spans], [at for at, _ in spans]
-            except (TooManyKeys, _NotCut):
+            except (OutOfBounds, _NotCut):
                 pass  # its keys are of no API
         keyed = _codecs()[0](text)
         yield
@@ -417,7 +425,7 @@ def _dense(text: memoryview, place: str) -> Steps[Any]:
         else:
             return None
         if len(values) > MOST_ENTRIES and not is_list:
-            raise TooManyKeys(f"an object has more than {MOST_ENTRIES} keys ({_shown(place)})")
+            raise OutOfBounds(f"an object has more than {MOST_ENTRIES} keys ({_shown(place)})")
         yield
     try:
         add(orjson.loads(around % text[at:end]))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Generator
-from typing import TypeAlias, TypeVar
+from collections.abc import Callable, Generator, Iterator
+from itertools import islice
+from typing import Any, TypeAlias, TypeVar
 
 from gateway.core.values import is_sparse
 
@@ -36,6 +37,30 @@ def finished(steps: Steps[T], step_done: Callable[[], None] = lambda: None) -> T
             result: T = ended.value
             return result
         step_done()
+
+
+_FREED_ITEMS = 8_192
+_CONTAINERS = (dict, list)
+
+
+def freed(given: dict[str, Any] | list[Any]) -> Steps[None]:
+    """Free a long JSON value: at once, a million values take 40 ms. What anything else refers to stays.
+
+    What a list or an object holds is noted before that is freed, so that it takes nothing with it.
+    """
+    left: list[Any] = [given]
+    num = 0
+    del given
+    while left:
+        held = left.pop()
+        items: Iterator[object] = iter(held.values() if isinstance(held, dict) else held)
+        num += 1
+        while (some := list(islice(items, _FREED_ITEMS))) or num >= _FREED_ITEMS:
+            left += [item for item in some if isinstance(item, _CONTAINERS)]
+            num += len(some)
+            if num >= _FREED_ITEMS:
+                num = 0
+                yield
 
 
 class Slices:
@@ -79,6 +104,17 @@ class Slices:
             return result
         finally:
             steps.close()
+
+    def free(self, given: dict[str, Any] | list[Any]) -> None:
+        """Free a long JSON value in slices. They begin when its caller has returned to the loop."""
+        asyncio.get_running_loop().call_soon(self._free, freed(given))
+
+    def _free(self, steps: Steps[None]) -> None:
+        pause_at = self._clock() + SLICE_S
+        for _ in steps:
+            if self._clock() >= pause_at:
+                asyncio.get_running_loop().call_soon(self._free, steps)
+                return
 
 
 class Reading:

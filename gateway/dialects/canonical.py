@@ -41,7 +41,7 @@ _SHORT_BYTES = 2_048
 _VALUE_CHARS, _CONTAINER_CHARS = 16, 64
 """A value, and a list or an object, take as much time as so many characters of a text."""
 _STEP_ITEMS = 8_192
-_MOST_DEPTH = 8
+_MOST_DEPTH = 32
 """What lies deeper is written in one step."""
 MOST_SORTED = 10_000
 """Keys of an object. Of a larger one in a large body the client's order counts, since sorting is one step."""

@@ -112,6 +112,8 @@ class RequestHandler:
                 exchange.allowance.settle(model, exchange.charged, exchange.has_engine_worked)
             self.observer.finished(exchange)
             self.drain.left(is_clients)
+            if exchange.reading is not None:
+                self.slices.free(exchange.payload.body)
             exchange.loop = None  # it holds the exchange
 
     async def _serve(self, exchange: Exchange, responder: Responder, caller: Caller | None) -> Outcome:

@@ -15,9 +15,9 @@ from gateway.config.settings import Models, RequestLimits
 from gateway.core import fields, pieces, values
 from gateway.core.errors import Failure, Outcome, Refused
 from gateway.core.fields import Json, excerpt
-from gateway.core.json_edit import too_many_keys
+from gateway.core.json_edit import out_of_bounds
 from gateway.core.pieces import RawParts
-from gateway.core.slices import LARGE_BYTES, Steps, finished
+from gateway.core.slices import LARGE_BYTES, Steps, finished, freed
 from gateway.core.transport import BodyTooLarge, Request
 from gateway.dialects.base import Dialect
 from gateway.engines.poller import RunningEngine
@@ -74,27 +74,18 @@ def parse_in_steps(
         yield from _counted(raw, limits)
     try:
         body, cut = yield from pieces.parsed(raw)
-    except pieces.TooManyKeys as error:
-        raise too_many_keys(error) from None
+    except pieces.OutOfBounds as error:
+        raise out_of_bounds(error) from None
     except pieces.NotJson as error:
         raise _not_json(str(error)) from None
     try:
         payload = _payload(raw, body, dialect, limits)
         return (payload if cut is None else replace(payload, places=cut.places)), cut
-    except Refused:
-        yield from _freed(body)
+    except Refused as refused:
+        refused.__traceback__ = None  # its frames hold the body
+        steps, body = freed([body]), None
+        yield from steps
         raise
-
-
-_STEP_ITEMS = 4_096
-
-
-def _freed(body: object) -> Steps[None]:
-    """Free the lists of a large body that is refused: at once, a million values take 40 ms."""
-    for items in body.values() if isinstance(body, dict) else [body]:
-        while isinstance(items, list) and items:
-            del items[-_STEP_ITEMS:]
-            yield
 
 
 def _not_json(what: str) -> Refused:
@@ -107,7 +98,7 @@ def _payload(raw: bytes, body: object, dialect: Dialect, limits: RequestLimits) 
         text = f"The body must be a JSON object, not {type(body).__name__}."
         raise Refused(Outcome.BAD_REQUEST, Failure(400, "invalid_request_error", text))
     if len(body) > pieces.MOST_KEYS:
-        raise too_many_keys(pieces.TooManyKeys(f"it has more than {pieces.MOST_KEYS} keys"))
+        raise out_of_bounds(pieces.OutOfBounds(f"it has more than {pieces.MOST_KEYS} keys"))
     failure = dialect.check(body)
     # An entry takes two bytes at least.
     if failure is None and dialect.is_conversation and len(raw) > 2 * min(limits.messages, limits.tools):

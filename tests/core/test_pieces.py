@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core import pieces, plain
-from gateway.core.pieces import NotJson, TooManyKeys, parsed
+from gateway.core.pieces import NotJson, OutOfBounds, parsed
 from gateway.core.slices import finished
 from tests.core.test_json_edit import JSON, texts
 
@@ -104,7 +104,7 @@ def test_a_number_of_more_digits_than_any_has_is_refused(monkeypatch: pytest.Mon
 def test_a_body_of_more_keys_than_any_has_is_refused_before_it_is_parsed() -> None:
     for keys in ([f"k{n}" for n in range(pieces.MOST_KEYS)], ["k"] * pieces.MOST_KEYS, ["k" * 5_000]):
         raw = b"{" + b"".join(b'"%b":1,' % key.encode() for key in keys) + b'"model":"m"}'
-        with pytest.raises(TooManyKeys):
+        with pytest.raises(OutOfBounds):
             in_pieces(raw)
 
 
@@ -112,17 +112,27 @@ def test_an_object_of_more_keys_than_a_vocabulary_has_is_refused(monkeypatch: py
     monkeypatch.setattr(pieces, "MOST_ENTRIES", 100)
     for num in (90, 400):
         raw = orjson.dumps({"logit_bias": {str(n): 1 for n in range(num)}, "stop": list(range(500))})
-        with pytest.raises(TooManyKeys, match="logit_bias") if num > 100 else nullcontext():
+        with pytest.raises(OutOfBounds, match="logit_bias") if num > 100 else nullcontext():
             assert in_pieces(raw) == orjson.loads(raw)
 
 
-def test_what_is_nested_deeper_than_it_is_cut_is_parsed_at_once() -> None:
-    for depth in (pieces.MAX_DEPTH + 3, 900, 1_015):
-        raw = b'{"messages":' + b"[" * depth + b'"a long text"' + b"]" * depth + b"}"
-        value = in_pieces(raw)["messages"]
-        for _ in range(depth):
-            (value,) = value
-        assert value == "a long text"
+@pytest.mark.parametrize("spelled", [(b"[", b"]"), (b'{"a":', b"}")])
+def test_a_long_value_is_read_or_refused_by_how_deep_it_lies(spelled: tuple[bytes, bytes]) -> None:
+    begin, end = spelled
+    for depth in (1, pieces.MAX_DEPTH, pieces.MAX_DEPTH + 1, 900, 1_015):
+        raw = b'{"messages":' + begin * depth + b'["a long text"]' + end * depth + b"}"
+        if depth < pieces.MAX_DEPTH:
+            assert in_pieces(raw) == orjson.loads(raw)
+            continue
+        with pytest.raises(OutOfBounds, match=r"deeper than 32 levels \(in messages\[|nested too deep") as refused:
+            in_pieces(raw)
+        assert refused.value.code == "too_deep"
+
+
+def test_a_short_value_is_read_although_it_is_nested_deeper(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 1_100)
+    raw = b'{"messages":' + b"[" * 500 + b"0" + b"]" * 500 + b"}"
+    assert in_pieces(raw) == orjson.loads(raw)
 
 
 def test_the_raw_texts_are_those_of_the_body() -> None:

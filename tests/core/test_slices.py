@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+import gc
+from collections.abc import Callable, Generator, Iterator, Mapping
+from itertools import pairwise
+from typing import Any
 
 import pytest
 
-from gateway.core.slices import SLICE_S, Reading, Slices, finished
+from gateway.core import slices
+from gateway.core.slices import SLICE_S, Reading, Slices, finished, freed
 
 
 class Time:
@@ -104,3 +108,62 @@ def test_all_steps_at_once_give_the_same_result() -> None:
     log: list[str] = []
     assert finished(steps("a", 3, log)) == "a"
     assert log == ["a", "a", "a", "a closed"]
+
+
+def deep(num: int) -> Any:
+    held: Any = []
+    for _ in range(num):
+        held = {"a": held}
+    return held
+
+
+VALUES: Mapping[str, Callable[[int], Any]] = {
+    "a wide list": lambda num: [[] for _ in range(num)],
+    "a wide object": lambda num: {str(at): [] for at in range(num)},
+    "lists in lists": lambda num: [[[0]] for _ in range(num // 2)],
+    "a deep one": deep,
+}
+
+
+@pytest.fixture
+def containers() -> Iterator[Callable[[], int]]:
+    """Counts what is alive, without collections of anything else meanwhile."""
+    gc.collect()
+    gc.disable()
+    yield lambda: sum(type(one) in (dict, list) for one in gc.get_objects())
+    gc.enable()
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_long_value_is_freed_a_few_containers_at_a_time(
+    name: str, containers: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slices, "_FREED_ITEMS", 100)
+    before = containers()
+    freeing = freed(VALUES[name](1_000))
+    alive = [containers()]
+    for _ in freeing:
+        alive.append(containers())
+    alive.append(containers())
+    assert max(earlier - later for earlier, later in pairwise(alive)) <= 250
+    assert alive[0] >= before + 1_000
+    assert alive[-1] <= before + 20
+
+
+def test_what_something_else_refers_to_is_not_freed() -> None:
+    kept = {"a": [{"b": [1, 2]}]}
+    finished(freed([kept, [kept["a"]]]))
+    assert kept == {"a": [{"b": [1, 2]}]}
+
+
+async def test_a_value_is_freed_in_slices_beside_what_else_runs(
+    containers: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slices, "_FREED_ITEMS", 10)
+    before = containers()
+    Slices(Time(SLICE_S)).free([[] for _ in range(1_000)])
+    alive = [containers()]
+    while alive[-1] > before + 100:
+        await asyncio.sleep(0)
+        alive.append(containers())
+    assert len(alive) > 50
