@@ -212,6 +212,7 @@ async def _send_all(
             for part in parts:
                 await room.acquire()
                 group.create_task(ask(part))
+                await asyncio.sleep(0)  # hundreds that begin in one round of the loop would hold it
 
     # The frames of a group hold the errors whose tracebacks hold them.
     failed: Exception
