@@ -41,7 +41,7 @@ _DENSE_BYTES = {b"[": 64, b"{": 400}
 more time and memory than they do. A key takes five times the time of an item."""
 _SHORT_BYTES = 64 * 1024
 _STEP_ITEMS = 8_192
-_MOST_BRACKETS = 8_192
+_MOST_BRACKETS = 2_048
 """Lists and objects that are made in one step, unless they are in one short item."""
 _NOWHERE = -1
 _TRIES = 8

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from itertools import islice
 from typing import Any, TypeAlias, TypeVar
@@ -39,7 +40,7 @@ def finished(steps: Steps[T], step_done: Callable[[], None] = lambda: None) -> T
         step_done()
 
 
-_FREED_ITEMS = 8_192
+_FREED_ITEMS = 2_048
 _CONTAINERS = (dict, list)
 
 
@@ -70,6 +71,7 @@ class Slices:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._turnstile = asyncio.Lock()
+        self._freeing: deque[Steps[None]] = deque()
         self.names: dict[str, asyncio.Future[None]] = {}
         """The latest body under each session name of which one is being read."""
 
@@ -106,15 +108,20 @@ class Slices:
             steps.close()
 
     def free(self, given: dict[str, Any] | list[Any]) -> None:
-        """Free a long JSON value in slices. They begin when its caller has returned to the loop."""
-        asyncio.get_running_loop().call_soon(self._free, freed(given))
+        """Free a long JSON value in slices, after those that came before. They begin when the caller has returned
+        to the loop."""
+        self._freeing.append(freed(given))
+        if len(self._freeing) == 1:
+            asyncio.get_running_loop().call_soon(self._free)
 
-    def _free(self, steps: Steps[None]) -> None:
+    def _free(self) -> None:
         pause_at = self._clock() + SLICE_S
-        for _ in steps:
-            if self._clock() >= pause_at:
-                asyncio.get_running_loop().call_soon(self._free, steps)
-                return
+        while self._freeing:
+            for _ in self._freeing[0]:
+                if self._clock() >= pause_at:
+                    asyncio.get_running_loop().call_soon(self._free)
+                    return
+            self._freeing.popleft()
 
 
 class Reading:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 OF_A_CONTAINER = 5
 """A list or an object counts as so many values: it takes about as much more time and memory."""
-STEP_BYTES = 256 * 1024
+STEP_BYTES = 64 * 1024
 _BACKSLASH = b"\\"
 SAMPLES, _SAMPLE_BYTES = 32, 512
 _OBJECT_BYTES, _BRACKET_BYTES, _COMMA_BYTES = 300, 32, 10
