@@ -17,7 +17,7 @@ from gateway.core import fields, pieces, values
 from gateway.core.errors import Failure, Refused
 from gateway.core.fields import Json, excerpt
 from gateway.core.json_edit import members_of, splice
-from gateway.core.slices import Steps, finished, is_large
+from gateway.core.slices import Steps, finished, freed, is_large
 from gateway.dialects.base import Dialect, Script
 from gateway.dialects.canonical import tools_in_steps
 
@@ -205,7 +205,12 @@ def _line(
         _check_keys(raw)
     _check_model(fields.text(body, "model") or "", endpoint, found)
     script = yield from endpoint.script(body)
-    return Line(number, offset, len(raw), custom_id, prefix_key(_pieces(script)))
+    line = Line(number, offset, len(raw), custom_id, prefix_key(_pieces(script)))
+    if is_large(raw):
+        freeing = freed([request])
+        del request, body, script
+        yield from freeing
+    return line
 
 
 def _parsed(raw: bytes, most_values: int) -> Steps[Mapping[str, Any]]:
@@ -216,6 +221,8 @@ def _parsed(raw: bytes, most_values: int) -> Steps[Mapping[str, Any]]:
             yield
     try:
         request = (yield from pieces.parsed(raw))[0] if is_large(raw) else orjson.loads(raw)
+    except pieces.OutOfBounds as error:
+        raise _WrongLine("invalid_request", f"This line is refused: {error}.") from None
     except ValueError:
         request = None
     if not isinstance(request, dict):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 from codecs import BOM_UTF8
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -209,6 +210,36 @@ def test_a_line_of_more_keys_than_any_api_has_is_a_fault_of_the_file(tmp_path: P
         assert [fault.param for fault in found.faults] == ([] if is_allowed else ["body"])
         if is_allowed:
             body_of(file.read_bytes())
+
+
+def test_a_large_line_that_is_nested_too_deep_is_a_fault_that_says_so(tmp_path: Path) -> None:
+    schema: Any = {"type": "string", "enum": ["value"] * 50_000}
+    for _ in range(40):
+        schema = {"type": "object", "properties": {"a": schema}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    file = tmp_path / "in.jsonl"
+    file.write_bytes(orjson.dumps(asks(body=said("x") | {"tools": [tool]})))
+    (fault,) = input_file.read(file, endpoint(), LARGE).faults
+    assert fault.code == "invalid_request"
+    assert "lies deeper than 32 levels (in body[" in fault.message
+
+
+def test_a_large_line_is_freed_in_steps(tmp_path: Path) -> None:
+    file = tmp_path / "in.jsonl"
+    file.write_bytes(orjson.dumps(asks(body=said([{"type": "text", "text": "x" * 20, "seen": [1]}] * 20_000))))
+    alive = [0]
+
+    def step_done() -> None:
+        alive.append(sum(type(one) is list for one in gc.get_objects(0)))
+
+    gc.collect()
+    gc.disable()
+    try:
+        input_file.read(file, endpoint(), LARGE, step_done)
+    finally:
+        gc.enable()
+    assert max(alive) > 20_000
+    assert max(earlier - later for earlier, later in pairwise(alive)) < 5_000
 
 
 def test_more_blank_lines_than_a_file_may_have_are_not_read(tmp_path: Path) -> None:
