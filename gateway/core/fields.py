@@ -30,6 +30,22 @@ def integer(body: Mapping[str, Any], key: str) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
+_MOST_DIGITS = 64
+
+
+def count(body: Mapping[str, Any], key: str) -> int | None:
+    """Return a whole number as engines with lax parsers read it: 48, and also 48.0 and "48"."""
+    value = body.get(key)
+    if type(value) is int:
+        return value
+    if isinstance(value, str) and len(value) <= _MOST_DIGITS:
+        try:
+            value = float(value)
+        except ValueError:
+            return None
+    return int(value) if isinstance(value, float) and math.isfinite(value) else None
+
+
 def number(body: Mapping[str, Any], key: str) -> float | None:
     """Return a finite number, whole or not."""
     value = body.get(key)

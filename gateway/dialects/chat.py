@@ -37,6 +37,7 @@ class Chat(Dialect):
     is_conversation = True
     history_key = "messages"
     is_item_a_message = True
+    bound_keys = ("max_completion_tokens", "max_tokens")
     may_omit_bound = True
 
     def check(self, body: Json) -> Failure | None:
@@ -58,11 +59,6 @@ class Chat(Dialect):
     def definitions(self, body: Json) -> list[Json]:
         return canonical.objects(body.get("tools")) or canonical.objects(body.get("functions"))
 
-    def max_tokens_key(self, body: Json) -> str | None:
-        if body.get("max_completion_tokens") is not None:
-            return "max_completion_tokens"
-        return super().max_tokens_key(body)
-
     def read(self, event: Json, reply: Reply) -> None:
         """Of several choices (`n`) only the first is read."""
         if (model := event.get("model")) and isinstance(model, str):
@@ -73,6 +69,7 @@ class Chat(Dialect):
                 message = fields.obj(choice, "message")
             content = message.get("content")
             if choice.get("index", 0) != 0:
+                reply.has_other_answers = True
                 reply.num_other_chars += sum(len(text) for text in message.values() if isinstance(text, str))
                 continue
             if isinstance(content, str):

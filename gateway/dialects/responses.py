@@ -28,6 +28,7 @@ _SHAPES = base.COMMON | {
     "instructions": base.TEXT,
     "tools": base.LIST,
     "previous_response_id": base.TEXT,
+    "background": base.FLAG,
 }
 _CALLS = ("function_call", "custom_tool_call")
 _ENDED = ("completed", "incomplete")
@@ -51,7 +52,7 @@ class Responses(Dialect):
     tries_websocket = True
     history_key = "input"
     system_keys = ("instructions",)
-    bound_key = "max_output_tokens"
+    bound_keys = ("max_output_tokens",)
     may_omit_bound = True
     always_sends_usage = True
     preambles = _BEGUN
@@ -91,6 +92,9 @@ class Responses(Dialect):
         """Return the items; a text is one message of the user."""
         value = body.get("input")
         return [{"role": "user", "content": value}] if isinstance(value, str) else fields.items(body, "input")
+
+    def answers_later(self, body: Json) -> bool:
+        return fields.flag(body, "background")
 
     def stateful_id(self, body: Json) -> str | None:
         return fields.text(body, "previous_response_id")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from gateway.access.keys import Caller, Keys
-from gateway.access.limits import Limiter
+from gateway.access.limits import Allowance, Limiter
 from gateway.config.live_settings import RequestSettings
 from gateway.core.errors import ANSWERED, Failure, Outcome, Refused
 from gateway.core.slices import Reading, Slices, is_large
@@ -29,6 +29,7 @@ from gateway.request.parsed_beginnings import ParsedBeginnings
 from gateway.request.payload import engine_model, parse_body, parse_in_steps, permitted, read_body, served_as
 from gateway.request.stateless import StatelessCalls, leaking_engines, serves_path
 from gateway.request.stored_responses import Home, StoredResponses
+from gateway.request.upstream_request import MOST_UNKNOWN_TOKENS
 from gateway.sessions import claims
 from gateway.sessions.identity import Identity
 from gateway.sessions.prefix_breaks import PrefixBreaks
@@ -147,12 +148,23 @@ class RequestHandler:
             await self.lists.answer(exchange, responder, self.handle, caller)
             return ANSWERED
         if exchange.allowance is not None:
-            num_answers = exchange.dialect.num_answers(payload.body)
-            exchange.allowance.reserve(model, len(payload.raw), exchange.max_output_tokens, num_answers)
+            self._reserve(exchange, exchange.allowance, model)
         if exchange.dialect.is_conversation:
             return await self.turns.answer(exchange, responder)
         await self.stateless.answer(exchange, responder)
         return ANSWERED
+
+    def _reserve(self, exchange: Exchange, allowance: Allowance, model: str) -> None:
+        """Count what a request is expected to use. Raises Refused."""
+        dialect, payload, bound = exchange.dialect, exchange.payload, exchange.max_output_tokens
+        num_answers = dialect.num_answers(payload.body) if dialect.is_conversation else 0
+        if bound is not None:  # else engines set a low one for each prompt of a list
+            num_answers *= dialect.num_prompts(payload.body)
+        longest = None
+        if dialect.answers_later(payload.body):
+            lengths = [engine.report.max_model_len.get(model) for engine in self.monitor.engines]
+            longest = max((length for length in lengths if length), default=MOST_UNKNOWN_TOKENS)
+        allowance.reserve(model, len(payload.raw), bound, num_answers, longest)
 
     async def _parsed(self, exchange: Exchange, raw: bytes) -> Payload:
         """Return what a large body says, after those that came before under its session name. Raises Refused."""

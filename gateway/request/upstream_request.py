@@ -130,11 +130,12 @@ def turn_call(
     hides_usage = payload.wants_stream and not payload.wants_usage
     if hides_usage:
         put |= dialect.asking_for_usage(body)
-    if bound is not None and (key := dialect.max_tokens_key(body)):
+    if bound is not None:
+        keys = dialect.max_tokens_keys(body)
         if bound.tokens is None:
-            drop.add(key)
+            drop.update(keys)
         else:
-            put[key] = bound.tokens
+            put |= dict.fromkeys(keys, bound.tokens)
     return Call(
         "POST",
         url(engine, exchange),
@@ -151,9 +152,8 @@ def most_usage(exchange: Exchange, max_model_len: int | None) -> Usage:
     the prompts and answers of one call."""
     body, dialect = exchange.payload.body, exchange.dialect
     longest = max_model_len or MOST_UNKNOWN_TOKENS
-    prompts, wanted = dialect.prompts(body), exchange.max_output_tokens
-    num_prompts = len(prompts) if prompts else 1
-    output_tokens = min(longest, max(1, wanted)) if wanted else longest
+    num_prompts, wanted = dialect.num_prompts(body), exchange.max_output_tokens
+    output_tokens = min(longest, wanted) if wanted else longest
     return Usage(longest * num_prompts, None, output_tokens * num_prompts * dialect.num_answers(body))
 
 

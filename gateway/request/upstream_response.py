@@ -211,7 +211,7 @@ class UpstreamResponse:
             elif len(body) <= OUTLINED_BYTES:
                 parsed = await self._slices.run(pieces.outline(body, OUTLINED))
             else:
-                parsed = _usage_at_end(body)
+                parsed = usage_at_end(body)
         except pieces.NotJson:
             if self._round is None and body.lstrip()[:1] == b"{" and body.rstrip()[-1:] == b"}":
                 parsed = {}
@@ -235,7 +235,7 @@ class UpstreamResponse:
             self._round.read(parsed)
 
 
-def _usage_at_end(body: bytes) -> Json:
+def usage_at_end(body: bytes) -> Json:
     """Return the usage of an answer that is not parsed, if it stands near the end, as engines write it."""
     end = body[-_END_BYTES:]
     for found in list(_USAGE.finditer(end))[-1:]:
