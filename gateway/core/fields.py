@@ -101,6 +101,18 @@ def parsed(text: bytes) -> tuple[object, bytes]:
         return None, text
 
 
+class TooDeep(ValueError):
+    """A value that parsers read and nothing writes: orjson reads a depth of 1,024 and writes 254."""
+
+
+def written(value: object, option: int | None = None) -> bytes:
+    """Return the JSON text of a value that others chose. Raises TooDeep."""
+    try:
+        return orjson.dumps(value, option=option)
+    except orjson.JSONEncodeError:
+        raise TooDeep("it is nested too deeply to be written") from None
+
+
 def _finite(digits: str) -> float | None:
     value = float(digits)
     return value if math.isfinite(value) else None

@@ -256,7 +256,7 @@ class Chunks:
 
     def joined(self, event: bytes, parsed: Json) -> bytes:
         changed = {key: value for key, value in self.name.items() if parsed.get(key, value) != value}
-        return sse.event(orjson.dumps(parsed | changed)) if changed else event
+        return sse.event(fields.written(parsed | changed)) if changed else event
 
     def error_event(self, failure: Failure) -> bytes:
         return Dialect().error_event(failure)

@@ -278,7 +278,7 @@ class ChatAnswer(PublicAnswer):
         parsed |= {**self.name, "choices": [choice | changed]}
         if self.usage:
             parsed["usage"] = self.usage
-        return orjson.dumps(parsed)
+        return fields.written(parsed)
 
     def keep_alive(self, answer_id: str, model: str, created_at: int, body: Json) -> bytes:
         self._set_name(answer_id, model, created_at)
@@ -386,7 +386,7 @@ class ChatRound(Round):
         changed: Json = {**self._answer.name, "choices": choices}
         if usage := fields.obj(parsed, "usage"):
             changed["usage"] = added(self._answer.usage, usage)
-        return sse.event(orjson.dumps(parsed | changed))
+        return sse.event(fields.written(parsed | changed))
 
     def _give_texts(self, delta: Json) -> Json:
         """Return the texts of a delta as the client gets them."""

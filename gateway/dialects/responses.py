@@ -249,7 +249,7 @@ class NumberedEvents:
         """Return the next event of the stream."""
         event = event | {"sequence_number": self.num_events}
         self.num_events += 1
-        return sse.event(orjson.dumps(event), fields.text(event, "type"))
+        return sse.event(fields.written(event), fields.text(event, "type"))
 
 
 class ResponseOpening(NumberedEvents):
@@ -386,7 +386,7 @@ class ResponsesAnswer(NumberedEvents, PublicAnswer):
         self._round = None
 
     def body(self, last: bytes) -> bytes:
-        return orjson.dumps(self.whole(self.public(orjson.loads(last)), self.items, self.usage))
+        return fields.written(self.whole(self.public(orjson.loads(last)), self.items, self.usage))
 
     def keep_alive(self, answer_id: str, model: str, created_at: int, body: Json) -> bytes:
         self._begun = self._begun or response_of(answer_id, model, created_at, body)

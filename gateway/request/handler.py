@@ -13,6 +13,7 @@ from gateway.access.keys import Caller, Keys
 from gateway.access.limits import Allowance, Limiter
 from gateway.config.live_settings import RequestSettings
 from gateway.core.errors import ANSWERED, Failure, Outcome, Refused
+from gateway.core.fields import TooDeep
 from gateway.core.slices import Reading, Slices, is_large
 from gateway.core.transport import Handler, HeaderList, Request, Responder
 from gateway.dialects import BY_PATH, dialect_of
@@ -93,7 +94,8 @@ class RequestHandler:
                 if self.drain.is_on and is_clients:
                     raise stopping()
                 outcome = await self._serve(exchange, responder, begun.caller if begun is not None else None)
-            except Refused as refused:
+            except (Refused, TooDeep) as error:
+                refused = error if isinstance(error, Refused) else _too_deep()
                 failure = refused.failure
                 await self._refuse(exchange, responder, refused)
                 outcome = refused.outcome
@@ -197,6 +199,12 @@ class RequestHandler:
         except Refused as refused:
             return refused.failure.message
         return None
+
+
+def _too_deep() -> Refused:
+    """A value of the body has to be written again: its engine, or the opening of its stream, needs it changed."""
+    failure = Failure(400, "invalid_request_error", "The body is nested too deeply.", code="too_deep")
+    return Refused(Outcome.BAD_REQUEST, failure)
 
 
 def failed(dialect: Dialect, failure: Failure, headers: HeaderList) -> tuple[int, HeaderList, bytes]:

@@ -197,6 +197,12 @@ class StreamRelay:
         """
         if self.passing((chunk,)):
             return chunk
+        try:
+            return self._fed(chunk)
+        except fields.TooDeep as error:
+            raise EventTooLong(f"an event of the stream does not fit: {error}") from None
+
+    def _fed(self, chunk: bytes) -> bytes:
         out: list[bytes] = []
         for event in self._splitter.feed(chunk):
             if self.failure is not None:
@@ -231,9 +237,12 @@ class StreamRelay:
         EventTooLong."""
         self._fold()
         rest, out = self._splitter.rest(), list[bytes]()
-        self._release(out)
-        if rest and (heard := self._heard(rest)) is not None:
-            self._show(rest, heard, out)
+        try:
+            self._release(out)
+            if rest and (heard := self._heard(rest)) is not None:
+                self._show(rest, heard, out)
+        except fields.TooDeep as error:
+            raise EventTooLong(f"an event of the stream does not fit: {error}") from None
         return b"".join(out)
 
     def _heard(self, event: bytes) -> Json | None:
@@ -250,6 +259,8 @@ class StreamRelay:
         if not isinstance(parsed, dict):
             self.has_begun = True
             return _NOTHING
+        if self._round is not None:
+            fields.written(parsed)  # parts of it are written again, now and in later rounds
         if not self._read(parsed):
             return None
         if self._deltas is not None and self.has_begun and not self.has_finished:

@@ -221,6 +221,12 @@ class UpstreamResponse:
 
     def _read_body(self, parsed: object) -> None:
         """Read the value of a body. Raises EngineFailed, NoAnswer."""
+        try:
+            self._understand(parsed)
+        except fields.TooDeep as error:
+            raise NoAnswer(str(error)) from None
+
+    def _understand(self, parsed: object) -> None:
         exchange = self._exchange
         if not isinstance(parsed, dict):
             content_type = excerpt(self._reply.headers.get("content-type", "not said"))
@@ -232,6 +238,7 @@ class UpstreamResponse:
         read_into(exchange.reply, parsed, exchange.dialect, self._engine, self._call.most)
         exchange.reply.is_complete = True
         if self._round is not None:
+            fields.written(parsed)  # it is written again, with what other rounds said
             self._round.read(parsed)
 
 
