@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from gateway.access.keys import Caller
 from gateway.access.limits import Allowance
 from gateway.config.live_settings import RequestSettings
-from gateway.core import fields, response_ids
+from gateway.core import response_ids
 from gateway.core.errors import Failure, Outcome
 from gateway.core.fields import Json, excerpt
 from gateway.core.json_edit import Edit, edited, splice
@@ -351,8 +351,7 @@ class Exchange:
         """The client's bound on the output. None: it sets none."""
         body, known = self.payload.body, self.bound_of
         if known is None or known[0] is not body:
-            key = self.dialect.max_tokens_key(body)
-            known = self.bound_of = body, fields.integer(body, key) if key else None
+            known = self.bound_of = body, self.dialect.max_tokens(body)
         return known[1]
 
     @property

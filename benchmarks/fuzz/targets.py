@@ -105,7 +105,7 @@ def bodies(data: bytes) -> None:
         return
     script = dialect.script(body)
     assert all(isinstance(message, bytes) for message in script.messages)
-    dialect.max_tokens_key(body)
+    dialect.max_tokens(body)
     dialect.stateful_id(body)
     put = {"model": "m", "stream_options": {"include_usage": True}, **dialect.asking_for_usage(body)}
     spliced = orjson.loads(splice(raw, body, put, ("priority",)))

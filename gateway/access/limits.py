@@ -313,11 +313,20 @@ class Allowance:
         text = f"This key may have {concurrency} requests at once (limits.concurrency), and has them."
         self.limiter.refuse(Quantity.CONCURRENCY, text, next_in_s)
 
-    def reserve(self, model: str, body_bytes: int, max_output_tokens: int | None, num_answers: int = 1) -> None:
+    def reserve(
+        self,
+        model: str,
+        body_bytes: int,
+        max_output_tokens: int | None,
+        num_answers: int = 1,
+        longest_tokens: int | None = None,
+    ) -> None:
         """Count the amounts that a request is expected to use. Raises Refused. `max_output_tokens`: the client's
-        bound on each answer; None: it sets none."""
+        bound on each answer; None: it sets none. `longest_tokens`: of an answer whose usage will not be seen, the
+        longest that the model gives."""
         prompt_tokens = body_bytes / CHARS_PER_TOKEN
-        output_tokens = min(EXPECTED_OUTPUT_TOKENS, max(1, max_output_tokens or EXPECTED_OUTPUT_TOKENS))
+        most_tokens = longest_tokens or EXPECTED_OUTPUT_TOKENS
+        output_tokens = min(most_tokens, max(1, max_output_tokens or most_tokens))
         self.expected = prompt_tokens, output_tokens * num_answers
         amounts = self._amounts(model, prompt_tokens, 0, output_tokens * num_answers)
         now = self.limiter.now()

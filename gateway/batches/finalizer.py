@@ -7,8 +7,6 @@ from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-import orjson
-
 from gateway.batches.files import Blobs, Spool
 from gateway.batches.objects import Batch, File, Finished, Line, Spent, Status, new_id
 from gateway.batches.store import Store
@@ -54,15 +52,22 @@ def spent(body: Json) -> Spent:
 def parsed(body: bytes) -> Json:
     """Read an answer. One that is no JSON object becomes an error object, so that a row stays one line of JSON."""
     answer, _ = fields.parsed(body)
-    if isinstance(answer, dict):
+    if isinstance(answer, dict) and _can_be_written(answer):
         return answer
     text = body[:2_000].decode(errors="replace") or "The answer was cut."
     return {"error": {"message": text, "type": "server_error", "param": None, "code": None}}
 
 
+def _can_be_written(answer: Json) -> bool:
+    try:
+        return bool(fields.written(answer))
+    except fields.TooDeep:
+        return False
+
+
 def _row(custom_id: str, response: Json | None, error: Json | None) -> bytes:
     row = {"id": new_id("batch_req_"), "custom_id": custom_id, "response": response, "error": error}
-    return orjson.dumps(row)
+    return fields.written(row)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,22 @@ def integer(body: Mapping[str, Any], key: str) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
+_MOST_DIGITS = 64
+
+
+def count(body: Mapping[str, Any], key: str) -> int | None:
+    """Return a whole number as engines with lax parsers read it: 48, and also 48.0 and "48"."""
+    value = body.get(key)
+    if type(value) is int:
+        return value
+    if isinstance(value, str) and len(value) <= _MOST_DIGITS:
+        try:
+            value = float(value)
+        except ValueError:
+            return None
+    return int(value) if isinstance(value, float) and math.isfinite(value) else None
+
+
 def number(body: Mapping[str, Any], key: str) -> float | None:
     """Return a finite number, whole or not."""
     value = body.get(key)
@@ -83,6 +99,18 @@ def parsed(text: bytes) -> tuple[object, bytes]:
         return orjson.loads(strict), strict
     except (ValueError, RecursionError):
         return None, text
+
+
+class TooDeep(ValueError):
+    """A value that parsers read and nothing writes: orjson reads a depth of 1,024 and writes 254."""
+
+
+def written(value: object, option: int | None = None) -> bytes:
+    """Return the JSON text of a value that others chose. Raises TooDeep."""
+    try:
+        return orjson.dumps(value, option=option)
+    except orjson.JSONEncodeError:
+        raise TooDeep("it is nested too deeply to be written") from None
 
 
 def _finite(digits: str) -> float | None:

@@ -13,7 +13,7 @@ import orjson
 
 from gateway.core import pieces
 from gateway.core.errors import Failure, Outcome, Refused
-from gateway.core.fields import Json
+from gateway.core.fields import Json, written
 from gateway.core.pieces import Member
 from gateway.core.slices import LARGE_BYTES
 
@@ -49,7 +49,7 @@ def spliced(
     """As `splice`, in parts: what stays is not copied."""
     dropped = {key for key in drop if key in body and key not in put}
     replaced = {key: value for key, value in put.items() if key in body}
-    added = [orjson.dumps(key) + b":" + orjson.dumps(value) for key, value in put.items() if key not in body]
+    added = [orjson.dumps(key) + b":" + written(value) for key, value in put.items() if key not in body]
     if not (dropped or replaced):
         return _with_end(raw, [], 0, bool(body), added) if added else [raw]
     out, end = _changed(raw, places or list(members_of(raw)), replaced, dropped)
@@ -81,7 +81,7 @@ def _changed(
             if not is_first:
                 out.append(view[end_before:start])
             if key in replaced:
-                out += view[start:value_start], orjson.dumps(replaced[key])
+                out += view[start:value_start], written(replaced[key])
             else:
                 out.append(view[start:end])
             is_first = False
@@ -240,7 +240,7 @@ def _list(raw: bytes, start: int, edits: Sequence[Edit]) -> bytes:
     at = 0
     for edit in edits:
         parts += [raw[begun:ended] for begun, ended in _joined(spans[at : edit.start])]
-        parts += map(orjson.dumps, edit.items)
+        parts += map(written, edit.items)
         at = edit.end
     parts += [raw[begun:ended] for begun, ended in _joined(spans[at:])]
     return b"[" + b",".join(parts) + b"]"

@@ -127,6 +127,10 @@ class Reply:
     """Events of its stream. An engine sends one for each token, or for several."""
     num_other_chars: int = 0
     """Characters of streamed text that is not part of `written`: reasoning, and further choices."""
+    has_other_answers: bool = False
+    """Whether a further choice was read."""
+    is_usage_of_one: bool = False
+    """Whether the usage came in an event with a choice: with several answers it is that of one of them."""
     is_charged: bool = False
     """Whether its charge is among those of earlier model calls."""
 
@@ -135,7 +139,8 @@ class Reply:
         """The usage that limits count: as the engine reported it, but of an answer that was not read to its usage
         at least the tokens that were relayed. An Anthropic stream reports its prompt first and its output last."""
         usage = self.usage
-        if self.is_complete and usage.prompt_tokens is not None:
+        is_whole = self.is_complete and not (self.is_usage_of_one and self.has_other_answers)
+        if is_whole and usage.prompt_tokens is not None:
             return usage
         output_tokens = max(usage.output_tokens or 0, self.relayed_tokens)
         return Usage(usage.prompt_tokens, usage.cached_tokens, output_tokens)

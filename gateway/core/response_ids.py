@@ -10,8 +10,9 @@ import os
 import re
 from hashlib import blake2b
 
+_PREFIX = "resp_"
 _GIVEN = re.compile(r"resp_tg([0-9a-f]{32})([0-9a-f]{16})")
-"""vLLM and SGLang take ids that begin with `resp_`."""
+"""vLLM and SGLang take ids of responses that begin with `resp_`."""
 _RANDOM_BYTES, _OWNER_BYTES = 16, 8
 
 
@@ -31,8 +32,10 @@ def is_anothers(response_id: str, tenant: str) -> bool:
 
 
 def scoped(request_id: str, tenant: str) -> str:
-    """Return a client's own id of a request such that no other tenant can have the same."""
-    return f"{_owner('', tenant)}-{request_id}"
+    """Return a client's own id of a request, or of its response, such that no other tenant can have the same."""
+    rest = request_id.removeprefix(_PREFIX)
+    prefix = _PREFIX if rest != request_id else ""
+    return f"{prefix}{_owner('', tenant)}-{rest}"
 
 
 def _owner(nonce: str, tenant: str) -> str:

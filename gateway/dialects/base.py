@@ -89,8 +89,8 @@ class Dialect:
     """Whether each item of the conversation is a message by itself."""
     system_keys: tuple[str, ...] = ()
     """Keys of system texts beside the conversation, which may begin with further ones."""
-    bound_key = "max_tokens"
-    """Key that bounds the output where a body has no bound yet."""
+    bound_keys: tuple[str, ...] = ("max_tokens",)
+    """Keys that bound the output. Where a body has two, one engine reads the first and another the second."""
     may_omit_bound = False
     """Whether an answer without a bound may be as long as fits."""
     always_sends_usage = False
@@ -125,8 +125,12 @@ class Dialect:
         """Return how many answers an engine computes for each prompt."""
         if "n" not in body and "best_of" not in body:
             return 1
-        wanted = max(fields.integer(body, "n") or 1, fields.integer(body, "best_of") or 1)
+        wanted = max(fields.count(body, "n") or 1, fields.count(body, "best_of") or 1)
         return min(MOST_ANSWERS, max(1, wanted))
+
+    def num_prompts(self, body: Json) -> int:
+        """Return how many prompts an engine may find in a request."""
+        return 1
 
     def wants_usage(self, body: Json) -> bool:
         """Return whether the client itself gets usage in its stream."""
@@ -141,9 +145,19 @@ class Dialect:
         options.pop("continuous_usage_stats", None)
         return {"stream_options": options}
 
-    def max_tokens_key(self, body: Json) -> str | None:
-        """Return the name of the key that bounds the output in this body; None when it has none."""
-        return self.bound_key if body.get(self.bound_key) is not None else None
+    def max_tokens_keys(self, body: Json) -> list[str]:
+        """Return the names of the keys that bound the output in this body."""
+        return [key for key in self.bound_keys if body.get(key) is not None]
+
+    def max_tokens(self, body: Json) -> int | None:
+        """Return the largest bound on the output that an engine may read. None: there is none, or it may read
+        none: a bound below 1 means no bound to some."""
+        bounds = [fields.count(body, key) or 0 for key in self.max_tokens_keys(body)]
+        return max(bounds) if bounds and min(bounds) >= 1 else None
+
+    def answers_later(self, body: Json) -> bool:
+        """Return whether the engine goes on after its reply, so that the usage is not in it."""
+        return False
 
     def stateful_id(self, body: Json) -> str | None:
         """Return the id of an earlier answer that lives on one replica (`previous_response_id`)."""
@@ -242,7 +256,7 @@ class Chunks:
 
     def joined(self, event: bytes, parsed: Json) -> bytes:
         changed = {key: value for key, value in self.name.items() if parsed.get(key, value) != value}
-        return sse.event(orjson.dumps(parsed | changed)) if changed else event
+        return sse.event(fields.written(parsed | changed)) if changed else event
 
     def error_event(self, failure: Failure) -> bytes:
         return Dialect().error_event(failure)

@@ -37,6 +37,7 @@ class Chat(Dialect):
     is_conversation = True
     history_key = "messages"
     is_item_a_message = True
+    bound_keys = ("max_completion_tokens", "max_tokens")
     may_omit_bound = True
 
     def check(self, body: Json) -> Failure | None:
@@ -58,11 +59,6 @@ class Chat(Dialect):
     def definitions(self, body: Json) -> list[Json]:
         return canonical.objects(body.get("tools")) or canonical.objects(body.get("functions"))
 
-    def max_tokens_key(self, body: Json) -> str | None:
-        if body.get("max_completion_tokens") is not None:
-            return "max_completion_tokens"
-        return super().max_tokens_key(body)
-
     def read(self, event: Json, reply: Reply) -> None:
         """Of several choices (`n`) only the first is read."""
         if (model := event.get("model")) and isinstance(model, str):
@@ -73,6 +69,7 @@ class Chat(Dialect):
                 message = fields.obj(choice, "message")
             content = message.get("content")
             if choice.get("index", 0) != 0:
+                reply.has_other_answers = True
                 reply.num_other_chars += sum(len(text) for text in message.values() if isinstance(text, str))
                 continue
             if isinstance(content, str):
@@ -281,7 +278,7 @@ class ChatAnswer(PublicAnswer):
         parsed |= {**self.name, "choices": [choice | changed]}
         if self.usage:
             parsed["usage"] = self.usage
-        return orjson.dumps(parsed)
+        return fields.written(parsed)
 
     def keep_alive(self, answer_id: str, model: str, created_at: int, body: Json) -> bytes:
         self._set_name(answer_id, model, created_at)
@@ -389,7 +386,7 @@ class ChatRound(Round):
         changed: Json = {**self._answer.name, "choices": choices}
         if usage := fields.obj(parsed, "usage"):
             changed["usage"] = added(self._answer.usage, usage)
-        return sse.event(orjson.dumps(parsed | changed))
+        return sse.event(fields.written(parsed | changed))
 
     def _give_texts(self, delta: Json) -> Json:
         """Return the texts of a delta as the client gets them."""

@@ -80,11 +80,21 @@ class Completions(Dialect):
             return None
         return prompts if all(isinstance(p, str) for p in prompts) or all(map(_is_tokens, prompts)) else None
 
+    def num_prompts(self, body: Json) -> int:
+        """Return the number of its prompts: also of those that engines with lax parsers take for tokens, such as
+        `[[1.0], [2.0]]`, and of vLLM's embedded ones."""
+        prompts, embedded = body.get("prompt"), body.get("prompt_embeds")
+        num = len(embedded) if isinstance(embedded, list) else 0
+        if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int):
+            return num + len(prompts)
+        return num + 1
+
     def read(self, event: Json, reply: Reply) -> None:
         """Of several choices (`n`, several prompts) only the first is read."""
         reply.model = fields.text(event, "model") or reply.model
         for choice in canonical.objects(event.get("choices")):
             if choice.get("index", 0) != 0:
+                reply.has_other_answers = True
                 reply.num_other_chars += len(fields.text(choice, "text") or "")
                 continue
             reply.written.append(fields.text(choice, "text") or "")

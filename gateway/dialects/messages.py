@@ -220,7 +220,7 @@ def _read_delta(event: Json, reply: Reply) -> None:
 def _call_of(block: Json) -> tuple[str | None, str | None, str]:
     """Return id, name and arguments of a tool call; a stream brings the arguments later."""
     given = fields.obj(block, "input")
-    arguments = orjson.dumps(given).decode() if given else ""
+    arguments = fields.written(given).decode() if given else ""
     return fields.text(block, "id"), fields.text(block, "name"), arguments
 
 
@@ -267,7 +267,7 @@ class MessagesTools(ToolFormat):
     def earlier_calls(self, history: Sequence[Json], name: str) -> tuple[str, ...]:
         blocks = (block for message in history for block in _blocks(message))
         calls = (block for block in blocks if block.get("type") == "tool_use" and block.get("name") == name)
-        return tuple(orjson.dumps(call.get("input")).decode() for call in calls)
+        return tuple(fields.written(call.get("input")).decode() for call in calls)
 
     def new_answer(self, is_hidden: IsHidden, completed: Completed) -> MessagesAnswer:
         return MessagesAnswer(is_hidden, completed)
@@ -287,7 +287,7 @@ class MessagesAnswer(PublicAnswer):
     @property
     def calls(self) -> list[ToolCall]:
         uses = (block for block in self.blocks if block.get("type") == "tool_use")
-        return [ToolCall(use["id"], use["name"], orjson.dumps(use["input"]).decode()) for use in uses]
+        return [ToolCall(use["id"], use["name"], fields.written(use["input"]).decode()) for use in uses]
 
     @property
     def text(self) -> str:
@@ -310,7 +310,7 @@ class MessagesAnswer(PublicAnswer):
         parsed |= {"id": self._id, "content": self.blocks, "usage": self.usage}
         if parsed.get("stop_reason") == "tool_use" and not self.calls:
             parsed["stop_reason"] = "end_turn"
-        return orjson.dumps(parsed)
+        return fields.written(parsed)
 
     def keep_alive(self, answer_id: str, model: str, created_at: int, body: Json) -> bytes:
         return Pings().keep_alive()
@@ -407,11 +407,11 @@ class MessagesRound(Round):
         changed = {"usage": added(self._answer.usage, self.usage)}
         if is_false:
             changed["delta"] = {**delta, "stop_reason": "end_turn"}
-        return sse.event(orjson.dumps(parsed | changed), "message_delta")
+        return sse.event(fields.written(parsed | changed), "message_delta")
 
     def _renumbered(self, event: bytes, parsed: Json, index: int) -> bytes:
         place = len(self._answer.blocks) + self.num_shown_before(index)
-        return event if place == index else sse.event(orjson.dumps(parsed | {"index": place}), parsed["type"])
+        return event if place == index else sse.event(fields.written(parsed | {"index": place}), parsed["type"])
 
     def _whole(self, index: int) -> Json:
         use = self.calls.at(index)

@@ -28,6 +28,7 @@ _SHAPES = base.COMMON | {
     "instructions": base.TEXT,
     "tools": base.LIST,
     "previous_response_id": base.TEXT,
+    "background": base.FLAG,
 }
 _CALLS = ("function_call", "custom_tool_call")
 _ENDED = ("completed", "incomplete")
@@ -51,7 +52,7 @@ class Responses(Dialect):
     tries_websocket = True
     history_key = "input"
     system_keys = ("instructions",)
-    bound_key = "max_output_tokens"
+    bound_keys = ("max_output_tokens",)
     may_omit_bound = True
     always_sends_usage = True
     preambles = _BEGUN
@@ -91,6 +92,9 @@ class Responses(Dialect):
         """Return the items; a text is one message of the user."""
         value = body.get("input")
         return [{"role": "user", "content": value}] if isinstance(value, str) else fields.items(body, "input")
+
+    def answers_later(self, body: Json) -> bool:
+        return fields.flag(body, "background")
 
     def stateful_id(self, body: Json) -> str | None:
         return fields.text(body, "previous_response_id")
@@ -245,7 +249,7 @@ class NumberedEvents:
         """Return the next event of the stream."""
         event = event | {"sequence_number": self.num_events}
         self.num_events += 1
-        return sse.event(orjson.dumps(event), fields.text(event, "type"))
+        return sse.event(fields.written(event), fields.text(event, "type"))
 
 
 class ResponseOpening(NumberedEvents):
@@ -382,7 +386,7 @@ class ResponsesAnswer(NumberedEvents, PublicAnswer):
         self._round = None
 
     def body(self, last: bytes) -> bytes:
-        return orjson.dumps(self.whole(self.public(orjson.loads(last)), self.items, self.usage))
+        return fields.written(self.whole(self.public(orjson.loads(last)), self.items, self.usage))
 
     def keep_alive(self, answer_id: str, model: str, created_at: int, body: Json) -> bytes:
         self._begun = self._begun or response_of(answer_id, model, created_at, body)

@@ -28,21 +28,37 @@ PLACING_KEYS = frozenset(
     (
         *("routed_dp_rank", "data_parallel_rank", "disagg_prefill_dp_rank"),
         *("kv_transfer_params", "ec_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room"),
+        "priority",
     )
 )
-"""Top-level keys by which a client would choose a worker, or the host from which it fetches KV: vLLM's and
-SGLang's request models. Other servers may stand behind an address of any kind, so they hold for all kinds."""
+"""Top-level keys by which a client would choose its rank, a worker, or the host from which that fetches KV: vLLM's
+and SGLang's request models. Other servers may stand behind an address of any kind, so they hold for all kinds."""
+PLACING_MEMBERS: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        "nvext": frozenset(
+            (
+                *("backend_instance_id", "decode_worker_id", "prefill_worker_id", "dp_rank", "prefill_dp_rank"),
+                *("priority", "strict_priority", "latency_sensitivity"),
+            )
+        ),
+        "vllm_xargs": frozenset(("kv_transfer_params", "ec_transfer_params")),
+    }
+)
+"""Members of an object, and of the objects in it, to the same end: Dynamo's, and those of vLLM's arguments that it
+puts beside its own."""
 PLACING_HEADERS = frozenset(
     (
         *("x-vllm-priority", "x-data-parallel-rank", "x-dp-rank"),
         *("x-worker-instance-id", "x-prefill-instance-id", "x-dynamo-dp-rank", "x-dynamo-prefill-dp-rank"),
         *("x-dynamo-worker-instance-id", "x-dynamo-prefill-instance-id"),
-        *("x-dynamo-request-priority", "x-dynamo-request-strict-priority"),
+        *("x-dynamo-request-priority", "x-dynamo-request-strict-priority", "x-dynamo-routing-mode"),
+        *("x-prefill-dp-rank", "x-smg-target-worker", "x-smg-priority", "x-smg-tenant-id"),
     )
 )
-"""Headers to the same end, in lower case."""
-OVERRIDE_PREFIX = "x-override-"
-"""Of SGLang's headers that set any field of a body (SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES)."""
+"""Headers to the same end, in lower case, with dashes."""
+PLACING_PREFIXES = ("x-override-", "x-gateway-", "x-llm-d-", "x-prefiller-", "x-encoder-", "x-data-parallel-")
+"""Of such headers: SGLang's, that set any field of a body (SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES), and those of
+llm-d and its sidecars, which name a tenant, an objective, or the host of a prefill."""
 
 
 @dataclass(frozen=True, slots=True)

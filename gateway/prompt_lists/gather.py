@@ -9,8 +9,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import orjson
-
 from gateway.core import fields, sse
 from gateway.core.errors import Failure
 from gateway.core.fields import Json
@@ -78,7 +76,7 @@ class Choices:
     def body(self, about: Json) -> bytes:
         """Return the whole answer. `about` replaces fields of the engine's frame."""
         choices = [self._found[index] for index in sorted(self._found)]
-        return orjson.dumps({**self.frame, **about, "choices": choices, "usage": self.usage})
+        return fields.written({**self.frame, **about, "choices": choices, "usage": self.usage})
 
 
 def index_of(part: PromptPart, local: int, n: int) -> int:
@@ -132,7 +130,7 @@ class Template:
     def request(self, part: PromptPart, number: int) -> PartRequest:
         """Make a request. Each `number` is a session of its own."""
         session = ("x-turngate-session", f"{self.session}/{number}")
-        body = self.opening + orjson.dumps(part.prompts) + b"}"
+        body = self.opening + fields.written(part.prompts) + b"}"
         return PartRequest([session, *self.headers], body, self.begun)
 
 
@@ -224,7 +222,7 @@ class StreamedAnswer:
         )
 
     def event(self, choices: list[Json], of: Json | None = None) -> bytes:
-        return sse.event(orjson.dumps({**(of or {}), **self.frame, "choices": choices}))
+        return sse.event(fields.written({**(of or {}), **self.frame, "choices": choices}))
 
 
 class _Stream:

@@ -294,7 +294,7 @@ def _beside_bytes(payload: Payload) -> int:
 
 
 def _n(body: Json) -> int:
-    return max(1, fields.integer(body, "n") or 1)
+    return max(1, fields.count(body, "n") or 1)
 
 
 def _fails_apart(exchange: Exchange) -> bool:

@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from gateway.access.keys import Caller, Keys
-from gateway.access.limits import Limiter
+from gateway.access.limits import Allowance, Limiter
 from gateway.config.live_settings import RequestSettings
 from gateway.core.errors import ANSWERED, Failure, Outcome, Refused
+from gateway.core.fields import TooDeep
 from gateway.core.slices import Reading, Slices, is_large
 from gateway.core.transport import Handler, HeaderList, Request, Responder
 from gateway.dialects import BY_PATH, dialect_of
@@ -29,6 +30,7 @@ from gateway.request.parsed_beginnings import ParsedBeginnings
 from gateway.request.payload import engine_model, parse_body, parse_in_steps, permitted, read_body, served_as
 from gateway.request.stateless import StatelessCalls, leaking_engines, serves_path
 from gateway.request.stored_responses import Home, StoredResponses
+from gateway.request.upstream_request import MOST_UNKNOWN_TOKENS
 from gateway.sessions import claims
 from gateway.sessions.identity import Identity
 from gateway.sessions.prefix_breaks import PrefixBreaks
@@ -92,7 +94,8 @@ class RequestHandler:
                 if self.drain.is_on and is_clients:
                     raise stopping()
                 outcome = await self._serve(exchange, responder, begun.caller if begun is not None else None)
-            except Refused as refused:
+            except (Refused, TooDeep) as error:
+                refused = error if isinstance(error, Refused) else _too_deep()
                 failure = refused.failure
                 await self._refuse(exchange, responder, refused)
                 outcome = refused.outcome
@@ -149,12 +152,23 @@ class RequestHandler:
             await self.lists.answer(exchange, responder, self.handle, caller)
             return ANSWERED
         if exchange.allowance is not None:
-            num_answers = exchange.dialect.num_answers(payload.body)
-            exchange.allowance.reserve(model, len(payload.raw), exchange.max_output_tokens, num_answers)
+            self._reserve(exchange, exchange.allowance, model)
         if exchange.dialect.is_conversation:
             return await self.turns.answer(exchange, responder)
         await self.stateless.answer(exchange, responder)
         return ANSWERED
+
+    def _reserve(self, exchange: Exchange, allowance: Allowance, model: str) -> None:
+        """Count what a request is expected to use. Raises Refused."""
+        dialect, payload, bound = exchange.dialect, exchange.payload, exchange.max_output_tokens
+        num_answers = dialect.num_answers(payload.body) if dialect.is_conversation else 0
+        if bound is not None:  # else engines set a low one for each prompt of a list
+            num_answers *= dialect.num_prompts(payload.body)
+        longest = None
+        if dialect.answers_later(payload.body):
+            lengths = [engine.report.max_model_len.get(model) for engine in self.monitor.engines]
+            longest = max((length for length in lengths if length), default=MOST_UNKNOWN_TOKENS)
+        allowance.reserve(model, len(payload.raw), bound, num_answers, longest)
 
     async def _parsed(self, exchange: Exchange, raw: bytes) -> Payload:
         """Return what a large body says, after those that came before under its session name. Raises Refused."""
@@ -187,6 +201,12 @@ class RequestHandler:
         except Refused as refused:
             return refused.failure.message
         return None
+
+
+def _too_deep() -> Refused:
+    """A value of the body has to be written again: its engine, or the opening of its stream, needs it changed."""
+    failure = Failure(400, "invalid_request_error", "The body is nested too deeply.", code="too_deep")
+    return Refused(Outcome.BAD_REQUEST, failure)
 
 
 def failed(dialect: Dialect, failure: Failure, headers: HeaderList) -> tuple[int, HeaderList, bytes]:

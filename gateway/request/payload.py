@@ -114,6 +114,10 @@ def permitted(payload: Payload, caller: Caller) -> Payload:
     """Return the payload such that it names one model, which its caller may use, and no other. Raises Refused."""
     if not may_use(caller.models, payload.engine_model):
         raise model_not_allowed(caller, payload.requested_model)
+    if (odd := next(filter(_is_odd_model_key, payload.body), None)) is not None:
+        text = f"Write `{excerpt(odd)}` in lower case."
+        failure = Failure(400, "invalid_request_error", text, param=excerpt(odd))
+        raise Refused(Outcome.BAD_REQUEST, failure)
     chosen = {key: payload.body[key] for key in MODEL_KEYS if key in payload.body}
     for key, names in chosen.items():
         for name in names if isinstance(names, list) else [names]:
@@ -127,6 +131,12 @@ def permitted(payload: Payload, caller: Caller) -> Payload:
 MODEL_KEYS = ("models", "lora_path")
 """Keys beside `model` that choose what answers: OpenRouter's list of substitutes, and SGLang's adapters, which
 may be null."""
+
+
+def _is_odd_model_key(key: str) -> bool:
+    """Whether a key names a model to a server that reads keys in any case, as those in Go do."""
+    folded = key.casefold()
+    return folded != key and (folded == "model" or folded in MODEL_KEYS)
 
 
 MOST_LISTED_PROMPTS = 65_536

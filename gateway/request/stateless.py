@@ -17,9 +17,11 @@ from gateway.request import engine_errors
 from gateway.request.engine_errors import EngineFailed
 from gateway.request.model_call import MAX_ERROR_BYTES, Forward
 from gateway.request.stored_responses import StoredResponses, no_such_response
+from gateway.request.stream_relay import read_into
 from gateway.request.upstream_request import plain_call
-from gateway.request.upstream_response import MAX_BODY_BYTES, headers_for_client
+from gateway.request.upstream_response import MAX_BODY_BYTES, headers_for_client, usage_at_end
 from gateway.telemetry.observer import Observer
+from policies.types import Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,10 @@ class StatelessCalls:
                     raise
                 failed = error
                 continue
+            if exchange.payload.body and (about := usage_at_end(body)):
+                # No tokenizer makes more tokens than bytes.
+                most = Usage(len(exchange.payload.raw), None, 0)
+                read_into(exchange.reply, about, exchange.dialect, engine.adapter, most)
             headers = headers_for_client(reply, self.observer.receipt_headers(exchange))
             await responder.reply(reply.status, headers, body)
             return

@@ -8,6 +8,7 @@ parsed event shows where the text stands, and an event with the same bytes aroun
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import orjson
@@ -196,6 +197,12 @@ class StreamRelay:
         """
         if self.passing((chunk,)):
             return chunk
+        try:
+            return self._fed(chunk)
+        except fields.TooDeep as error:
+            raise EventTooLong(f"an event of the stream does not fit: {error}") from None
+
+    def _fed(self, chunk: bytes) -> bytes:
         out: list[bytes] = []
         for event in self._splitter.feed(chunk):
             if self.failure is not None:
@@ -230,9 +237,12 @@ class StreamRelay:
         EventTooLong."""
         self._fold()
         rest, out = self._splitter.rest(), list[bytes]()
-        self._release(out)
-        if rest and (heard := self._heard(rest)) is not None:
-            self._show(rest, heard, out)
+        try:
+            self._release(out)
+            if rest and (heard := self._heard(rest)) is not None:
+                self._show(rest, heard, out)
+        except fields.TooDeep as error:
+            raise EventTooLong(f"an event of the stream does not fit: {error}") from None
         return b"".join(out)
 
     def _heard(self, event: bytes) -> Json | None:
@@ -249,6 +259,8 @@ class StreamRelay:
         if not isinstance(parsed, dict):
             self.has_begun = True
             return _NOTHING
+        if self._round is not None:
+            fields.written(parsed)  # parts of it are written again, now and in later rounds
         if not self._read(parsed):
             return None
         if self._deltas is not None and self.has_begun and not self.has_finished:
@@ -311,6 +323,8 @@ class StreamRelay:
             self.failure = failure
             return self.has_begun
         read_into(self._reply, event, self._dialect, self._engine, self._most)
+        if event.get("usage"):
+            self._reply.is_usage_of_one = bool(event.get("choices"))
         if self._reply.finish_reason is not None:
             self.has_finished = True
         # What is sent on arrival is held back: an answer that has not begun can still come from another replica.
@@ -351,7 +365,13 @@ def read_into(reply: Reply, event: Json, dialect: Dialect, engine: EngineAdapter
     dialect.read(event, reply)
     usage = engine.usage(event)
     if usage is not None:
-        reply.usage = believed(joined(usage, reply.usage), most)
+        usage = joined(usage, reply.usage)
+        reply.usage = believed(usage, most)
+        if reply.usage is not usage and most.output_tokens is not None:
+            # A bound that is read wrong, or not known, makes no tokens free that the client has received.
+            relayed = min(usage.output_tokens or 0, reply.relayed_tokens)
+            if relayed > most.output_tokens:
+                reply.usage = replace(reply.usage, output_tokens=relayed)
     if reply.served_by is None:
         reply.served_by = engine.served_by(event)
     if not reply.id:

@@ -10,15 +10,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gateway.core import fields
+from gateway.core import fields, response_ids
 from gateway.core.fields import Json
 from gateway.core.json_edit import spliced
 from gateway.core.slices import LARGE_BYTES
 from gateway.core.transport import HOP_BY_HOP, Body, HeaderList
 from gateway.engines.base import (
-    OVERRIDE_PREFIX,
     PLACING_HEADERS,
     PLACING_KEYS,
+    PLACING_MEMBERS,
+    PLACING_PREFIXES,
     Outgoing,
     OutgoingRequest,
     Repair,
@@ -81,11 +82,16 @@ def _useful(wanted_tokens: int, room_tokens: int) -> Bound | None:
 
 # ---- the call
 
-_REPLACED = frozenset(("host", "authorization", "x-api-key", "x-request-id", "content-length", "accept-encoding"))
+_REPLACED = frozenset(
+    (
+        *("host", "authorization", "x-api-key", "x-request-id", "content-length", "accept-encoding"),
+        *("openai-organization", "openai-project"),  # of the client's own account
+    )
+)
 _NOT_SENT = _REPLACED | HOP_BY_HOP
 _NOT_SENT_UNENTITLED = _NOT_SENT | PLACING_HEADERS
 _OWN_PREFIX = ("x-turngate-",)
-_UNENTITLED_PREFIXES = (*_OWN_PREFIX, OVERRIDE_PREFIX)
+_UNENTITLED_PREFIXES = (*_OWN_PREFIX, *PLACING_PREFIXES)
 _SESSION_PREFIXES = ("x-session-", "x-parent-session-", "x-opencode-", "x-codex-", "x-claude-code-", "x-dynamo-")
 _SESSION_NAMES = frozenset(("session-id", "session_id", "thread-id"))
 
@@ -122,7 +128,8 @@ def turn_call(
     """Return the call for a turn. Spliced into the body are hints, model name, usage, a bound on the output, and
     the repair of fields that this engine would refuse."""
     body, dialect = payload.body, exchange.dialect
-    put = {key: merged(own, body[key]) if key in body else own for key, own in added.body.items()}
+    put = own_claims(exchange, body)
+    put |= {key: merged(own, put.get(key, body[key])) if key in body else own for key, own in added.body.items()}
     put |= repair.body
     drop = placing_keys(exchange, body) | added.drop
     if payload.engine_model != payload.requested_model:
@@ -130,11 +137,12 @@ def turn_call(
     hides_usage = payload.wants_stream and not payload.wants_usage
     if hides_usage:
         put |= dialect.asking_for_usage(body)
-    if bound is not None and (key := dialect.max_tokens_key(body)):
+    if bound is not None:
+        keys = dialect.max_tokens_keys(body)
         if bound.tokens is None:
-            drop.add(key)
+            drop.update(keys)
         else:
-            put[key] = bound.tokens
+            put |= dict.fromkeys(keys, bound.tokens)
     return Call(
         "POST",
         url(engine, exchange),
@@ -151,9 +159,8 @@ def most_usage(exchange: Exchange, max_model_len: int | None) -> Usage:
     the prompts and answers of one call."""
     body, dialect = exchange.payload.body, exchange.dialect
     longest = max_model_len or MOST_UNKNOWN_TOKENS
-    prompts, wanted = dialect.prompts(body), exchange.max_output_tokens
-    num_prompts = len(prompts) if prompts else 1
-    output_tokens = min(longest, max(1, wanted)) if wanted else longest
+    num_prompts, wanted = dialect.num_prompts(body), exchange.max_output_tokens
+    output_tokens = min(longest, wanted) if wanted else longest
     return Usage(longest * num_prompts, None, output_tokens * num_prompts * dialect.num_answers(body))
 
 
@@ -164,6 +171,45 @@ def placing_keys(exchange: Exchange, body: Json) -> set[str]:
     found = set(PLACING_KEYS.intersection(body))
     exchange.note(f"dropped, as the key may not choose: {', '.join(sorted(found))}")
     return found
+
+
+def own_claims(exchange: Exchange, body: Json) -> Json:
+    """Return keys whose values claim what is not the client's own, with what they may say instead: no worker in an
+    object, and no id of a request that another tenant may have given."""
+    caller, put = exchange.caller, dict[str, Any]()
+    if not caller.may_prioritise:
+        for key, members in PLACING_MEMBERS.items():
+            if key in body and (kept := _without(body[key], members)) is not body[key]:
+                exchange.note(f"{key}: dropped what the key may not choose")
+                put[key] = kept
+    for key in _REQUEST_IDS if caller.id else ():
+        if key in body:
+            put[key] = _scoped(body[key], caller.tenant)
+    return put
+
+
+_REQUEST_IDS = ("request_id", "rid")
+"""Keys of a client's own id of a request, under which an engine may store the answer: vLLM's and SGLang's."""
+
+
+def _scoped(given: Any, tenant: str) -> Any:
+    if isinstance(given, list):
+        return [response_ids.scoped(one, tenant) for one in given if isinstance(one, str)]
+    return response_ids.scoped(given, tenant) if isinstance(given, str) else None
+
+
+def _without(value: Any, members: frozenset[str]) -> Any:
+    """Return an object without these members, at its top and in the objects there; itself where it has none."""
+    if not isinstance(value, dict):
+        return value
+    inner = [one for one in value.values() if isinstance(one, dict)]
+    if all(map(members.isdisjoint, [value, *inner])):
+        return value
+    return {
+        key: {k: v for k, v in one.items() if k not in members} if isinstance(one, dict) else one
+        for key, one in value.items()
+        if key not in members
+    }
 
 
 SALT = "cache_salt"
@@ -187,7 +233,7 @@ def plain_call(exchange: Exchange, engine: RunningEngine) -> Call:
     hints = Hints(urgency=max(-100, min(100, 10 * exchange.caller.priority_class)))
     outgoing = OutgoingRequest(request.path, body, hints, "", exchange.caller.may_prioritise, request.headers)
     added = engine.adapter.outgoing(outgoing, engine.abilities) if body else NOTHING
-    put = dict(added.body)
+    put = {**own_claims(exchange, body), **added.body}
     if payload.engine_model != payload.requested_model:
         put["model"] = payload.engine_model
     drop = placing_keys(exchange, body) | added.drop
@@ -218,12 +264,20 @@ def headers(exchange: Exchange, engine: RunningEngine, added: Outgoing = NOTHING
     kept = [
         pair
         for pair in (end_to_end(request.header_list) if "connection" in request.headers else request.header_list)
-        if (name := pair[0].lower()) not in not_sent and name not in gone and not name.startswith(hidden)
+        if (name := pair[0].lower()) not in not_sent
+        and name not in gone
+        and not name.startswith(hidden)
+        and not ("_" in name and _is_hidden(name.replace("_", "-"), not_sent, hidden))
     ]
     kept += [("Accept-Encoding", "identity"), *added.headers, ("X-Request-Id", exchange.engine_request_id)]
     if engine.address.api_key:
         kept.append(("Authorization", f"Bearer {engine.address.api_key}"))
     return kept
+
+
+def _is_hidden(name: str, names: frozenset[str], prefixes: tuple[str, ...]) -> bool:
+    """Whether a header is hidden that some servers take for one with dashes."""
+    return name in names or name.startswith(prefixes)
 
 
 def end_to_end(header_list: HeaderList) -> list[tuple[str, str]]:

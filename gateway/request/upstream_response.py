@@ -211,7 +211,7 @@ class UpstreamResponse:
             elif len(body) <= OUTLINED_BYTES:
                 parsed = await self._slices.run(pieces.outline(body, OUTLINED))
             else:
-                parsed = _usage_at_end(body)
+                parsed = usage_at_end(body)
         except pieces.NotJson:
             if self._round is None and body.lstrip()[:1] == b"{" and body.rstrip()[-1:] == b"}":
                 parsed = {}
@@ -221,6 +221,12 @@ class UpstreamResponse:
 
     def _read_body(self, parsed: object) -> None:
         """Read the value of a body. Raises EngineFailed, NoAnswer."""
+        try:
+            self._understand(parsed)
+        except fields.TooDeep as error:
+            raise NoAnswer(str(error)) from None
+
+    def _understand(self, parsed: object) -> None:
         exchange = self._exchange
         if not isinstance(parsed, dict):
             content_type = excerpt(self._reply.headers.get("content-type", "not said"))
@@ -232,10 +238,11 @@ class UpstreamResponse:
         read_into(exchange.reply, parsed, exchange.dialect, self._engine, self._call.most)
         exchange.reply.is_complete = True
         if self._round is not None:
+            fields.written(parsed)  # it is written again, with what other rounds said
             self._round.read(parsed)
 
 
-def _usage_at_end(body: bytes) -> Json:
+def usage_at_end(body: bytes) -> Json:
     """Return the usage of an answer that is not parsed, if it stands near the end, as engines write it."""
     end = body[-_END_BYTES:]
     for found in list(_USAGE.finditer(end))[-1:]:

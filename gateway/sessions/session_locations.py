@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from re import Pattern
 from typing import Any, TypeAlias
 
-import orjson
-
 from gateway.core import fields
 from gateway.core.fields import Json
 from gateway.exchange import Exchange
@@ -57,12 +55,19 @@ def origin_of(
         system = pattern.sub("", system)
     claim = read_claim(headers)
     name = claim.parent or claim.session
-    root = name if name is not None else orjson.dumps([said, _prompt(body)]).decode()
+    root = name if name is not None else _root(said, body)
     return Origin(
         family=_digest(tenant, system[:FAMILY_CHARS] or root[:FAMILY_CHARS]),
         root=_digest(tenant, "name" if name is not None else "said", root),
         has_history=len(opening) < len(items),
     )
+
+
+def _root(said: list[Any], body: Json) -> str:
+    try:
+        return fields.written([said, _prompt(body)]).decode()
+    except fields.TooDeep:
+        return ""  # the home of the request refuses it
 
 
 def _items(body: Json) -> list[Any]:

@@ -15,7 +15,7 @@ from hashlib import blake2b
 
 import orjson
 
-from gateway.core.fields import Json, trimmed
+from gateway.core.fields import Json, trimmed, written
 from gateway.core.json_edit import Edit
 from gateway.dialects.rounds import ToolFormat
 
@@ -85,7 +85,7 @@ class HiddenHistory:
         """Keep `said` as the full text of the answer that ends this chain."""
         kept = self._tenants.setdefault(tenant, _Tenant())
         session = kept.sessions.setdefault(session_id, _Session())
-        text = trimmed(orjson.dumps(said))
+        text = trimmed(written(said))
         grown = len(text) - len(session.said[chain]) if chain in session.said else len(text) + _ENTRY_BYTES
         session.said[chain] = text
         session.num_bytes += grown

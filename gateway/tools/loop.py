@@ -12,7 +12,7 @@ from weakref import proxy
 
 import orjson
 
-from gateway.core.fields import Json
+from gateway.core.fields import Json, written
 from gateway.core.json_edit import Edit
 from gateway.core.reply import TextBuffer, ToolCall, ToolCalls
 from gateway.dialects.base import Script
@@ -223,7 +223,7 @@ class ToolLoop:
             exchange, headers = self._exchange, self._exchange.request.headers
             request = [self.client_body.get(key) for key in (exchange.dialect.history_key, "previous_response_id")]
             model, session = exchange.payload.requested_model, read_claim(headers).session
-            key = orjson.dumps([exchange.caller.tenant, model, session, request], option=orjson.OPT_SORT_KEYS)
+            key = written([exchange.caller.tenant, model, session, request], option=orjson.OPT_SORT_KEYS)
             answer = sha256(key).digest()
             self._attempt = self._context.runtime.attempt(answer, says_retry(headers), lost_s(headers))
         return self._attempt

@@ -36,6 +36,29 @@ def test_only_values_of_the_right_type_are_read(read: Callable[..., Any], right:
     assert read({}, "k") == absent
 
 
+@pytest.mark.parametrize(
+    ("value", "count"),
+    [
+        (48, 48),
+        (-1, -1),
+        (48.0, 48),
+        ("48", 48),
+        (" 48 ", 48),
+        ("48.0", 48),
+        (10**40, 10**40),
+        (True, None),
+        ("many", None),
+        ("9" * 400, None),
+        ("inf", None),
+        ("nan", None),
+        (None, None),
+        ([48], None),
+    ],
+)
+def test_a_count_is_read_as_lax_engines_read_it(value: Any, count: int | None) -> None:
+    assert fields.count({"k": value}, "k") == count
+
+
 @given(TEXTS)
 def test_an_excerpt_is_one_short_visible_line_that_can_be_written_as_json(text: str) -> None:
     shown = excerpt(text)

@@ -109,7 +109,7 @@ def test_no_json_makes_a_reader_fail(path: str, body: dict[str, Any]) -> None:
         dialect.script(body)
     dialect.wants_usage(body)
     dialect.asking_for_usage(body)
-    dialect.max_tokens_key(body)
+    dialect.max_tokens(body)
     dialect.stateful_id(body)
     dialect.is_asked_usage(body)
     dialect.is_error(body)

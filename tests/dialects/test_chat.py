@@ -159,7 +159,20 @@ def test_only_the_extra_event_is_the_asked_usage() -> None:
     assert not CHAT.is_asked_usage({"choices": [], "prompt_filter_results": []})
 
 
-def test_the_newer_name_of_the_output_bound_wins() -> None:
-    assert CHAT.max_tokens_key({"max_tokens": 1, "max_completion_tokens": 2}) == "max_completion_tokens"
-    assert CHAT.max_tokens_key({"max_tokens": 1}) == "max_tokens"
-    assert CHAT.max_tokens_key({"max_tokens": None}) is None
+@pytest.mark.parametrize(
+    ("body", "bound"),
+    [
+        ({}, None),
+        ({"max_tokens": None}, None),
+        ({"max_tokens": 7}, 7),
+        ({"max_tokens": 7.0}, 7),
+        ({"max_completion_tokens": "7"}, 7),
+        ({"max_tokens": 9, "max_completion_tokens": 2}, 9),
+        ({"max_tokens": 2, "max_completion_tokens": 9}, 9),
+        ({"max_tokens": -1}, None),
+        ({"max_tokens": 0, "max_completion_tokens": 9}, None),
+        ({"max_tokens": [7], "max_completion_tokens": 9}, None),
+    ],
+)
+def test_the_output_bound_is_the_largest_that_an_engine_may_read(body: Json, bound: int | None) -> None:
+    assert CHAT.max_tokens(body) == bound

@@ -105,6 +105,53 @@ async def test_a_clean_end_without_a_finish_is_counted(start: Start) -> None:
     assert await counted(gateway, faults("no_end")) == 1
 
 
+DEEP = b'{"a":' * 300 + b"1" + b"}" * 300
+DEEP_ANSWERS = {
+    "/v1/chat/completions": (
+        b'{"id":"c","model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"x","x":%s}}]}',
+        [b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"x","x":%s}}]}\n\n'],
+    ),
+    "/v1/messages": (
+        b'{"id":"c","type":"message","content":[{"type":"tool_use","id":"t","name":"f","input":%s}]}',
+        [
+            b'data: {"type":"message_start","message":{"id":"c","model":"m","usage":{"input_tokens":1}}}\n\n',
+            b'data: {"type":"content_block_start","index":0,"content_block":{"type":"tool_use","id":"t",'
+            b'"name":"f","input":%s}}\n\n',
+        ],
+    ),
+    "/v1/responses": (
+        b'{"id":"resp_1","object":"response","status":"completed","output":[{"type":"message","x":%s}]}',
+        [b'data: {"type":"response.output_item.done","output_index":0,"item":{"type":"message","x":%s}}\n\n'],
+    ),
+}
+
+
+@fault(
+    ENGINE,
+    "nests its answer deeper than anything writes",
+    "passed on, or 502 where it has to be read or changed; during its answer the client's stream is reset",
+    faults("no_answer"),
+)
+@pytest.mark.parametrize("path", DEEP_ANSWERS)
+@pytest.mark.parametrize("silent_queue_s", [0, 90])
+@pytest.mark.parametrize("with_tools", [False, True])
+async def test_an_answer_that_is_too_deep_to_be_written_again_is_a_fault_of_the_engine(
+    start: Start, engine: FakeEngine, path: str, silent_queue_s: float, with_tools: bool
+) -> None:
+    tools = {"tools": Bench().settings()} if with_tools else {}
+    gateway = await start(engine, stream={"silent_queue_s": silent_queue_s}, **tools)
+    whole, events = DEEP_ANSWERS[path]
+    ask = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}], "input": "hi"}
+    for stream in (False, True):
+        parts = [event.replace(b"%s", DEEP) for event in events]
+        engine.otherwise = streams(parts) if stream else replies(200, whole.replace(b"%s", DEEP))
+        answer = await gateway.ask(ask | {"stream": stream}, path)
+        assert answer.status in (200, 502)
+        assert b"The gateway failed" not in answer.body
+        await gateway.is_empty()
+    assert await counted(gateway, outcomes("gateway_error")) == 0
+
+
 @fault(ENGINE, "drips byte by byte", "each event is sent once it is complete", outcomes("answered"))
 async def test_a_drip_of_bytes_arrives_whole(start: Start, engine: FakeEngine) -> None:
     whole = b"".join([chunk(content="drip"), finish(), DONE])

@@ -199,6 +199,116 @@ async def test_a_usage_that_cannot_be_is_not_believed(
     assert 0 < await used(gateway, "budget_tokens") <= engine.max_model_len + 50
 
 
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+PROMPTS: dict[str, Any] = {"model": "m", "max_tokens": 100}
+WAYS: list[tuple[str, dict[str, Any], int]] = [
+    *((CHAT, ASK | {"max_tokens": 100, key: n}, 4_800) for key in ("n", "best_of") for n in (48, 48.0, "48")),
+    (CHAT, ASK | {"max_completion_tokens": 1, "max_tokens": 5_000}, 5_000),
+    (CHAT, ASK | {"max_completion_tokens": 5_000, "max_tokens": 1}, 5_000),
+    *((CHAT, ASK | {"max_tokens": bound}, 5_000) for bound in (-1, 0, "5000", 5_000.0, None)),
+    (COMPLETIONS, PROMPTS | {"prompt": [[1.0], [2.0]] * 24}, 4_800),
+    (COMPLETIONS, PROMPTS | {"prompt": [["1"], ["2"]] * 24}, 4_800),
+    (COMPLETIONS, PROMPTS | {"prompt": ["a", [2]] * 24}, 4_800),
+    (COMPLETIONS, PROMPTS | {"prompt": "a", "prompt_embeds": ["AA=="] * 48}, 4_800),
+]
+"""Requests for many tokens, each as some engine takes it, and the tokens of the answer."""
+
+
+@pytest.mark.parametrize(("path", "body", "num_tokens"), WAYS, ids=str)
+async def test_in_whatever_way_an_answer_is_made_long_it_is_charged(
+    start: Start, engine: FakeEngine, path: str, body: dict[str, Any], num_tokens: int
+) -> None:
+    engine.plays = [replies(200, completion() | {"usage": {"prompt_tokens": 7, "completion_tokens": num_tokens}})]
+    gateway = await start(engine, keys=keys("a", limits={"budget_tokens": 10**9, **LONG}))
+    assert (await gateway.ask(body, path, **by("a"))).status == 200
+    assert await used(gateway, "budget_tokens") == pytest.approx(num_tokens + 7)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_bound_that_the_gateway_does_not_know_makes_nothing_free_that_was_relayed(
+    start: Start, engine: FakeEngine, stream: bool
+) -> None:
+    said = {"prompt_tokens": 7, "completion_tokens": 5_000}
+    event = b'data: {"choices":[],"usage":' + json.dumps(said).encode() + b"}\n\n"
+    parts = [chunk(content="word ")] * 5_000 + [finish(), event, DONE]
+    whole = completion("word" * 5_000) | {"usage": said}
+    engine.plays = [streams(parts) if stream else replies(200, whole)]
+    gateway = await start(engine, keys=keys("a", limits={"budget_tokens": 10**9, **LONG}))
+    body = ASK | {"stream": stream, "max_tokens": 1, "max_new_tokens": 5_000}
+    assert (await gateway.ask(body, **by("a"))).status == 200
+    assert await used(gateway, "budget_tokens") == pytest.approx(5_007)
+
+
+async def test_the_usage_of_one_of_several_answers_is_not_that_of_all(start: Start, engine: FakeEngine) -> None:
+    def piece(index: int, num_tokens: int, end: str | None = None) -> bytes:
+        choice = {"index": index, "delta": {"content": "word "}, "finish_reason": end}
+        said = {"prompt_tokens": 7, "completion_tokens": num_tokens}
+        return b"data: " + json.dumps({"choices": [choice], "usage": said}).encode() + b"\n\n"
+
+    last = piece(0, 1, "stop")
+    engine.plays = [stalls_after(*(piece(i, n) for n in range(1, 101) for i in range(1, 48)), last)]
+    gateway = await start(engine, keys=keys("a", limits={"budget_tokens": 10**9, **LONG}))
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = ASK | {"n": 48, "max_tokens": 100, "stream": True, "stream_options": options}
+    async with gateway.post(body, **by("a")) as response:
+        read = b""
+        while last not in read[-1000:]:
+            read += await response.content.readany()
+    await gateway.is_empty()
+    assert await used(gateway, "budget_tokens") == pytest.approx(4_800, rel=0.3)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, ASK | {"max_tokens": 1_000, "n": 40}),
+        (CHAT, ASK | {"max_tokens": 1_000, "n": "40"}),
+        (COMPLETIONS, {"model": "m", "prompt": ["hi"] * 40, "max_tokens": 1_000}),
+        ("/v1/responses", {"model": "m", "input": "hi", "max_output_tokens": 40_000, "background": True}),
+    ],
+    ids=str,
+)
+async def test_what_a_client_may_leave_to_run_is_in_the_estimate(
+    start: Start, engine: FakeEngine, path: str, body: dict[str, Any]
+) -> None:
+    engine.max_model_len, engine.otherwise = 100_000, stalls_after()
+    gateway = await start(engine, keys=keys("a", limits={"tokens": 50_000, **LONG}))
+    running = gateway.begin(body, path, **by("a"))
+    await engine.has_seen(1)
+    running.cancel()
+    await gateway.is_empty()
+    assert await used(gateway, "tokens") > 30_000
+
+
+async def test_an_answer_in_the_background_costs_the_most_that_it_may_be(start: Start, engine: FakeEngine) -> None:
+    queued: dict[str, Any] = {
+        "id": "resp_1",
+        "object": "response",
+        "status": "queued",
+        "output": [],
+        "usage": None,
+    }
+    engine.plays = [replies(200, queued)] * 2
+    gateway = await start(engine, keys=keys("a", limits={"tokens": 10**9, **LONG}))
+    ask = {"model": "m", "input": "hi", "background": True}
+    assert (await gateway.ask(ask | {"max_output_tokens": 9_000}, "/v1/responses", **by("a"))).status == 200
+    assert await used(gateway, "tokens") == pytest.approx(9_000, rel=0.01)
+    assert (await gateway.ask(ask, "/v1/responses", **by("a"))).status == 200
+    assert await used(gateway, "tokens") == pytest.approx(9_000 + engine.max_model_len, rel=0.01)
+    wrong = await gateway.ask(ask | {"background": "yes"}, "/v1/responses", **by("a"))
+    assert (wrong.status, orjson.loads(wrong.body)["error"]["param"]) == (400, "background")
+
+
+async def test_embeddings_cost_what_the_engine_says_and_no_output(start: Start, engine: FakeEngine) -> None:
+    said = {"object": "list", "data": [], "usage": {"prompt_tokens": 20, "total_tokens": 20}}
+    engine.plays = [replies(200, said), replies(200, {"tokens": [1]})]
+    gateway = await start(engine, keys=keys("a", limits={"tokens": 10**9, **LONG}))
+    assert (await gateway.ask({"model": "m", "input": "hi " * 20}, "/v1/embeddings", **by("a"))).status == 200
+    assert await used(gateway, "tokens") == 20
+    assert (await gateway.ask({"model": "m", "prompt": "hi"}, "/tokenize", **by("a"))).status == 200
+    assert await used(gateway, "tokens") < 30
+
+
 async def test_what_no_engine_did_costs_nothing(start: Start, engine: FakeEngine) -> None:
     engine.plays = [replies(400, {"error": {"message": "no", "type": "invalid_request_error"}})]
     gateway = await start(

@@ -63,6 +63,37 @@ async def test_a_deeply_nested_body_is_answered_or_refused_and_never_an_error_of
     assert (await sent(gateway, orjson.dumps(ASK)))[0] == 200
 
 
+WRITTEN_AGAIN = (
+    *(
+        b'"stream_options":{"x":%s}',
+        b'"nvext":{"dp_rank":1,"x":%s}',
+        b'"vllm_xargs":{"kv_transfer_params":1,"x":%s}',
+    ),
+    *(b'"rid":%s', b'"request_id":[%s]', b'"models":["m"],"lora_path":%s', b'"metadata":{"x":%s}', b'"text":%s'),
+    *(b'"reasoning":%s', b'"tool_choice":%s', b'"stop":%s', b'"n":%s', b'"max_tokens":%s', b'"thinking":{"x":%s}'),
+    b'"tools":[{"type":"custom","name":"f","format":{"type":"grammar"},"function":{},"x":%s}]',
+)
+"""Members of a body that an engine, or the opening of a stream, may need changed. `%s`: a deep value."""
+
+
+@pytest.mark.parametrize("silent_queue_s", [0, 90])
+@pytest.mark.parametrize("kind", ["vllm", "sglang", "dynamo"])
+async def test_what_is_read_and_too_deep_to_be_written_again_is_no_error_of_ours(
+    start: Start, engine: FakeEngine, kind: str, silent_queue_s: float
+) -> None:
+    keyed = keys("a", models=["m"])
+    gateway = await start(engine, kind=kind, keys=keyed, stream={"silent_queue_s": silent_queue_s})
+    ask = {"model": "m", "input": "hi", "prompt": "hi", "messages": [{"role": "user", "content": "hi"}]}
+    for path in PATHS:
+        for member in WRITTEN_AGAIN:
+            for stream in (False, True):
+                raw = orjson.dumps(ask | {"stream": stream})[:-1] + b"," + member + b"}"
+                status, answer = await sent(
+                    gateway, raw.replace(b"%s", deep(300, b'{"a":', b"}")), path, **by("a")
+                )
+                assert status in (200, 400, 403), (path, member, status, answer)
+
+
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("key", [b'"k%d":1,', b'"model":"alias",'])
 async def test_a_body_of_more_keys_than_any_api_has_is_refused(

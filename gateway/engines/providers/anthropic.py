@@ -103,7 +103,7 @@ class AnthropicClient:
             chat = read_chat(body)
         except Untranslatable as error:
             return refusal(400, str(error), error.param)
-        sent = orjson.dumps(anthropic_request(chat))
+        sent = fields.written(anthropic_request(chat))
         reply = await self._upstream.call("POST", self._base_url + MESSAGES, headers, sent, timeouts)
         if reply.status != 200:
             return reply
@@ -227,7 +227,7 @@ def _whole(writer: BodyWriter, raw: bytes) -> bytes:
             writer.write_reasoning(fields.text(block, "thinking") or "")
         elif block.get("type") == "tool_use":
             writer.open_call(fields.text(block, "id") or "", fields.text(block, "name") or "")
-            writer.write_arguments(orjson.dumps(fields.obj(block, "input")).decode())
+            writer.write_arguments(fields.written(fields.obj(block, "input")).decode())
     writer.write_finish(_reason(message.get("stop_reason")))
     _write_usage(fields.obj(message, "usage"), writer)
     return writer.body()

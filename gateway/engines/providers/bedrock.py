@@ -99,7 +99,7 @@ class BedrockClient:
     async def _chat(self, headers: HeaderList, body: Json, timeouts: Timeouts) -> UpstreamReply:
         try:
             chat = read_chat(body)
-            sent = orjson.dumps(bedrock_request(chat))
+            sent = fields.written(bedrock_request(chat))
         except Untranslatable as error:
             return refusal(400, str(error), error.param)
         verb = "converse-stream" if chat.wants_stream else "converse"
@@ -232,7 +232,7 @@ def bedrock_request(chat: ChatRequest) -> Json:
         body["inferenceConfig"] = limits
     if chat.schema is not None:
         name, schema = chat.schema
-        named = {"jsonSchema": {"name": name, "schema": orjson.dumps(schema).decode()}}
+        named = {"jsonSchema": {"name": name, "schema": fields.written(schema).decode()}}
         body["outputConfig"] = {"textFormat": {"type": "json_schema", "structure": named}}
     if chat.marks_cache:
         _mark(body, chat.goes_on)
@@ -323,7 +323,7 @@ def _whole(writer: BodyWriter, answer_id: str, model: str, raw: bytes) -> bytes:
             writer.write_text(text)
         elif call := fields.obj(block, "toolUse"):
             writer.open_call(fields.text(call, "toolUseId") or "", fields.text(call, "name") or "")
-            writer.write_arguments(orjson.dumps(fields.obj(call, "input")).decode())
+            writer.write_arguments(fields.written(fields.obj(call, "input")).decode())
         elif thought := fields.obj(fields.obj(block, "reasoningContent"), "reasoningText"):
             writer.write_reasoning(fields.text(thought, "text") or "")
     writer.write_finish(_REASONS.get(fields.text(body, "stopReason") or "", "stop"))
