@@ -13,7 +13,16 @@ from gateway.core.errors import ANSWERED, EngineFault, Failure, NoAnswer, Outcom
 from gateway.core.fields import Json, excerpt
 from gateway.core.slices import LARGE_BYTES, Slices, Steps
 from gateway.core.sse import MAX_EVENT_BYTES, EventTooLong
-from gateway.core.transport import HOP_BY_HOP, Direct, HeaderList, Pushing, Responder, UpstreamCut, UpstreamReply
+from gateway.core.transport import (
+    HOP_BY_HOP,
+    Direct,
+    HeaderList,
+    Pushing,
+    Responder,
+    Sink,
+    UpstreamCut,
+    UpstreamReply,
+)
 from gateway.engines.base import EngineAdapter
 from gateway.exchange import Exchange
 from gateway.request import engine_errors
@@ -149,17 +158,9 @@ class UpstreamResponse:
 
     async def _pump(self, relay: StreamRelay, responder: Responder) -> None:
         """Relay a stream. Pieces of text go straight through while the client keeps up."""
-        reply, direct = self._reply, responder if isinstance(responder, Direct) else None
-
-        def sink(chunks: list[bytes]) -> int:
-            assert direct is not None
-            if not direct.is_ready or not (num_passing := relay.passing(chunks)):
-                return 0
-            direct.write_now(chunks[0] if num_passing == 1 else b"".join(chunks[:num_passing]))
-            return num_passing
-
+        reply, sink = self._reply, _sink(relay, responder) if isinstance(responder, Direct) else None
         while relay.failure is None:
-            if direct is not None and isinstance(reply, Pushing):
+            if sink is not None and isinstance(reply, Pushing):
                 reply.push(sink)
             chunk = await anext(self._chunks, None)
             if chunk is None:
@@ -233,6 +234,18 @@ class UpstreamResponse:
         exchange.reply.is_complete = True
         if self._round is not None:
             self._round.read(parsed)
+
+
+def _sink(relay: StreamRelay, direct: Direct) -> Sink:
+    """Return what sends pieces of text while the client keeps up."""
+
+    def sink(chunks: list[bytes]) -> int:
+        num_passing = relay.passing(chunks) if direct.is_ready else 0
+        if num_passing:
+            direct.write_now(chunks[0] if num_passing == 1 else b"".join(chunks[:num_passing]))
+        return num_passing
+
+    return sink
 
 
 def _usage_at_end(body: bytes) -> Json:
