@@ -34,8 +34,8 @@ _KEYS = tuple(
     for space in (b"", b" ")
 )
 """The bytes before the text of a delta, in all streamed formats."""
-_QUOTE = ord('"')
-"""As a number it is looked for in a third of the time: Python first takes bytes for a number that is none."""
+_QUOTE, _BACKSLASH = b'"\\'
+"""As numbers they are looked for in a third of the time: Python first takes bytes for a number that is none."""
 _FRUITLESS = 8
 """Bound on parsed events in a row that taught no pattern. Formats that number their events never repeat one."""
 _LEARNED_BYTES = 16 * 1024
@@ -47,11 +47,13 @@ _FOLDED_BYTES = 128 * 1024
 class Deltas:
     """The pieces of text of one answer. They are kept as they come, and folded into the reply together."""
 
-    __slots__ = ("_before", "_behind", "_call", "_fruitless", "_pieces", "_reply", "_seen")
+    __slots__ = ("_before", "_behind", "_call", "_fruitless", "_least", "_piece", "_pieces", "_reply", "_seen")
 
     def __init__(self, reply: Reply) -> None:
         self._reply = reply
         self._before = self._behind = b""
+        self._piece, self._least = slice(0), 0
+        """Where the text stands in an event of the pattern, and the length of one without text."""
         self._pieces = bytearray()
         self._call = -1
         """Index of the tool call whose arguments the pieces are; -1: they are the answer's text."""
@@ -64,13 +66,12 @@ class Deltas:
         before, behind = self._before, self._behind
         if not before:
             return 0
-        start, end = len(before), -len(behind)
         kept, num_taken = self._pieces, 0
         for event in events:
-            if not (event.startswith(before) and event.endswith(behind)) or len(event) < start - end:
+            if not (event.startswith(before) and event.endswith(behind)) or len(event) < self._least:
                 break  # the two ends may overlap
-            piece = event[start:end]
-            if _QUOTE in piece or piece[-1:] == b"\\":
+            piece = event[self._piece]
+            if _QUOTE in piece or (_BACKSLASH in piece and piece.endswith(b"\\")):
                 break  # a quote would end the text, a backslash hides the quote behind it
             kept += piece
             num_taken += 1
@@ -112,6 +113,7 @@ class Deltas:
         end = event.find(b'"', start)
         if event[start:end] == orjson.dumps(written.latest)[1:-1]:
             self._before, self._behind, self._call = event[:start], event[end:], call
+            self._piece, self._least = slice(start, end - len(event)), start + len(event) - end
             self._fruitless += 1
 
     def _sizes(self) -> tuple[int, int, int]:

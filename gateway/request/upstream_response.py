@@ -13,7 +13,16 @@ from gateway.core.errors import ANSWERED, EngineFault, Failure, NoAnswer, Outcom
 from gateway.core.fields import Json, excerpt
 from gateway.core.slices import LARGE_BYTES, Slices, Steps
 from gateway.core.sse import MAX_EVENT_BYTES, EventTooLong
-from gateway.core.transport import HOP_BY_HOP, Direct, HeaderList, Pushing, Responder, UpstreamCut, UpstreamReply
+from gateway.core.transport import (
+    HOP_BY_HOP,
+    Direct,
+    HeaderList,
+    Pushing,
+    Responder,
+    Sink,
+    UpstreamCut,
+    UpstreamReply,
+)
 from gateway.engines.base import EngineAdapter
 from gateway.exchange import Exchange
 from gateway.request import engine_errors
@@ -29,7 +38,7 @@ OUTLINED_BYTES = MAX_EVENT_BYTES
 _END_BYTES = 64 * 1024
 _USAGE = re.compile(rb'[,{]\s*"usage"\s*:\s*(?=\{)')
 """An unescaped quote cannot stand inside a JSON string, so the match is a key."""
-STEP_BYTES = 4 * 1024
+STEP_BYTES = 2 * 1024
 """Of a stream that are read in one step. A chunk may have ten thousand events, and others wait meanwhile."""
 
 _NOT_RELAYED = frozenset(
@@ -149,17 +158,9 @@ class UpstreamResponse:
 
     async def _pump(self, relay: StreamRelay, responder: Responder) -> None:
         """Relay a stream. Pieces of text go straight through while the client keeps up."""
-        reply, direct = self._reply, responder if isinstance(responder, Direct) else None
-
-        def sink(chunks: list[bytes]) -> int:
-            assert direct is not None
-            if not direct.is_ready or not (num_passing := relay.passing(chunks)):
-                return 0
-            direct.write_now(chunks[0] if num_passing == 1 else b"".join(chunks[:num_passing]))
-            return num_passing
-
+        reply, sink = self._reply, _sink(relay, responder) if isinstance(responder, Direct) else None
         while relay.failure is None:
-            if direct is not None and isinstance(reply, Pushing):
+            if sink is not None and isinstance(reply, Pushing):
                 reply.push(sink)
             chunk = await anext(self._chunks, None)
             if chunk is None:
@@ -240,6 +241,18 @@ class UpstreamResponse:
         if self._round is not None:
             fields.written(parsed)  # it is written again, with what other rounds said
             self._round.read(parsed)
+
+
+def _sink(relay: StreamRelay, direct: Direct) -> Sink:
+    """Return what sends pieces of text while the client keeps up."""
+
+    def sink(chunks: list[bytes]) -> int:
+        num_passing = relay.passing(chunks) if direct.is_ready else 0
+        if num_passing:
+            direct.write_now(chunks[0] if num_passing == 1 else b"".join(chunks[:num_passing]))
+        return num_passing
+
+    return sink
 
 
 def usage_at_end(body: bytes) -> Json:

@@ -33,7 +33,7 @@ BUFFER_BYTES = 256 * 1024
 """Bytes that are read ahead of a slow reader. Then reading from the engine pauses."""
 LARGE_READ_BYTES, MOST_LINES = 32 * 1024, 4_096
 """A read with more bytes and more lines may have thousands of chunks: it is read in slices."""
-SLICE_BYTES = 8 * 1024
+SLICE_BYTES = 4 * 1024
 
 
 class FastReply(Pushing):
@@ -111,17 +111,15 @@ class FastReply(Pushing):
     def push(self, sink: Sink) -> None:
         self._sink = sink
 
-    def hand_over(self) -> None:
-        """Hand new chunks to the sink, or wake the reader."""
-        parts, sink = self.parts, self._sink
-        if sink is not None:
-            num_taken = sink(parts)
-            if num_taken == len(parts):
-                parts.clear()
-                self.held_bytes = 0
+    def take(self, chunks: list[bytes], num_bytes: int) -> None:
+        """Hand the chunks of one read to the sink, and what it refuses to the reader. `num_bytes`: of the read."""
+        if self._sink is not None:
+            num_taken = self._sink(chunks)
+            if num_taken == len(chunks):
                 return
-            del parts[:num_taken]
-            self._sink = None
+            chunks, self._sink = chunks[num_taken:], None
+        self.parts += chunks
+        self.held_bytes += num_bytes
         self.wake()
 
     def wake(self) -> None:
@@ -163,10 +161,14 @@ class EngineConnection(asyncio.Protocol):
         self.since = 0.0
         """Time when its call was sent, when the latest sweep found new bytes, or when it came back to the pool."""
         self._pool = pool
+        self._chunks: list[bytes] = []
+        """Of a body, in the read that is parsed now."""
+        self.on_body = self._chunks.append
+        """Called by the parser."""
         self._parser: HttpResponseParser | None = HttpResponseParser(self)
         self._headers: RawHeaders = []
         self._bodiless_bytes = 0
-        """Bytes that have come since the last byte of a body."""
+        """Bytes of the reads since the last one with a part of a body."""
         self._reply: FastReply | None = None
         self._timeouts = Timeouts()
         self._is_head = False
@@ -207,38 +209,39 @@ class EngineConnection(asyncio.Protocol):
             self._pause()
             self._unread = data
             self._read_slice()
-        else:
-            self._read(data)
+            return
+        reply, parser = self._reply, self._parser
+        if reply is None or parser is None:
+            self._lose("it sent an answer without a call")
+            return
+        self.has_answered = self._has_heard = True
+        fault = ""
+        try:
+            parser.feed_data(data)
+        except (HttpParserError, HttpParserUpgrade) as error:
+            fault = f"the engine's answer is not valid HTTP: {error.__context__ or error}"
+        if self._chunks:
+            reply.take(self._chunks, len(data))
+            self._chunks.clear()
+            self._bodiless_bytes = 0
+            if reply.held_bytes >= BUFFER_BYTES and self._reply is reply:
+                self._pause()
+        elif self._reply is not None:
+            self._bodiless_bytes += len(data)
+            if self._bodiless_bytes > MAX_HEAD_BYTES and not fault:
+                fault = "the engine's headers or trailers are too long"
+        if fault:
+            self._lose(fault)
 
     def _read_slice(self) -> None:
         data, self._unread = self._unread[:SLICE_BYTES], self._unread[SLICE_BYTES:]
-        self._read(data)
+        self.data_received(data)
         if self._parser is None:
             self._unread = b""
         elif self._unread:
             self.loop.call_soon(self._read_slice)
         elif self._reply is None or self._reply.held_bytes < BUFFER_BYTES:
             self.resume()
-
-    def _read(self, data: bytes) -> None:
-        reply, parser = self._reply, self._parser
-        if reply is None or parser is None:
-            self._lose("it sent an answer without a call")
-            return
-        self.has_answered = self._has_heard = True
-        self._bodiless_bytes += len(data)
-        try:
-            parser.feed_data(data)
-        except (HttpParserError, HttpParserUpgrade) as error:
-            self._lose(f"the engine's answer is not valid HTTP: {error.__context__ or error}")
-            return
-        if self._bodiless_bytes > MAX_HEAD_BYTES:
-            self._lose("the engine's headers or trailers are too long")
-        elif reply.parts:
-            reply.held_bytes += len(data)
-            reply.hand_over()
-            if reply.held_bytes >= BUFFER_BYTES and self._reply is reply:
-                self._pause()
 
     def eof_received(self) -> None:
         """Called at the end of the engine's bytes. The transport then closes itself."""
@@ -275,11 +278,6 @@ class EngineConnection(asyncio.Protocol):
         )
         if self._is_head:
             self._complete(reply, is_reusable=False)  # the parser would wait for a body
-
-    def on_body(self, data: bytes) -> None:
-        self._bodiless_bytes = 0
-        if (reply := self._reply) is not None:
-            reply.parts.append(data)
 
     def on_message_complete(self) -> None:
         reply, parser = self._reply, self._parser

@@ -46,12 +46,6 @@ def status_line(status: int) -> str:
     return f"HTTP/1.1 {status} {phrase}\r\n"
 
 
-@lru_cache(maxsize=4096)
-def size_line(size_bytes: int) -> bytes:
-    """Return the line before a chunk of this size."""
-    return b"%x\r\n" % size_bytes
-
-
 def encoded(headers: HeaderList, left_out: frozenset[str]) -> str:
     """Return the header lines, each with its end, except those of `left_out`."""
     if not left_out.isdisjoint(map(str.lower, map(_FIRST, headers))):

@@ -13,7 +13,7 @@ from typing import cast
 
 from gateway.core.transport import Direct, Handler, HeaderList
 from gateway.transport.edge import CANCEL_S, error_body, listening, port_of, serve, with_rst_on_close
-from gateway.transport.fast.head import encoded, size_line, status_line
+from gateway.transport.fast.head import encoded, status_line
 from gateway.transport.fast.request import FastRequest, Place, RequestReader
 from gateway.transport.fast.timeouts import ConnectionLimits, ConnectionPhase, ConnectionWatch, Sweep
 
@@ -86,16 +86,16 @@ class FastResponder(Direct):
         return self.has_started and not (self._connection.is_full or self._connection.is_gone)
 
     def write_now(self, data: bytes) -> None:
-        if not data or self._is_bodiless:
-            return
         transport = self._connection.transport
-        if not self._is_chunked:
+        if self._is_chunked and data:
+            size_bytes = len(data)
+            if size_bytes < _LARGE_BYTES:
+                transport.write(b"%x\r\n%b\r\n" % (size_bytes, data))
+            else:
+                transport.writelines((b"%x\r\n" % size_bytes, data, b"\r\n"))
+        elif data and not self._is_bodiless:
             self._count(data)
             transport.write(data)
-        elif len(data) < _LARGE_BYTES:
-            transport.write(b"%b%b\r\n" % (size_line(len(data)), data))
-        else:
-            transport.writelines((size_line(len(data)), data, b"\r\n"))
 
     async def end(self) -> None:
         assert self.has_started, "open_stream comes before end"

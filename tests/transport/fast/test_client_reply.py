@@ -51,8 +51,7 @@ def test_a_sink_and_a_reader_share_an_answer_without_loss_or_reordering(
             tasks.create_task(read())
             for parts, most, runs in reads:
                 takes = most
-                reply.parts.extend(parts)
-                reply.hand_over()
+                reply.take(parts, len(b"".join(parts)))
                 if runs:
                     await asyncio.sleep(0)
                     await asyncio.sleep(0)
