@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 JSON_TYPE = ("Content-Type", "application/json")
 LEAST_RETRY_AFTER_S = 1.0
 _RETRYABLE = frozenset((429, 503, 529))
+_TOO_DEEP = Failure(400, "invalid_request_error", "The body is nested too deeply.", code="too_deep")
+"""A value of the body has to be written again: its engine, or the opening of its stream, needs it changed."""
 _NONE: frozenset[ReplicaId] = frozenset()
 
 
@@ -94,11 +96,14 @@ class RequestHandler:
                 if self.drain.is_on and is_clients:
                     raise stopping()
                 outcome = await self._serve(exchange, responder, begun.caller if begun is not None else None)
-            except (Refused, TooDeep) as error:
-                refused = error if isinstance(error, Refused) else _too_deep()
+            except Refused as refused:
                 failure = refused.failure
                 await self._refuse(exchange, responder, refused)
                 outcome = refused.outcome
+            except TooDeep:
+                failure = _TOO_DEEP
+                await self._refuse(exchange, responder, Refused(Outcome.BAD_REQUEST, failure))
+                outcome = Outcome.BAD_REQUEST
         except (asyncio.CancelledError, ConnectionError):
             outcome = Outcome.ANSWERED if exchange.is_delivered else Outcome.CLIENT_GONE
             raise
@@ -201,12 +206,6 @@ class RequestHandler:
         except Refused as refused:
             return refused.failure.message
         return None
-
-
-def _too_deep() -> Refused:
-    """A value of the body has to be written again: its engine, or the opening of its stream, needs it changed."""
-    failure = Failure(400, "invalid_request_error", "The body is nested too deeply.", code="too_deep")
-    return Refused(Outcome.BAD_REQUEST, failure)
 
 
 def failed(dialect: Dialect, failure: Failure, headers: HeaderList) -> tuple[int, HeaderList, bytes]:
