@@ -174,8 +174,8 @@ def placing_keys(exchange: Exchange, body: Json) -> set[str]:
 
 
 def own_claims(exchange: Exchange, body: Json) -> Json:
-    """Return the keys that would choose a worker from within an object, or name the request of another tenant, with
-    the values that they may have instead."""
+    """Return the keys that would choose a worker from within an object, or name another tenant's request, with the
+    values that they may have instead."""
     caller, put = exchange.caller, dict[str, Any]()
     if not caller.may_prioritise:
         for key, members in PLACING_MEMBERS.items():
