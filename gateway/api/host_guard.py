@@ -87,5 +87,6 @@ def is_of_browser(headers: Mapping[str, str]) -> bool:
 def _name(host: str) -> str:
     """Return the host without its port, in lower case."""
     if host.startswith("["):
-        return host[1:].partition("]")[0]
+        address, _, rest = host[1:].partition("]")
+        return host if rest and not rest.startswith(":") else address
     return host.partition(":")[0].rstrip(".").lower()

@@ -258,6 +258,8 @@ async def _read_form(request: Request, spool: Spool, max_bytes: int) -> Form:
                 name = event.name
                 beside_bytes += event.head_bytes
                 if name == "file":
+                    if form.filename is not None:
+                        raise BadForm("The form has more than one file.")
                     form.filename = _base_name(event.filename)
                 else:
                     form.fields[name] = b""

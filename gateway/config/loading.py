@@ -232,12 +232,40 @@ def _read_text(path: Path) -> str:
         raise ConfigError(f"cannot read {path}: {why}") from None
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is written twice, of which YAML's readers drop the first: with it, perhaps, all limits.
+    Also a text that nothing can print."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            name = key.value if isinstance(key, yaml.ScalarNode) else None
+            if name in seen and name != "<<":
+                raise yaml.constructor.ConstructorError(None, None, f"{name!r} is written twice", key.start_mark)
+            if name is not None:
+                seen.add(name)
+        return super().construct_mapping(node, deep)
+
+    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
+        value = super().construct_scalar(node)
+        if any("\ud800" <= char <= "\udfff" for char in str(value)):
+            raise yaml.constructor.ConstructorError(None, None, "half a surrogate pair", node.start_mark)
+        return value
+
+
+def _loaded(text: str, place: str) -> Any:
+    """Return the value of YAML. Raises ConfigError, also for numbers and depths that Python does not read."""
+    try:
+        return yaml.load(text, _Loader)  # noqa: S506
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError(f"{place} is not YAML: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{place} is nested too deeply") from None
+
+
 def read_document(path: Path) -> Any:
     """Return the value of a YAML or JSON file. Raises ConfigError."""
-    try:
-        return yaml.safe_load(_read_text(path))
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not YAML: {error}") from None
+    return _loaded(_read_text(path), str(path))
 
 
 def _read_file(path: Path) -> dict[str, Any]:
@@ -251,10 +279,7 @@ def _parsed(text: str, info: FieldInfo) -> Any:
     """Read text from a variable or a flag. Scalars are left to the schema, which reads `8080` and `true`."""
     is_container = get_origin(info.annotation) in (tuple, dict)
     if is_container and text.lstrip()[:1] in ("[", "{"):
-        try:
-            return yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"{text!r} is not YAML: {error}") from None
+        return _loaded(text, repr(text))
     return None if text == "null" and type(None) in get_args(info.annotation) else text
 
 

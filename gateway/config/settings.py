@@ -61,6 +61,7 @@ def _as_entry(value: Any) -> Any:
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0)]
+Window = Annotated[float, Field(ge=1e-3, le=1e10)]
 SecondsOrZero = Annotated[float, Field(ge=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -346,7 +347,7 @@ class KeyLimits(Section):
     """Requests per window."""
     tokens: Count | None = None
     """Prompt and output tokens per window."""
-    window_s: Seconds = 60
+    window_s: Window = 60
     """Length of the sliding window in seconds."""
     concurrency: Count | None = None
     """Requests in the gateway at once, waiting requests included."""
@@ -354,7 +355,7 @@ class KeyLimits(Section):
     """Prompt and output tokens per budget window."""
     budget_cost: Factor | None = None
     """Cost per budget window, in the unit of `prices`."""
-    budget_window_s: Seconds = 86_400
+    budget_window_s: Window = 86_400
     """Length of the sliding budget window in seconds."""
 
 

@@ -88,6 +88,10 @@ class EngineAddress:
     """Whether its host is a name for several engines, one at each address that it resolves to."""
 
 
+MOST_POOLS = 1_024
+"""Behind one address. A page that tells of more is taken for one of a single pool."""
+
+
 @dataclass(frozen=True, slots=True)
 class PolledPool:
     """One KV pool that a poll found behind an address: a process, a data-parallel rank, or a Dynamo worker."""

@@ -19,6 +19,7 @@ from gateway.engines.base import (
     COMPLETIONS,
     CONVERSATIONS,
     MESSAGES,
+    MOST_POOLS,
     NO_REPAIR,
     RESPONSES,
     Abilities,
@@ -32,7 +33,7 @@ from gateway.engines.base import (
     Report,
     typed_messages,
 )
-from gateway.engines.pages import Sample, json_page, read_models, samples, total
+from gateway.engines.pages import MOST_DIGITS, Sample, json_page, read_models, samples, total
 from policies.types import NO_LIMITS, Hints, QueueLimits
 
 PRIORITY_HEADER = "x-dynamo-request-priority"
@@ -276,7 +277,8 @@ def _pools(pages: Mapping[str, str], found: list[Sample], models: tuple[str, ...
     loads = dict(_load(page) for path, page in pages.items() if "://" in path)
     pools = []
     for worker in workers:
-        running, waiting = loads.get(f"{int(worker):x}", (None, None))
+        hexadecimal = f"{int(worker):x}" if worker.isdecimal() and len(worker) <= MOST_DIGITS else worker
+        running, waiting = loads.get(hexadecimal, (None, None))
         pools.append(
             PolledPool(
                 worker if len(workers) > 1 else "",
@@ -320,7 +322,8 @@ def _workers(pages: Mapping[str, str]) -> list[str]:
         if isinstance(row, dict) and row.get("endpoint") == "generate":
             name = f"{row.get('namespace')}/{row.get('component')}"
             components.setdefault(name, set()).add(str(row.get("instance_id")))
-    return sorted(next(iter(components.values()))) if len(components) == 1 else []
+    workers = next(iter(components.values())) if len(components) == 1 else ()
+    return sorted(workers) if len(workers) <= MOST_POOLS else []
 
 
 def _load(page: str) -> tuple[str, tuple[int | None, int | None]]:

@@ -46,8 +46,12 @@ def read_models(pages: Mapping[str, str]) -> tuple[tuple[str, ...], dict[str, in
 @lru_cache
 def is_at_least(version: str, least: tuple[int, int, int]) -> bool:
     """Whether `1.2.3+cpu` is that version or a later one; False when it is not a version."""
-    numbers = re.match(r"v?(\d+)\.(\d+)(?:\.(\d+))?", version)
+    numbers = re.match(r"v?(\d{1,9})\.(\d{1,9})(?:\.(\d{1,9}))?", version)
     return numbers is not None and tuple(int(n or 0) for n in numbers.groups()) >= least
+
+
+MOST_DIGITS = 20
+"""Of a count or an id that a page states as text: as many as 64 bits have."""
 
 
 class Sample(NamedTuple):
@@ -76,6 +80,7 @@ def samples(page: str, names: Collection[str]) -> list[Sample]:
 
 
 def total(found: list[Sample], name: str) -> float | None:
-    """Sum over all labels; None when the page has no such metric."""
+    """Sum over all labels; None when the page has no such metric, or a sum that is no number."""
     values = [sample.value for sample in found if sample.name == name]
-    return sum(values) if values else None
+    whole = sum(values)
+    return whole if values and math.isfinite(whole) else None

@@ -14,6 +14,7 @@ from gateway.engines.base import (
     CONVERSATIONS,
     EMBEDDINGS,
     MESSAGES,
+    MOST_POOLS,
     NO_REPAIR,
     RESPONSES,
     Abilities,
@@ -174,6 +175,8 @@ class SGLang(EngineAdapter):
         models, lengths = read_models(pages)
         info = _server_info(pages)
         loads = [row for row in fields.items(json_page(pages, "/v1/loads"), "loads") if isinstance(row, dict)]
+        if len(loads) > MOST_POOLS:
+            loads = []
         counters = samples(pages.get("/metrics", ""), (_PROMPT, _CACHED, _HOST))
         # A counter appears with its first request, that of hits with the first hit.
         none_yet = 0.0 if fields.flag(info, "enable_metrics") else None

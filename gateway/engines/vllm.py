@@ -13,6 +13,7 @@ from gateway.engines.base import (
     COMPLETIONS,
     CONVERSATIONS,
     MESSAGES,
+    MOST_POOLS,
     NO_REPAIR,
     RESPONSES,
     Abilities,
@@ -25,7 +26,16 @@ from gateway.engines.base import (
     Report,
     typed_messages,
 )
-from gateway.engines.pages import Sample, is_at_least, json_object, json_page, read_models, samples, total
+from gateway.engines.pages import (
+    MOST_DIGITS,
+    Sample,
+    is_at_least,
+    json_object,
+    json_page,
+    read_models,
+    samples,
+    total,
+)
 from policies.types import NO_LIMITS, QueueLimits
 
 PRIORITY_HEADER = "X-Vllm-Priority"
@@ -210,9 +220,14 @@ def _limits(scheduling: Json, num_ranks: int) -> QueueLimits:
 def _pools(found: list[Sample], scheduling: Json) -> tuple[PolledPool, ...]:
     """One per data-parallel rank, by the `engine` label."""
     ranks = sorted({s.labels.get("engine", "") for s in found if s.name in (_CONFIG, _RUNNING)}, key=_number)
+    if len(ranks) > MOST_POOLS:
+        return ()
+    by_rank: dict[str, list[Sample]] = {rank: [] for rank in ranks}
+    for sample in found:
+        by_rank.setdefault(sample.labels.get("engine", ""), []).append(sample)
     pools = []
     for rank in ranks:
-        mine = [s for s in found if s.labels.get("engine", "") == rank]
+        mine = by_rank[rank]
         config = next((s.labels for s in mine if s.name == _CONFIG), {})
         running, waiting = total(mine, _RUNNING), _waiting(mine)
         pools.append(
@@ -243,11 +258,11 @@ def _capacity(config: Mapping[str, str]) -> int | None:
 
 
 def _count(label: str | None) -> int | None:
-    return int(label) if label is not None and label.isdecimal() else None
+    return int(label) if label is not None and label.isdecimal() and len(label) <= MOST_DIGITS else None
 
 
 def _number(rank: str) -> tuple[int, str]:
-    return (int(rank) if rank.isdecimal() else -1, rank)
+    return (int(rank) if rank.isdecimal() and len(rank) <= MOST_DIGITS else -1, rank)
 
 
 # ---- the embedded engine: it speaks as vLLM does, and states its slots, which vLLM does not

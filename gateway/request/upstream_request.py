@@ -174,8 +174,8 @@ def placing_keys(exchange: Exchange, body: Json) -> set[str]:
 
 
 def own_claims(exchange: Exchange, body: Json) -> Json:
-    """Return keys whose values claim more than a client's own things, with what they may say instead: no worker in
-    an object, and no id of a request that another tenant may have given."""
+    """Return the keys that would choose a worker from within an object, or name another tenant's request, with the
+    values that they may have instead."""
     caller, put = exchange.caller, dict[str, Any]()
     if not caller.may_prioritise:
         for key, members in PLACING_MEMBERS.items():

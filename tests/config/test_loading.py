@@ -83,10 +83,31 @@ def test_every_fault_is_told_at_once() -> None:
         ("a: [", "my.yaml is not YAML"),
         ("[1]", "my.yaml must hold keys and values, not a list"),
         ("listen: 3", "my.yaml: listen: "),
+        ("limits: {messages: " + "9" * 5_000 + "}", "my.yaml is not YAML: "),
+        ('models: {aliases: {"\\ud800": m}}', "my.yaml is not YAML: half a surrogate pair"),
+        ("a: " + "[" * 3_000 + "]" * 3_000, "my.yaml is nested too deeply"),
     ],
 )
 def test_a_file_that_is_no_mapping_is_a_fault(text: str, fault: str) -> None:
     assert fault_of(text).startswith(fault)
+
+
+@pytest.mark.parametrize("text", ["keys: []\nkeys: []", "limits: {tools: 1, messages: 2, tools: 3}"])
+def test_a_key_that_is_written_twice_is_a_fault_as_the_first_would_count_for_nothing(text: str) -> None:
+    assert "is written twice" in fault_of(text)
+
+
+def test_keys_may_be_merged_from_another_place() -> None:
+    text = "prices: {a: &a {prompt: 1, output: 2}, b: {<<: *a, output: 3}}\nengines: [embedded]"
+    prices = loading.load(file=written(text), environ=NOTHING).prices
+    assert (prices["b"].prompt, prices["b"].output) == (1, 3)
+
+
+@pytest.mark.parametrize("window_s", ["1.0e-308", "1.0e+308", ".inf", ".nan"])
+@pytest.mark.parametrize("key", ["window_s", "budget_window_s"])
+def test_a_window_can_be_counted_in(key: str, window_s: str) -> None:
+    text = f"engines: [embedded]\nkeys: [{{key: 'sha256:{'0' * 64}', limits: {{tokens: 5, {key}: {window_s}}}}}]"
+    assert f"keys.0.limits.{key}" in fault_of(text)
 
 
 def test_a_missing_file_is_a_fault() -> None:

@@ -77,6 +77,16 @@ async def test_a_wrong_upload_is_refused_and_leaves_nothing(
     assert list((tmp_path / "files").iterdir()) == []
 
 
+async def test_a_form_with_two_files_is_refused(gateway: Gateway, tmp_path: Path) -> None:
+    parts = [(f"a{n}.jsonl", b"{}") for n in range(2)]
+    form = aiohttp.FormData({"purpose": "batch"})
+    for name, content in parts:
+        form.add_field("file", content, filename=name)
+    async with gateway.client.post(gateway.url("/v1/files"), data=form) as response:
+        assert (response.status, "more than one file" in await response.text()) == (400, True)
+    assert list((tmp_path / "files").iterdir()) == []
+
+
 async def test_what_stands_beside_the_file_in_a_form_is_bounded(gateway: Gateway, tmp_path: Path) -> None:
     form = aiohttp.FormData({f"field {n}": "x" * 4_000 for n in range(100)}, default_to_multipart=True)
     async with gateway.client.post(gateway.url("/v1/files"), data=form) as response:

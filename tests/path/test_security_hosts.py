@@ -45,6 +45,8 @@ FOREIGN = (
     "localhost.evil.com.",
     "evil.dev:8080",
     "a.b:x",
+    "[::1].evil.com",
+    "[::1]evil.com:8080",
     "x" * 300,
 )
 
