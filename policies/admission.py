@@ -62,9 +62,9 @@ class _KeptPlace:
     until: float
 
 
-MOST_BEHIND = 12.0
-"""Turns by which a tenant may be behind before it counts as overdue. With 2 the sessions of two tenants evicted
-each other: 12 turns each in a small cache lost two fifths of their throughput."""
+MOST_BEHIND, LARGER = 2.0, 2.0
+"""Turns by which a tenant may be behind before it counts as overdue, where they are so many times as large as
+those of the others. Alike turns lack room alike, and would evict each other's sessions."""
 _FREE = Reason.FREE
 """A global, as is `SIDE`."""
 
@@ -218,7 +218,7 @@ class Admission:
             bound_s, is_shared = self._limits.hold_bound_s, self._fleet.tenants.are_rivals
             flows = self._flows(queue, model) if is_shared else list(queue.held.flows)
             candidates, is_overdue = queue.candidates(flows, self._limits.tries, bound_s, now, is_shared)
-            if is_shared and candidates and self._is_far_behind(candidates[0], flows, now):
+            if is_shared and candidates and self._is_far_behind(candidates, flows, now):
                 candidates, is_overdue = candidates[:1], True
             tried: set[str] = set()
             is_awaited = False
@@ -294,14 +294,16 @@ class Admission:
             return False
         return self._fleet.holds_much(flow[1], pool)
 
-    def _is_far_behind(self, turn: Turn, flows: list[Flow], now: float) -> bool:
-        """Whether the turn's tenant got less than each other one that waits, by many turns like this one or by all
-        that the caches hold. It lacked room while smaller turns went, and once overdue it would make up for that
-        in a row."""
-        most_tokens = MOST_BEHIND * turn.chars * self._fleet.tokens_per_char(turn)
-        held_tokens = sum(pool.capacity.tokens or math.inf for pool in self._fleet.serving(turn.model))
-        behind_tokens = self.held[turn.id].behind_tokens(flow_of(turn), flows, now)
-        return behind_tokens * turn.weight > min(most_tokens, held_tokens)
+    def _is_far_behind(self, candidates: list[Turn], flows: list[Flow], now: float) -> bool:
+        """Whether the tenant of the first got less than each other one that waits, by several turns like this one,
+        which is larger than theirs. It lacked room while those went, and once overdue it would make up for that in
+        a row."""
+        turn = candidates[0]
+        others = [other.chars for other in candidates if other.tenant != turn.tenant]
+        if turn.chars < LARGER * max(others, default=math.inf):
+            return False
+        turn_tokens = turn.chars * self._fleet.tokens_per_char(turn) / turn.weight
+        return self.held[turn.id].behind_tokens(flow_of(turn), flows, now) > MOST_BEHIND * turn_tokens
 
     def _is_old(self, turn: Turn, now: float) -> bool:
         return self.held[turn.id].held.since(turn.id) < now

@@ -123,12 +123,15 @@ FLOODS = st.builds(
 @example(
     Fleet(8, states_slots=False, capacity_tokens=400_000, are_strangers=True), Flood(10, num_lanes=60)
 )  # 0.48
-@example(Fleet(3, capacity_tokens=8_000), Flood(longer_prompts=9, longer_answers=5, num_lanes=40))  # 1.3
+@example(
+    Fleet(3, capacity_tokens=8_000), Flood(longer_prompts=9, longer_answers=5, num_lanes=40)
+)  # 6.1 times the wait
 @example(Fleet(2, states_slots=False, capacity_tokens=8_000), Flood(longer_prompts=9))  # 0.82, 6.8 times the wait
-@example(Fleet(2, slots=16, capacity_tokens=8_000), Flood(longer_prompts=6, num_lanes=40))  # 5.2
+@example(Fleet(2, slots=16, capacity_tokens=8_000), Flood(longer_prompts=6, num_lanes=40))  # 5.2 times
 @settings(max_examples=4, deadline=None, derandomize=True)
 def test_beside_a_flood_each_tenant_has_its_part_of_the_tokens_and_its_wait(fleet: Fleet, flood: Flood) -> None:
-    assume(2 * flood.turn_tokens <= fleet.capacity_tokens)  # else others wait for the room of one turn
+    # Sessions of several turns beside turns that fill most of the cache lose their room to each of them.
+    assume(fleet.num_turns == 1 or 2 * flood.turn_tokens <= fleet.capacity_tokens)
     before, beside = calm(fleet), fleet.play(flood.agents)
     others = [f"tenant{number}" for number in range(1, fleet.num_tenants)]
     part = sum(beside.computed_tokens.values()) / fleet.num_tenants
