@@ -227,9 +227,7 @@ class Admission:
                 bucket = queue.held.bucket(turn.id)
                 if not bucket.is_returning and (is_awaited or turn.tenant in held_up):
                     continue
-                self._fleet.deciding, pools = turn.id, self._fleet.eligible(turn)
-                if is_shared:
-                    pools = [pool for pool in pools if not self._has_enough(flow_of(turn), pool)]
+                self._fleet.deciding, pools = turn.id, self._takers(turn)
                 admitted = self._try(turn, pools, now, not tried, turn.tenant not in tried, is_overdue)
                 tried.add(turn.tenant)
                 if admitted is not None:
@@ -287,6 +285,13 @@ class Admission:
         pools = self._fleet.serving(model)
         return [flow for flow in queue.held.flows if not all(self._has_enough(flow, pool) for pool in pools)]
 
+    def _takers(self, turn: Turn) -> list[Pool]:
+        """Return the pools in which the turn may have room."""
+        pools = self._fleet.eligible(turn)
+        if not self._fleet.tenants.are_rivals:
+            return pools
+        return [pool for pool in pools if not self._has_enough(flow_of(turn), pool)]
+
     def _has_enough(self, flow: Flow, pool: Pool) -> bool:
         """Whether a tenant holds much of the pool, and has as many turns that only wait for a slot as run there.
         More would have room long before they use it, and keep it from others."""
@@ -296,8 +301,8 @@ class Admission:
 
     def _is_far_behind(self, candidates: list[Turn], flows: list[Flow], now: float) -> bool:
         """Whether the tenant of the first got less than each other one that waits, by several turns like this one,
-        which is larger than theirs. It lacked room while those went, and once overdue it would make up for that in
-        a row."""
+        and those of the others are smaller. It lacked room while they went, and once overdue it would make up for
+        that in a row."""
         turn = candidates[0]
         others = [other.chars for other in candidates if other.tenant != turn.tenant]
         if turn.chars < LARGER * max(others, default=math.inf):
