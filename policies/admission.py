@@ -14,7 +14,7 @@ from policies.cost import is_cheap, load_of, outgrows, should_give_way
 from policies.fleet import Fleet, Pool
 from policies.forecast import Stage
 from policies.policy import Policy
-from policies.shares import coarse, flow_of
+from policies.shares import Flow, coarse, flow_of
 from policies.throughput import FEWEST_GAPS, Load
 from policies.types import FamilyId, Reason, Refusal, Session, SessionId, Turn, TurnId
 
@@ -62,6 +62,9 @@ class _KeptPlace:
     until: float
 
 
+MOST_BEHIND, LARGER = 2.0, 2.0
+"""Turns by which a tenant may be behind before it counts as overdue, where they are so many times as large as
+those of the others. Alike turns lack room alike, and would evict each other's sessions."""
 _FREE = Reason.FREE
 """A global, as is `SIDE`."""
 
@@ -178,6 +181,8 @@ class Admission:
     def passes(self, turn: Turn, pools: list[Pool], now: float) -> Reason | None:
         """Return why a turn that arrives now is admitted at once into any of its pools: it is cheap, or the gate
         is empty and it fits. None: it is not."""
+        if self._fleet.tenants.are_rivals and any(self._has_enough(flow_of(turn), pool) for pool in pools):
+            return None
         may_fit = not self.held and turn.session_id not in self._kept
         if may_fit and all(self._fits(turn, pool, now) for pool in pools):
             reason = Reason.OPEN if any(map(self.is_open, pools)) else _FREE
@@ -203,15 +208,18 @@ class Admission:
     def next(self, now: float) -> Admitted | None:
         """Remove the next turn that may be admitted from its queue; None while there is none.
 
-        Tenants go in the order of their shares. A turn that was overtaken for too long goes first, and while it
-        does not fit no other overtakes it. Otherwise the policy's order holds, and a session that does not fit
-        lets smaller ones behind it pass. While a session in mid-run waits, no new one takes its room,
-        and while a sub-agent waits, or one that only its history shows to be in mid-run, no new one of its tenant
-        does.
+        Tenants go in the order of their shares. A turn that was overtaken for too long goes first, as does one
+        whose tenant is far behind, and while it does not fit no other overtakes it. Otherwise the policy's order
+        holds, and a session that does not fit lets smaller ones behind it pass. While a session in mid-run waits,
+        no new one takes its room, and while a sub-agent waits, or one that only its history shows to be in
+        mid-run, no new one of its tenant does.
         """
-        for queue in self._queues.values() if self.held else ():
+        for model, queue in self._queues.items() if self.held else ():
             bound_s, is_shared = self._limits.hold_bound_s, self._fleet.tenants.are_rivals
-            candidates, is_overdue = queue.candidates(self._limits.tries, bound_s, now, is_shared)
+            flows = self._flows(queue, model) if is_shared else list(queue.held.flows)
+            candidates, is_overdue = queue.candidates(flows, self._limits.tries, bound_s, now, is_shared)
+            if is_shared and candidates and self._is_far_behind(candidates, flows, now):
+                candidates, is_overdue = candidates[:1], True
             tried: set[str] = set()
             is_awaited = False
             held_up: set[str] = set()
@@ -219,7 +227,7 @@ class Admission:
                 bucket = queue.held.bucket(turn.id)
                 if not bucket.is_returning and (is_awaited or turn.tenant in held_up):
                     continue
-                self._fleet.deciding, pools = turn.id, self._fleet.eligible(turn)
+                self._fleet.deciding, pools = turn.id, self._takers(turn)
                 admitted = self._try(turn, pools, now, not tried, turn.tenant not in tried, is_overdue)
                 tried.add(turn.tenant)
                 if admitted is not None:
@@ -252,7 +260,7 @@ class Admission:
         1. It fits.
         2. It is the first, and idle residents that have probably ended leave for it.
         3. It is the first of its tenant, and residents of tenants that hold much more of the pool leave for it.
-        4. It is overdue, and idle residents leave for it.
+        4. It is overdue, or its tenant far behind, and idle residents leave for it.
         5. It does not fit beside others, and all others are idle: it gets the pool alone.
         """
         fitting = [pool for pool in pools if self._fits(turn, pool, now)]
@@ -271,6 +279,36 @@ class Admission:
                     return Admitted(turn, [pool], Reason.YIELDED)
         alone = next((pool for pool in pools if self._clears(turn, pool, is_overdue)), None)
         return None if alone is None else Admitted(turn, [alone], Reason.ALONE)
+
+    def _flows(self, queue: AdmissionQueue, model: str) -> list[Flow]:
+        """Return the waiting flows that may have more room in a pool."""
+        pools = self._fleet.serving(model)
+        return [flow for flow in queue.held.flows if not all(self._has_enough(flow, pool) for pool in pools)]
+
+    def _takers(self, turn: Turn) -> list[Pool]:
+        """Return the pools in which the turn may have room."""
+        pools = self._fleet.eligible(turn)
+        if not self._fleet.tenants.are_rivals:
+            return pools
+        return [pool for pool in pools if not self._has_enough(flow_of(turn), pool)]
+
+    def _has_enough(self, flow: Flow, pool: Pool) -> bool:
+        """Whether a tenant holds much of the pool, and has as many turns that only wait for a slot as run there.
+        More would have room long before they use it, and keep it from others."""
+        if pool.capacity.tokens is None or pool.queue.num_of(flow) < max(1, len(pool.replica.running)):
+            return False
+        return self._fleet.holds_much(flow[1], pool)
+
+    def _is_far_behind(self, candidates: list[Turn], flows: list[Flow], now: float) -> bool:
+        """Whether the tenant of the first got less than each other one that waits, by several turns like this one,
+        and those of the others are smaller. It lacked room while they went, and once overdue it would make up for
+        that in a row."""
+        turn = candidates[0]
+        others = [other.chars for other in candidates if other.tenant != turn.tenant]
+        if turn.chars < LARGER * max(others, default=math.inf):
+            return False
+        turn_tokens = turn.chars * self._fleet.tokens_per_char(turn) / turn.weight
+        return self.held[turn.id].behind_tokens(flow_of(turn), flows, now) > MOST_BEHIND * turn_tokens
 
     def _is_old(self, turn: Turn, now: float) -> bool:
         return self.held[turn.id].held.since(turn.id) < now

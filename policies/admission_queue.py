@@ -10,7 +10,7 @@ import heapq
 import math
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 from policies.shares import Flow, Shares, firsts, flow_of
@@ -319,15 +319,21 @@ class AdmissionQueue:
         flows = self.held.flows
         return len(flows) > 1 and self.shares.in_order(flows, now)[0] != flow_of(turn)
 
+    def behind_tokens(self, flow: Flow, flows: Iterable[Flow], now: float) -> float:
+        """Return by how much the flow got less than each other of its class among these; 0 where there is none."""
+        got = self.shares.got(flow, now)
+        others = (self.shares.got(other, now) for other in flows if other[0] == flow[0] and other != flow)
+        return min(others, default=got) - got
+
     def candidates(
-        self, most: int, bound_s: float, now: float, is_shared: bool = False
+        self, flows: Sequence[Flow], most: int, bound_s: float, now: float, is_shared: bool = False
     ) -> tuple[list[Turn], bool]:
-        """Return the turns that may go next, best first, and whether idle residents have to yield to them. Of
-        several flows the next one has that right as soon as any turn waits too long: its admission brings that
-        turn nearer. `is_shared`: see `HeldTurns.heads`."""
-        if not self.held:
+        """Return the turns of these flows that may go next, best first, and whether idle residents have to yield
+        to them. Of several flows the next one has that right as soon as any turn waits too long: its admission
+        brings that turn nearer. `is_shared`: see `HeldTurns.heads`."""
+        if not flows:
             return [], False
-        flows = self.shares.in_order(self.held.flows, now)
+        flows = self.shares.in_order(flows, now)
         next_at, any_at, turn_id = self._overdue_at(flows, bound_s)
         if next_at <= now:
             return [self.held[turn_id]], True
@@ -353,12 +359,12 @@ class AdmissionQueue:
         A wait is too long after the bound, and after FAIR times the wait in the order of arrivals. Before that
         order has come to a turn, all wait alike.
         """
-        if len(flows) == 1:
+        if len(self.held.flows) == 1:
             age, turn_id = self.held.oldest(flows[0])
             at = self._after(age, turn_id, bound_s)
             return at, at, turn_id
         age, turn_id = min(map(self.held.oldest, firsts(flows)))
-        of_all = min(map(self.held.oldest, flows))
+        of_all = min(map(self.held.oldest, self.held.flows))
         return self._after(age, turn_id, bound_s), self._after(*of_all, bound_s), turn_id
 
     def _after(self, age: Age, turn_id: TurnId, bound_s: float) -> float:

@@ -45,6 +45,11 @@ class DispatchQueue:
     def __contains__(self, turn_id: TurnId) -> bool:
         return turn_id in self._turns
 
+    def num_of(self, flow: Flow) -> int:
+        """Return the number of turns of the flow."""
+        queue = self._queues.get(flow)
+        return 0 if queue is None else queue.num_waiting
+
     def put(self, turn: Turn, key: SlotKey, now: float) -> None:
         queue = self._queues.get(flow := (turn.priority_class, turn.tenant))
         if queue is None:

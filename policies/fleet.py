@@ -48,6 +48,8 @@ MOST_UNFOUND = 2
 cached: a cache loses some, and a client may send examples as history."""
 MOST_EARLIER = 256
 """Turns that a history counts as at most. A family keeps a number for each turn that its sessions have reached."""
+MUCH = 2.0
+"""Below it tenants that all behave reach it too, and the sessions of some are held back."""
 CONTINUES = 3, 4
 """Part of a session's last prompt with which its next one has to begin, where its id alone proves nothing."""
 
@@ -258,6 +260,11 @@ class Fleet:
         """Return the healthy replicas that serve the turn's model and have not failed it."""
         return [pool for pool in self.pools.values() if pool.may_serve(turn)]
 
+    def serving(self, model: str) -> list[Pool]:
+        """Return the healthy replicas that serve the model."""
+        pools = self.pools.values()
+        return [one for one in pools if one.replica.is_healthy and model in (one.replica.models or (model,))]
+
     def tokens_per_char(self, turn: Turn) -> float:
         """Return the ratio of the turn's model."""
         for pool in self.pools.values():
@@ -269,6 +276,11 @@ class Fleet:
         """Return the blocks of a pool that a tenant holds, over its weight."""
         part = pool.parts.get(tenant)
         return 0.0 if part is None else part.blocks / self.tenants.known.get(tenant, (1.0, 0))[0]
+
+    def holds_much(self, tenant: str, pool: Pool) -> bool:
+        """Whether a tenant holds MUCH times its part of a pool, as one of those that have turns, by weights."""
+        weight = sum(self.tenants.known[one][0] for one in self.tenants.open_turns)
+        return pool.tokens(self.blocks_of(tenant, pool)) * weight >= MUCH * (pool.capacity.tokens or math.inf)
 
     def surplus(self, turn: Turn, pool: Pool) -> dict[str, float]:
         """Return how many blocks of a pool each other tenant of no higher class holds beyond its fair part: what

@@ -63,6 +63,6 @@ def test_as_soon_as_anybody_waits_too_long_the_next_tenant_has_the_right_of_way(
     line = flood(30)
     line.put(replace(turn("late"), tenant="late"), BUCKET._replace(tenant="late"), 50.0, None, 50.0)
     line.shares.began(turn("served"), 1_000.0, 50.0)
-    assert line.candidates(8, 60.0, 59.0) == ([line.held["late"], line.held["t10"]], False)
+    assert line.candidates(list(line.held.flows), 8, 60.0, 59.0) == ([line.held["late"], line.held["t10"]], False)
     assert line.overdue_at(60.0, 59.0) == 60.0
-    assert line.candidates(8, 60.0, 60.0) == ([line.held["late"]], True)
+    assert line.candidates(list(line.held.flows), 8, 60.0, 60.0) == ([line.held["late"]], True)

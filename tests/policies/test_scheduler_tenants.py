@@ -8,7 +8,7 @@ import pytest
 
 from policies.shares import LATELY_S
 from policies.turns import Turns
-from policies.types import Dispatch, FirstByte, Reason, ReplicaReported, Turn, TurnKind
+from policies.types import Dispatch, FirstByte, Hold, Reason, ReplicaReported, Turn, TurnKind
 from tests.policies.tenants import Agents, Tenants
 from tests.policies.test_scheduler import Fleet, ids
 from tests.policies.turns_of import done, turn
@@ -67,6 +67,30 @@ def test_a_session_that_is_all_that_its_tenant_has_makes_room_for_nobody() -> No
     fleet = Fleet()
     idle(fleet, "one", "a", 80)
     assert fleet.arrive(of("other", turn("x", ("x", 30), at=1.0))) == []
+
+
+def test_a_tenant_that_holds_much_of_a_pool_gets_more_room_only_for_as_many_turns_as_run() -> None:
+    """Else turns that wait for a slot keep the room from tenants that could use it before."""
+    fleet = Fleet(slots=1, blocks=400)
+    for tenant in ("poor", "quiet", "still"):
+        fleet.arrive(of(tenant, turn(f"{tenant}1", (tenant, 1))))
+    for name in "abc":
+        fleet.arrive(of("rich", turn(name, (name, 100), at=1.0)))
+    assert fleet.scheduler.view().waiting == {Hold.SLOT: 4, Hold.RESIDENCY: 1, Hold.REPLICA: 0}
+    fleet.arrive(of("poor", turn("y", ("y", 100), at=1.0)))
+    assert fleet.scheduler.view().waiting == {Hold.SLOT: 5, Hold.RESIDENCY: 1, Hold.REPLICA: 0}
+
+
+def test_a_tenant_that_is_far_behind_for_want_of_room_goes_before_smaller_turns_of_others() -> None:
+    """Else it makes up for all of them in a row, once it has waited for a minute."""
+    fleet = Fleet(slots=16, blocks=100)
+    idle(fleet, "large", "a", 55)
+    went = [turn_id for name in ("s0", "s1") for turn_id in ids(fleet.arrive(of("small", turn(name, (name, 20)))))]
+    assert fleet.arrive(of("large", turn("b", ("b", 55)))) == []
+    for number in range(2, 30):
+        went += ids(fleet.tell(done(f"s{number - 2}"), 1.0)) if f"s{number - 2}" in went else []
+        went += ids(fleet.arrive(of("small", turn(f"s{number}", (f"s{number}", 20), at=1.0))))
+    assert went.index("b") * 20 <= 55 + 100 + 2 * 20
 
 
 def test_residents_that_outgrow_the_pool_are_held_of_the_tenant_that_has_most_of_it() -> None:
