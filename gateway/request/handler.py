@@ -113,6 +113,7 @@ class RequestHandler:
         finally:
             if exchange.reading is not None:
                 exchange.reading.leave()
+                self.slices.free(exchange.payload.body)
             exchange.timings.finished_at = self.clock()
             exchange.end = RequestEnd(outcome, failure)
             if exchange.allowance is not None:
@@ -120,8 +121,6 @@ class RequestHandler:
                 exchange.allowance.settle(model, exchange.charged, exchange.has_engine_worked)
             self.observer.finished(exchange)
             self.drain.left(is_clients)
-            if exchange.reading is not None:
-                self.slices.free(exchange.payload.body)
             exchange.loop = None  # it holds the exchange
 
     async def _serve(self, exchange: Exchange, responder: Responder, caller: Caller | None) -> Outcome:
