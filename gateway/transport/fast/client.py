@@ -112,7 +112,7 @@ class FastReply(Pushing):
         self._sink = sink
 
     def take(self, chunks: list[bytes], num_bytes: int) -> None:
-        """Hand the chunks of one read to the sink, and those that it refuses to the reader. `num_bytes`: of the read."""
+        """Hand the chunks of a read of so many bytes to the sink, and those that it refuses to the reader."""
         if self._sink is not None:
             num_taken = self._sink(chunks)
             if num_taken == len(chunks):
