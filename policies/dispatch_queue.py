@@ -35,6 +35,8 @@ class DispatchQueue:
         """Of the tokens that its replica computes."""
         self.rates = Rates()
         self._turns: dict[TurnId, Turn] = {}
+        self._lone: tuple[Turn, SlotKey] | None = None
+        """The only turn, with its key: it is in no heap before another one comes."""
         self._queues: dict[Flow, _SlotQueue] = {}
         self._num_put = 0
         self._num_dispatched = 0
@@ -56,9 +58,20 @@ class DispatchQueue:
             queue = self._queues[flow] = _SlotQueue()
         if not queue.num_waiting and len(self._queues) > 1:
             self.shares.joined(flow, self._waiting(), now)
-        self._num_put += 1
+        if self._lone is not None:
+            self._rank(*self._lone)
+            self._lone = None
         self._turns[turn.id] = turn
         queue.num_waiting += 1
+        if len(self._turns) == 1:
+            self._lone = turn, key
+        else:
+            self._rank(turn, key)
+
+    def _rank(self, turn: Turn, key: SlotKey) -> None:
+        """Put a turn into the heaps of its flow."""
+        queue = self._queues[turn.priority_class, turn.tenant]
+        self._num_put += 1
         heapq.heappush(queue.best, (key, self._num_put, turn.id))
         if turn.priority_class >= 0:
             due = self._num_dispatched + FAIR * len(self._turns)
@@ -78,6 +91,7 @@ class DispatchQueue:
         turns = self._turns
         if len(turns) == 1:
             _, turn = turns.popitem()
+            self._lone = None
             queue = self._queues[turn.priority_class, turn.tenant]
             queue.num_waiting, queue.num_dispatched = queue.num_waiting - 1, queue.num_dispatched + 1
             return turn
@@ -103,6 +117,7 @@ class DispatchQueue:
 
     def remove(self, turn_id: TurnId) -> Turn:
         turn = self._turns.pop(turn_id)
+        self._lone = None
         self._queues[flow_of(turn)].num_waiting -= 1
         return turn
 
@@ -120,6 +135,7 @@ class DispatchQueue:
         """Remove all turns; return them in the order in which they came."""
         turns = list(self._turns.values())
         self._turns.clear()
+        self._lone = None
         self._queues.clear()
         return turns
 

@@ -68,7 +68,8 @@ class Population:
 
     def at(self, at: float) -> Sums:
         end = max(1, int(at / STEP_S) + 1 - self._first)
-        return sum(self._nums[:end]), sum(self._tokens[:end])
+        num, own_tokens = self.now  # most clocks are near the last step, and few steps are behind them
+        return num - sum(self._nums[end:]), own_tokens - sum(self._tokens[end:])
 
     def _reach(self, index: int) -> int:
         """Make the step at an index the latest one; return its new index."""

@@ -10,6 +10,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from operator import itemgetter
 from typing import Protocol, TypeAlias
 
 from gateway.core.slices import LARGE_BYTES
@@ -34,7 +35,7 @@ HOP_BY_HOP = frozenset(
 )
 """Headers that belong to one connection (RFC 9110, 7.6.1) and are not relayed."""
 
-
+_FIRST, _SECOND = itemgetter(0), itemgetter(1)
 _BREAKS = str.maketrans("\r\n\0", "   ")
 
 
@@ -57,7 +58,8 @@ def whole(body: Body) -> bytes:
 
 def by_name(header_list: HeaderList) -> dict[str, str]:
     """Return the first value of each header, by its name in lower case."""
-    return {name.lower(): value for name, value in reversed(header_list)}
+    backwards = header_list[::-1]
+    return dict(zip(map(str.lower, map(_FIRST, backwards)), map(_SECOND, backwards), strict=True))
 
 
 class Request(Protocol):

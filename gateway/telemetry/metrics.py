@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
+from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from importlib.metadata import version
 from itertools import accumulate
 from typing import Generic, Protocol, TypeVar
@@ -125,9 +127,10 @@ class Durations:
 
     def fold(self, bounds_s: Sequence[float]) -> None:
         """Count the latest observations."""
-        for seconds in self.latest_s:
-            self.counts[bisect_left(bounds_s, seconds)] += 1
-            self.sum_s += seconds
+        buckets = Tally(map(partial(bisect_left, bounds_s), self.latest_s))
+        for bucket, num in buckets.items():
+            self.counts[bucket] += num
+        self.sum_s = sum(self.latest_s, self.sum_s)
         self.latest_s.clear()
 
 

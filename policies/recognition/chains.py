@@ -15,6 +15,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from hashlib import blake2b
+from itertools import repeat
 from typing import TypeAlias, overload
 
 from policies.types import BLOCK_CHARS, value
@@ -49,6 +50,11 @@ def own_name(*parts: bytes | int) -> str:
 def own_key(tenant: int, passage: int) -> int:
     """Return the key of a passage in the indexes of one tenant."""
     return hash((tenant, passage))
+
+
+def own_keys(tenant: int, passages: Iterable[int]) -> list[int]:
+    """Return the `own_key` of each passage."""
+    return list(map(hash, zip(repeat(tenant), passages, strict=False)))
 
 
 def message_links(key: bytes, messages: Sequence[bytes], known: Links | None = None) -> Links:

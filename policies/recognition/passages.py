@@ -18,7 +18,7 @@ def passages(text: bytes) -> list[int]:
 
     A hash stays equal when a client quotes the text, escapes it once more, or puts a role before it.
     """
-    return [hash(part) for part in _parts(text)]
+    return list(map(hash, _parts(text)))
 
 
 def opening(message: bytes) -> tuple[int, ...]:
@@ -54,11 +54,7 @@ def errand(arguments: bytes) -> tuple[int, ...]:
 
 
 def _parts(text: bytes) -> list[bytes]:
-    return [
-        own
-        for part in _lines(text)
-        if len(part) >= _LEAST_BYTES and len(own := part.strip(_EDGES)) >= _LEAST_BYTES
-    ]
+    return [own for part in _lines(text) if len(own := part.strip(_EDGES)) >= _LEAST_BYTES]
 
 
 def _lines(text: bytes) -> list[bytes]:

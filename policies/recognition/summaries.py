@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
 
-from policies.recognition.chains import own_key, size_of
+from policies.recognition.chains import own_key, own_keys, size_of
 from policies.recognition.conversations import SEARCHED, Conversation, Conversations
 from policies.recognition.passages import last, passages
 from policies.recognition.prompts import Prompt, SummaryRequest
@@ -22,9 +23,10 @@ The passages of 8 MB took 170 ms."""
 def summary_request(conversations: Conversations, prompt: Prompt) -> SummaryRequest:
     """Return the sessions that a request without tools points to by its text."""
     call = prompt.call
-    if not conversations.clued:
+    clued = conversations.clued.there
+    if not clued or clued.keys().isdisjoint(found := _passages_of(prompt)):
         return SummaryRequest(call.key, prompt.now, {})
-    text = {passage: place for place, passage in enumerate(_passages_of(prompt))}
+    text = dict(zip(found, count(), strict=False))
     pointed = _pointed_to(conversations, text)
     depths = {}
     for one in pointed:
@@ -131,7 +133,7 @@ def _waits(conversation: Conversation, prompt: Prompt, since: float) -> bool:
 
 def _passages_of(prompt: Prompt) -> list[int]:
     tenant = prompt.links.chain[0]
-    return [own_key(tenant, passage) for passage in passages(_ends(prompt.call.messages))]
+    return own_keys(tenant, passages(_ends(prompt.call.messages)))
 
 
 def _ends(messages: Sequence[bytes]) -> bytes:

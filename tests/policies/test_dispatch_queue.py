@@ -72,6 +72,16 @@ def test_what_has_left_is_not_kept() -> None:
     assert waiting.pop(-BOUND_S, 0.0).id == "stays"
 
 
+def test_who_came_alone_and_has_left_takes_no_turn_of_later_ones() -> None:
+    waiting = ready((turn("leaves"), 0.0))
+    waiting.remove("leaves")
+    waiting.put(turn("goes"), (1.0,), 0.0)
+    assert waiting.pop(-BOUND_S, 0.0).id == "goes"
+    for name, rank in (("slow", 2.0), ("quick", 1.0), ("middle", 1.5)):
+        waiting.put(turn(name), (rank,), 0.0)
+    assert [waiting.pop(-BOUND_S, 0.0).id for _ in range(3)] == ["quick", "middle", "slow"]
+
+
 def of(tenant: str, name: str, priority_class: int = 0, at: float = 0.0) -> Turn:
     return replace(turn(name, priority_class=priority_class, at=at), tenant=tenant)
 

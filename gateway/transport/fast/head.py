@@ -9,7 +9,7 @@ from operator import itemgetter
 from gateway.core.transport import HeaderList, sendable
 
 RawHeaders = list[tuple[bytes, bytes]]
-_FIRST = itemgetter(0)
+_FIRST, _SECOND = itemgetter(0), itemgetter(1)
 _KNOWN_NAMES: dict[bytes, str] = {}
 _MOST_NAMES, _MOST_NAME_BYTES = 1024, 64
 """Longer names are not remembered: a client could send a new one with each request."""
@@ -26,10 +26,11 @@ def _name(raw: bytes) -> str:
 
 def decoded(raw: RawHeaders) -> list[tuple[str, str]]:
     """Decode headers. Bytes that are no UTF-8 become surrogates."""
-    known = _KNOWN_NAMES
+    names, values = map(_FIRST, raw), map(_SECOND, raw)
     try:
-        return [(known.get(name) or _name(name), value.decode()) for name, value in raw]
-    except UnicodeDecodeError:
+        return list(zip(map(_KNOWN_NAMES.__getitem__, names), map(bytes.decode, values), strict=True))
+    except (KeyError, UnicodeDecodeError):
+        known = _KNOWN_NAMES
         return [(known.get(name) or _name(name), value.decode(errors="surrogateescape")) for name, value in raw]
 
 
