@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 FEW = 0.02
 """Share of a limit. Where less is free, a member that needs it gets all of it, and the others get nothing."""
 INTERVAL_S = 0.15
+CONFIRMED_NS = 0
+"""Stands for the time of what is confirmed: before that of all that is still compared."""
 CONTENDED_NS = 10**9
 """Longer than two rounds: then each member knows what the others hold."""
 WITHIN_S = 1.0
@@ -158,24 +160,28 @@ class SharedCounters:
     async def confirm_hold(self, name: str, limit: int) -> bool:
         """Members hear of each other a few times a second, and a burst comes at once. So what would exceed this
         member's equal part, and all of it while another member exceeds its own, is compared with the others now.
-        Of all that is held on this machine, the earliest stays."""
+        Of all that is held on this machine, what was confirmed stays, and then the earliest."""
         held = self._held[name]
         at_ns, num_before = held[-1], len(held) - 1
         is_contended = at_ns < self._contended_until_ns.get(name, 0)
         is_in_part = num_before < limit // self.num_members and self.held(name) <= limit
-        if self.ask_earlier is None or (is_in_part and not is_contended):
+        if self.ask_earlier is None:
             return True
-        if num_before < limit and num_before + await self.ask_earlier(name, at_ns) < limit:
-            return True
+        is_confirmed = is_in_part and not is_contended
+        if not is_confirmed and num_before < limit:
+            is_confirmed = num_before + await self.ask_earlier(name, at_ns) < limit
         held = self._held.get(name, [])
         if at_ns in held:
             held.remove(at_ns)
+            if is_confirmed:
+                held.insert(0, CONFIRMED_NS)
         if not held:
             self._held.pop(name, None)
-        return False
+        return is_confirmed
 
     def num_earlier(self, name: str, at_ns: int) -> int:
-        """Return how many are held here since before a time. A member asks that exceeds its equal part."""
+        """Return how many are held here since before a time, or are confirmed. Asked by a member that exceeds its
+        equal part."""
         self._contended_until_ns[name] = time.monotonic_ns() + CONTENDED_NS
         return bisect_left(self._held.get(name, ()), at_ns)
 

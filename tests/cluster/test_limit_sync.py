@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.access.limits import Meter, Quantity
@@ -63,3 +66,49 @@ def test_a_lost_member_claims_only_what_it_used() -> None:
 def test_alone_a_member_has_the_whole_limit() -> None:
     alone = SharedCounters(lambda: [METER])
     assert sum(spend(alone) for _ in range(LIMIT + 10)) == LIMIT
+
+
+PLACES = 4
+
+
+@example([1, 1, 1, 1, 0, 2])
+@given(st.lists(st.integers(0, 5), max_size=60))
+def test_no_more_places_are_confirmed_than_there_are_however_late_members_hear_of_each_other(
+    order: list[int],
+) -> None:
+    """A request comes at one of three members, or one member's question reaches another one."""
+    members = [SharedCounters(lambda: [METER]) for _ in range(3)]
+    questions: list[asyncio.Future[None]] = []
+    confirmed: list[bool] = []
+
+    def asking(own: SharedCounters) -> Callable[[str, int], Awaitable[int]]:
+        async def ask(name: str, at_ns: int) -> int:
+            async def of(other: SharedCounters) -> int:
+                questions.append(reached := asyncio.get_running_loop().create_future())
+                await reached
+                return other.num_earlier(name, at_ns)
+
+            return sum(await asyncio.gather(*(of(other) for other in members if other is not own)))
+
+        return ask
+
+    async def enter(member: SharedCounters) -> None:
+        if not member.is_full("k", PLACES):
+            member.hold("k", 1)
+            confirmed.append(await member.confirm_hold("k", PLACES))
+
+    async def main() -> None:
+        async with asyncio.TaskGroup() as group:
+            for step in [*order, *(3 for _ in range(200))]:
+                if step < len(members):
+                    group.create_task(enter(members[step]))
+                elif questions:
+                    questions.pop(step % len(questions)).set_result(None)
+                for _ in range(4):
+                    await asyncio.sleep(0)
+
+    for member in members:
+        member.num_members, member.ask_earlier = len(members), asking(member)
+    asyncio.run(main())
+    assert sum(confirmed) <= PLACES
+    assert sum(len(member._held.get("k", ())) for member in members) == sum(confirmed)
