@@ -41,6 +41,8 @@ WARM_UP = 1 / 3
 MOST_GROWTH = 0.05
 _ADDRESS = re.compile(rb"(?:OPENAI_BASE_URL=|--engine )(?:http|vllm)://([\w.:]+)")
 _OUTCOME = re.compile(r'outcome="([^"]+)"')
+_OWNER = re.compile(r'owner="([^"]+)"')
+OUTCOMES, MEMORY = "turngate_outcomes_total", "turngate_memory_bytes"
 _NO_FAILURE = {"answered", "client_gone", "gateway_error"}
 """What cannot have come of a request whose client stayed and got no answer."""
 
@@ -78,6 +80,8 @@ class SoakRun:
     before: RestingState
     after: RestingState
     rss_bytes: list[tuple[float, float]] = field(default_factory=list)
+    kept_bytes: list[dict[str, float]] = field(default_factory=list)
+    """What each owner of memory counts of its own, with each sample."""
     outcomes: dict[str, float] = field(default_factory=dict)
     logged: dict[str, list[str]] = field(default_factory=dict)
     """Outcomes in the log, by the id that the client gave its request."""
@@ -94,6 +98,11 @@ class SoakRun:
         early = [size for at, size in self.rss_bytes if start <= at < start + took_s / 6]
         late = [size for at, size in self.rss_bytes if at >= end]
         return statistics.median(late) / statistics.median(early) - 1
+
+    def kept_growth_bytes(self) -> dict[str, float]:
+        """Of each owner, from the end of the warm-up to that of the run."""
+        early, late = self.kept_bytes[int(len(self.kept_bytes) * WARM_UP)], self.kept_bytes[-1]
+        return {owner: late[owner] - early[owner] for owner in late}
 
     def faults(self, is_short: bool) -> Iterator[str]:
         """What is not as it has to be; a short run says nothing about the growth of memory."""
@@ -149,7 +158,9 @@ async def soak(
             until = time.monotonic() + seconds
             while time.monotonic() < until and not traffic.done():
                 await asyncio.sleep(SAMPLE_S / pace)
-                run.rss_bytes.append((time.monotonic(), (await _metrics(http))["process_resident_memory_bytes"]))
+                seen = await _metrics(http)
+                run.rss_bytes.append((time.monotonic(), seen["process_resident_memory_bytes"]))
+                run.kept_bytes.append(_labelled(seen, MEMORY))
                 if len(run.rss_bytes) % SHOWN_EVERY == 0:
                     _show_progress(run, until - time.monotonic())
             clients.is_over = True
@@ -160,8 +171,7 @@ async def soak(
         while (after := await _at_rest(http, pid, engines)) != before and time.monotonic() < until:
             pass
         run.after, metrics = after, await _metrics(http)
-        prefix = "turngate_outcomes_total/"
-        run.outcomes = {name.removeprefix(prefix): n for name, n in metrics.items() if name.startswith(prefix)}
+        run.outcomes = _labelled(metrics, OUTCOMES)
         _read_log(log, run)
         return run
 
@@ -243,14 +253,20 @@ async def _metrics(http: aiohttp.ClientSession) -> dict[str, float]:
             continue
         labelled, _, value = line.rpartition(" ")
         name, _, labels = labelled.partition("{")
-        if name == "turngate_outcomes_total":
-            sums[f"{name}/{_OUTCOME.findall(labels)[0]}"] += float(value)
+        if (label := {OUTCOMES: _OUTCOME, MEMORY: _OWNER}.get(name)) is not None:
+            sums[f"{name}/{label.findall(labels)[0]}"] += float(value)
         elif name == "turngate_sessions" and 'state="idle"' not in labels:
             sums[f"{name}_busy"] += float(value)
         elif name == "turngate_residency_tokens" and 'kind="used"' in labels:
             sums[f"{name}_used"] += float(value)
         sums[name] += float(value)
     return dict(sums)
+
+
+def _labelled(metrics: dict[str, float], name: str) -> dict[str, float]:
+    """Return the parts of a metric, by their label."""
+    prefix = f"{name}/"
+    return {key.removeprefix(prefix): number for key, number in metrics.items() if key.startswith(prefix)}
 
 
 def _read_log(log: Path, run: SoakRun) -> None:
@@ -294,6 +310,9 @@ def table(run: SoakRun) -> str:
         f"At rest before: {run.before}. After: {run.after}.",
         f"Resident memory {run.rss_bytes[-1][1] / MIB:.0f} MiB: {run.growth():+.1%} from the sixth that"
         " follows the warm-up to the last one (medians). The warm-up, in which bounded memories fill, is a third.",
+        "Counted by owners since then, MiB: "
+        + ", ".join(f"{owner} {size / MIB:+.1f}" for owner, size in sorted(run.kept_growth_bytes().items()))
+        + ".",
     ]
     return "\n".join(lines)
 
@@ -321,6 +340,7 @@ def main() -> int:
         "outcomes": run.outcomes,
         "rss_mib": [round(size / MIB) for _, size in run.rss_bytes[::SHOWN_EVERY]],
         "rss_growth": run.growth(),
+        "kept_growth_bytes": run.kept_growth_bytes(),
         "faults": faults,
     }
     write(
