@@ -91,6 +91,11 @@ class SoakRun:
     errors: list[str] = field(default_factory=list)
     """Log lines of level error, and lines that are none of the log."""
 
+    def sample(self, metrics: dict[str, float]) -> None:
+        """Note the memory of this moment."""
+        self.rss_bytes.append((time.monotonic(), metrics["process_resident_memory_bytes"]))
+        self.kept_bytes.append(_labelled(metrics, MEMORY))
+
     def growth(self) -> float:
         """Of the resident memory: the last sixth of the run against the sixth after the warm-up."""
         took_s = self.rss_bytes[-1][0] - self.rss_bytes[0][0]
@@ -158,9 +163,7 @@ async def soak(
             until = time.monotonic() + seconds
             while time.monotonic() < until and not traffic.done():
                 await asyncio.sleep(SAMPLE_S / pace)
-                seen = await _metrics(http)
-                run.rss_bytes.append((time.monotonic(), seen["process_resident_memory_bytes"]))
-                run.kept_bytes.append(_labelled(seen, MEMORY))
+                run.sample(await _metrics(http))
                 if len(run.rss_bytes) % SHOWN_EVERY == 0:
                     _show_progress(run, until - time.monotonic())
             clients.is_over = True
