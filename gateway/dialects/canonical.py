@@ -14,6 +14,7 @@ import orjson
 from gateway.core import fields
 from gateway.core.fields import Json, trimmed
 from gateway.core.joining import STEP_CHARS, encoded, joined_bytes, joined_str
+from gateway.core.pieces import MAX_DEPTH
 from gateway.core.slices import Steps, finished
 from policies.types import value
 
@@ -41,8 +42,6 @@ _SHORT_BYTES = 2_048
 _VALUE_CHARS, _CONTAINER_CHARS = 16, 64
 """A value, and a list or an object, take as much time as so many characters of a text."""
 _STEP_ITEMS = 8_192
-_MOST_DEPTH = 32
-"""What lies deeper is written in one step."""
 MOST_SORTED = 10_000
 """Keys of an object. Of a larger one in a large body the client's order counts, since sorting is one step."""
 MOST_ARGUMENT_CHARS = 256 * 1024
@@ -64,14 +63,14 @@ def dump_in_steps(given: Any) -> Steps[bytes]:
         return dump(given)
     written: list[bytes] = []
     try:
-        yield from _write(given, written, _MOST_DEPTH)
+        yield from _write(given, written, MAX_DEPTH)
     except orjson.JSONEncodeError:
         return _TOO_DEEP
     return (yield from joined_bytes(written))
 
 
 def _write(given: Any, written: list[bytes], depth: int) -> Steps[None]:
-    """Write a long value."""
+    """Write a long value. What lies deeper than texts are cut is short, and written in one step."""
     if isinstance(given, str):
         written.append(b'"')
         for start in range(0, len(given), STEP_CHARS):
