@@ -59,8 +59,9 @@ def parsed(body: bytes) -> Json:
 
 
 def _can_be_written(answer: Json) -> bool:
+    """Whether an answer can be written as deep as it lies in a row."""
     try:
-        return bool(fields.written(answer))
+        return bool(fields.written({"response": {"body": answer}}))
     except fields.TooDeep:
         return False
 

@@ -8,10 +8,11 @@ import orjson
 import pytest
 
 from gateway.batches.files import Blobs
-from gateway.batches.finalizer import Finalizer
+from gateway.batches.finalizer import Finalizer, finished_line
 from gateway.batches.objects import Batch, Finished, Status
 from gateway.batches.sqlite import SqliteStore
 from gateway.batches.store import ListPage
+from gateway.request.inprocess import InProcessResponder
 from tests.batches.test_store import LINES, batch
 
 
@@ -116,3 +117,12 @@ async def test_both_files_are_in_input_order_and_each_line_is_in_one_whatever_ha
     assert ids(closed.output_file_id) == ["c5"]
     assert ids(closed.error_file_id) == ["c0", "c1", "c2", "c3", "c4"]
     await store.close()
+
+
+@pytest.mark.parametrize("depth", [251, 252, 253, 254, 255, 1_000])
+def test_an_answer_as_deep_as_any_is_a_row(depth: int) -> None:
+    reply = InProcessResponder()
+    reply.status, reply.body = 200, b'{"a":' * depth + b"1" + b"}" * depth
+    row = orjson.loads(finished_line("a", reply).text)
+    assert row["response"]["status_code"] == 200
+    assert row["custom_id"] == "a"
